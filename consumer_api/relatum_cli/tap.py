@@ -1,6 +1,5 @@
 """`relatum tap` and `relatum untap`: copy each message of an exchange into a stream."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,11 +23,8 @@ _COLUMNS: Final[Cells] = {
     "type": "kind",
     "stream": "stream",
     "binding key": "binding_key",
-    "arguments": lambda tap: json.dumps(tap.arguments) if tap.arguments else "",
     "since": "created_at",
 }
-
-ARGUMENTS: Final = 'The messages to copy from an exchange of type headers: \'{"x-match": "any", "format": "pdf"}\'.'
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,6 @@ def tap(
     exchanges: list[str] | None = argument("Existing exchanges.", "EXCHANGE…", default=None),
     stream: str | None = option(None, "The stream for all of them; tap.EXCHANGE for each by default.", metavar="NAME"),
     binding_keys: list[str] | None = option(None, "What to copy; all by default.", "--binding-key", metavar="KEY"),
-    arguments: str | None = option(None, ARGUMENTS, metavar="JSON"),
     show_list: bool = option(False, "Show the taps, and change nothing.", "--list"),
     kept: KeptOptions,
     given: Given,
@@ -70,7 +65,7 @@ def tap(
     A missing stream is declared, and keeps at most 5 GB and 7 days. `relatum record` records it like any other. The
     default exchange cannot be tapped: nothing can be bound to it.
 
-    `--json` prints one document: a list of exchange, type, stream, binding_key, arguments, made_stream, created_at.
+    `--json` prints one document: a list of exchange, type, stream, binding_key, made_stream, created_at.
     """
     if show_list:
         taps = defined_taps(given.database_url, vhost=given.vhost)
@@ -81,7 +76,6 @@ def tap(
             exchanges,
             stream=stream,
             binding_keys=binding_keys or (),
-            arguments=None if arguments is None else _parsed(arguments),
             options=kept.options,
         )
     else:
@@ -134,16 +128,6 @@ def untap(
     for each in gone:
         what = f"stream {each.stream} is deleted" if delete else f"the copies stay in {each.stream}"
         say(f"{each.exchange} is no longer tapped; {what}.")
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"--arguments takes JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise typer.BadParameter('--arguments takes a JSON object, as \'{"x-match": "any", "format": "pdf"}\'')
-    return found
 
 
 def _document(tap: Tap) -> dict[str, Any]:

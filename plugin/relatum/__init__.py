@@ -34,7 +34,6 @@ if TYPE_CHECKING:
         intercept,
         publish,
         publish_async,
-        recording_here,
         release,
         stamped,
         statistics,
@@ -73,7 +72,6 @@ __all__ = [
     "new_group_id",
     "publish",
     "publish_async",
-    "recording_here",
     "release",
     "stamped",
     "statistics",
@@ -89,7 +87,7 @@ _HOMES = {
         "membership": "GROUP_KEY new_group_id",
         "outcomes": "AsyncOutcomes Outcome OutcomeStatus Outcomes",
         "publishing": "AsyncMessageGroup AsyncReceipt MessageGroup Receipt intercept publish publish_async "
-        "recording_here release stamped statistics",
+        "release stamped statistics",
         "reading": "Broker",
         "superstreams": "AffinityHandle SuperStream",
     }.items()

@@ -141,7 +141,7 @@ def test_a_process_that_may_fork_has_imported_what_its_children_need() -> None:
         "import sys, celery, relatum\n"
         "relatum.intercept(celery.Celery(), database='postgresql://nobody@127.0.0.1:1/none')\n"
         "before = set(sys.modules)\n"
-        "import relatum.recording.embedded, relatum.recording.publishers_keys\n"
+        "import relatum.recording.embedded\n"
         "assert set(sys.modules) == before"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=90)
@@ -157,8 +157,6 @@ def test_each_process_records_what_it_publishes(place: Place, queue: str, copies
     child.join(90)
     assert child.exitcode == 0
     tasks.append(send(app))
-    with pytest.raises(AssertionError, match="UsedAfterFork"):
-        in_child(lambda: send(app))
     place.wait_recorded(copies)
     with Relations(place.amqp, place.database) as relations:
         for offset, task in enumerate(tasks):

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError
 from typing import Any
 
@@ -65,12 +65,13 @@ def refuse(bulk: Bulk) -> list[Any]:
 def buried(place: Place, dead_stream: str, reason: str, messages: list[Message] | None = None) -> list[Message]:
     """The dead letters of all messages of the stream, or of others."""
     with DeadLetters(BrokerAddress.parse(place.amqp), dead_stream) as letters:
-        letters.publish(place.messages() if messages is None else messages, reason)
+        for message in place.messages() if messages is None else messages:
+            letters.publish(message, reason)
     return place.messages(dead_stream)
 
 
 def test_headers_larger_than_a_frame_are_left_out_of_a_dead_letter(place: Place, dead_stream: str) -> None:
-    """The largest go, as few as will do: the broker would close the connection over the whole."""
+    """Those go that no longer fit: the broker would close the connection over the whole."""
     place.put((b"body", pika.BasicProperties(headers=LARGE, correlation_id="c")))
     assert [dict(message.headers) for message in place.messages()] == [LARGE]
     [letter] = buried(place, dead_stream, "bad " * 250)
@@ -155,10 +156,10 @@ def test_dead_letters_are_published_once_though_the_broker_goes_away_among_them(
     place.put(*identified("a", "b", "c"))
     publish, failures = DeadLetters.publish, [BrokerUnavailable("away"), BrokerUnavailable("away")]
 
-    def failing(self: DeadLetters, messages: Sequence[Message], reason: str, **headers: Any) -> None:
-        if messages[0].offset == 2 and failures:
+    def failing(self: DeadLetters, message: Message, reason: str, **headers: Any) -> None:
+        if message.offset == 2 and failures:
             raise failures.pop()
-        publish(self, messages, reason, **headers)
+        publish(self, message, reason, **headers)
 
     monkeypatch.setattr(DeadLetters, "publish", failing)
     found = collected(collector_of(dead_letter_stream=dead_stream), refuse, "a", "b", "c", bulk_messages=3)

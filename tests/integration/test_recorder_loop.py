@@ -1,15 +1,8 @@
 """A recorder works in one loop: nothing that it does keeps its lease, or other streams, from their turn."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
 
-import pytest
-
-from relatum.headers import RECEIPT_HEADER
-from relatum.ids import MessageId
 from relatum.recording import Recorder
-from relatum.recording.embedded import EmbeddedRecorder
 from tests.support import new_streams, wait_until
 from tests.support._raw_publisher import RawPublisher, uncompressed
 from tests.support._recording import running
@@ -61,52 +54,6 @@ def test_a_locked_table_takes_no_lease(place: Place) -> None:
             assert holder_of(place) == holder
         place.wait_recorded()
     assert place.values() == ["1", "2"]
-
-
-@pytest.fixture
-def embedded(place: Place) -> Iterator[EmbeddedRecorder]:
-    """A recorder beside a publisher, of a stream that it has found."""
-    recorder = EmbeddedRecorder(place.broker, place.database)
-    with closing(recorder):
-        recorder.record(place.stream)
-        place.put(b"first")
-        place.wait_recorded()
-        yield recorder
-
-
-def told(recorder: EmbeddedRecorder, place: Place, receipt: str, listener: Callable[[MessageId], None]) -> None:
-    """Publish a message, of which a listener is told as it is recorded."""
-    recorder.subscribe(receipt, listener)
-    place.put((b"", {RECEIPT_HEADER: receipt}))
-
-
-def test_a_recorder_is_closed_by_a_listener_of_its_own(place: Place, embedded: EmbeddedRecorder) -> None:
-    """It does not wait for itself: it ends in the time that closing has, with all recorded."""
-    took_s: list[float] = []
-
-    def close(_: MessageId) -> None:
-        begun = time.monotonic()
-        embedded.close()
-        took_s.append(time.monotonic() - begun)
-
-    told(embedded, place, "mine", close)
-    wait_until(lambda: took_s, what="its end")
-    assert took_s[0] < 5.0
-    place.wait_recorded()
-
-
-def test_a_listener_that_fails_ends_no_recording(place: Place, embedded: EmbeddedRecorder) -> None:
-    """Its defect is said; the stream is recorded on, by the same session."""
-
-    def fail(_: MessageId) -> None:
-        raise KeyError("a defect of the listener")
-
-    came = list[MessageId]()
-    told(embedded, place, "fail", fail)
-    told(embedded, place, "goes", came.append)
-    wait_until(lambda: came, what="the next message's listener")
-    place.wait_recorded()
-    assert embedded.statistics().streams[place.stream].reconnects == 0
 
 
 def test_a_stream_that_is_behind_keeps_no_other_waiting(place: Place) -> None:

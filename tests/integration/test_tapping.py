@@ -159,22 +159,6 @@ def test_a_tapped_exchange_has_its_messages_found(bed: Bed, kind: str) -> None:
         assert bed.bodies(f"tap.{exchange}", 3) == [b"one", b"other", b"none"]
 
 
-def test_what_is_copied_of_headers_exchanges_is_chosen_by_arguments(bed: Bed) -> None:
-    """`x-match` of a tap is that of RabbitMQ: any, all, and those that look at `x-` headers, too."""
-    exchange = bed.exchange("headers")
-    for number, match in enumerate(("any", "all", "any-with-x", "all-with-x")):
-        arguments = {"x-match": match, "format": "pdf", "pages": 4}
-        bed.tap(exchange, stream=f"{exchange}-{number}", arguments=arguments)
-    bed.publish(exchange, b"pdf", format="pdf")
-    bed.publish(exchange, b"both", format="pdf", pages=4)
-    bed.publish(exchange, b"none", format="txt")
-    found = [bed.bodies(f"{exchange}-{number}", count) for number, count in enumerate((2, 1, 2, 1))]
-    assert found == [[b"pdf", b"both"], [b"both"]] * 2
-    bed.untap(exchange)
-    bed.publish(exchange, b"both", format="pdf", pages=4)
-    assert [len(bed.bodies(f"{exchange}-{number}", 1)) for number in range(4)] == [2, 1, 2, 1]
-
-
 def test_taps_and_bindings_of_others_are_left_alone(bed: Bed) -> None:
     """Two taps of one exchange have a copy each; the same once more changes nothing; a binding of another's stays."""
     exchange = bed.exchange("topic")
@@ -231,12 +215,7 @@ def test_what_cannot_be_tapped_is_one_error_and_makes_nothing(bed: Bed) -> None:
         ([there, direct], {}, InvalidInput, "no key for all messages"),
         ("", {}, InvalidInput, "exchanges="),
         ("amq.rabbitmq.trace", {}, InvalidInput, "the broker's own"),
-        (there, {"arguments": {"format": "pdf"}}, InvalidInput, "ignores arguments"),
-        (there, {"arguments": {"format": 0.5}}, InvalidInput, "arguments="),
-        (headers, {"arguments": {"pages": 2**63}}, InvalidInput, "64-bit"),
-        (headers, {"arguments": {"x" * 300: "y"}}, InvalidInput, "255 bytes"),
-        (headers, {"arguments": {"half": "\ud83d"}}, InvalidInput, "surrogate"),
-        (headers, {"arguments": {"x-match": "most"}}, InvalidInput, "x-match"),
+        (headers, {"binding_keys": ["1"]}, InvalidInput, "no keys"),
         (there, {"binding_keys": "a.b"}, InvalidInput, "list of names"),
         (partitioned, {"binding_keys": ["0"]}, InvalidInput, "a partition of a super stream"),
     ]

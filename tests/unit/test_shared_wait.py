@@ -174,18 +174,6 @@ def test_all_may_be_let_go(table: Table, waits: SharedWait[int, str]) -> None:
         assert answer.result(LIMIT_S) is None
 
 
-def test_who_knows_the_answer_tells_it_at_once(table: Table, waits: SharedWait[int, str]) -> None:
-    """No poll is needed for that; who was told, or has left, is told nothing more."""
-    told, left = waits.ask(1), waits.ask(2)
-    left.cancel()
-    for future in (told, left):
-        waits.answer(future, "known")
-        waits.answer(future, "late")
-    assert waits.result(told, in_time(LIMIT_S)) == "known"
-    assert left.cancelled()
-    assert len(waits) == 0
-
-
 def test_the_poll_that_nobody_waits_for_can_be_waited_for(table: Table) -> None:
     """Afterwards there is no thread; while somebody waits there is nothing to wait for."""
     waits = SharedWait(table.poll, "joined", first_s=0)

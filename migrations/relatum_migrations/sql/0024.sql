@@ -67,10 +67,9 @@ CREATE TABLE relatum.taps (
   kind text,
   stream text NOT NULL,
   binding_key text NOT NULL,
-  arguments text NOT NULL DEFAULT '{}',
   made_stream boolean NOT NULL,
   created_at timestamptz NOT NULL DEFAULT now(),
-  CONSTRAINT taps_binding UNIQUE (vhost, exchange, stream, binding_key, arguments)
+  CONSTRAINT taps_binding UNIQUE (vhost, exchange, stream, binding_key)
 );
 
 CREATE TABLE relatum.table_parts (

@@ -262,12 +262,10 @@ CREATE TABLE relatum.taps (
   kind text,
   stream text NOT NULL,
   binding_key text NOT NULL,
-  -- The binding's arguments, as JSON with sorted names: removing a binding needs the same arguments.
-  arguments text NOT NULL DEFAULT '{}',
   -- Whether the stream was declared for the tap: only then is it deleted with the tap.
   made_stream boolean NOT NULL,
   created_at timestamptz NOT NULL DEFAULT now(),
-  CONSTRAINT taps_binding UNIQUE (vhost, exchange, stream, binding_key, arguments)
+  CONSTRAINT taps_binding UNIQUE (vhost, exchange, stream, binding_key)
 );
 
 -- ------------------------------------------------------------------- durable group consumers. See docs/groups.md

@@ -108,7 +108,7 @@ def canonical(value: Any, key_type: KeyType) -> str:
         return _text(value)
     if key_type is KeyType.INTEGER:
         return _integer(value)
-    return _timestamp(value)
+    return str(timestamp_us(value))
 
 
 def _text(value: Any) -> str:
@@ -166,10 +166,6 @@ def _in_range(value: int) -> str:
     return str(value)
 
 
-def _timestamp(value: Any) -> str:
-    return str(timestamp_us(value))
-
-
 def timestamp_us(value: Any) -> int:
     """Return the value of a timestamp key as integer microseconds since 1970, UTC.
 
@@ -179,10 +175,7 @@ def timestamp_us(value: Any) -> int:
     if isinstance(value, str):
         value = _from_iso(value)
     if isinstance(value, datetime):
-        try:
-            value = microseconds(value)
-        except OverflowError:
-            raise InvalidValue(SkipReason.OUT_OF_RANGE) from None
+        value = microseconds(value)
     if isinstance(value, bool) or not isinstance(value, int):
         why = _why_not(value)
         raise InvalidValue(SkipReason.NOT_TIMESTAMP if why is SkipReason.UNSUPPORTED else why)

@@ -16,7 +16,7 @@ from relatum.checks import checked_count, checked_seconds, seconds_text
 from relatum.closing import close_when_dropped
 from relatum.errors import ServerStartFailed
 from relatum.local import _supervisor
-from relatum.local._identity import Identity, checked_directory, claim, ports_free
+from relatum.local._identity import Identity, checked_directory, claim
 from relatum.processes import of_one_process
 
 LAST_LINES = 20
@@ -24,9 +24,6 @@ LAST_LINES = 20
 
 ANSWER_POLL_S = 0.05
 """Seconds between attempts to connect to a starting server; an attempt takes about a millisecond."""
-
-STARTS_MAX = 3
-"""Attempts of a first start, in case another process takes a port after it was chosen."""
 
 LOCK_WAIT_S = 5.0
 """Seconds to wait for a directory whose last owner was killed: its supervisor takes at most 3."""
@@ -113,18 +110,8 @@ class LocalServer(ABC):
             ServerStartFailed: The server is not installed, ended, or did not answer in time. The message ends with the
                 server's last lines; none of its processes is left, and you can start it again.
         """
-        for tries_left in reversed(range(STARTS_MAX)):
-            is_first = self._kept is None
-            self.launch()
-            try:
-                self.await_answer()
-            except ServerStartFailed:
-                # A first start can still choose other ports if another process took one.
-                if not (tries_left and is_first) or ports_free(self._identity.port, self._port_offsets):
-                    raise
-                self._kept = None
-            else:
-                return
+        self.launch()
+        self.await_answer()
 
     def launch(self) -> None:
         """Start the server, and return before it answers. Call `await_answer` next.
@@ -233,10 +220,7 @@ class LocalServer(ABC):
         return self._kept
 
     def _choose_ports(self) -> None:
-        if self._kept is not None and not ports_free(self._kept.port, self._port_offsets):
-            raise ServerStartFailed(f"Another process took port {self._kept.port}, or another port of {self.name}.")
         while self._kept is None:
-            self._claims.close()
             kept = Identity.of(self.directory / "identity.json", offsets=self._port_offsets)
             with suppress(OSError):  # Another server chose them at the same moment.
                 self._claims.enter_context(claim(kept.port, self._port_offsets))

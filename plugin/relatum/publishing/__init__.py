@@ -2,7 +2,7 @@
 
 from relatum.publishing._dead_letters import REASON_CHARACTERS_MAX, Burial, DeadLetters
 from relatum.publishing._direct_publisher import DIRECT_TIMEOUT_S, DirectPublisher
-from relatum.publishing._intercept import intercept, recording_here, release, stamped, statistics
+from relatum.publishing._intercept import intercept, release, stamped, statistics
 from relatum.publishing._message_group import AsyncMessageGroup, MessageGroup
 from relatum.publishing._pika import OwnProperties, copy_with
 from relatum.publishing._publish import came_back, publish, publish_async
@@ -28,7 +28,6 @@ __all__ = [
     "intercept",
     "publish",
     "publish_async",
-    "recording_here",
     "release",
     "stamped",
     "statistics",

@@ -4,15 +4,13 @@ Celery sends tasks by the producers of `app.producer_or_acquire`. The signal `be
 Celery suppresses errors of its receivers, and does not say which app publishes.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 from celery.local import Proxy
 
-from relatum.errors import ConfigurationError, UsedAfterFork
+from relatum.errors import ConfigurationError
 from relatum.publishing._attributes import Replacement, put, put_back
 from relatum.publishing._interception import ATTRIBUTE, ProcessInterceptions
 from relatum.publishing._stamp import is_copied, with_copy
@@ -29,7 +27,6 @@ class _Producers(Replacement):
     ) -> None:
         self.__wrapped__ = wrapped
         self._interceptions = interceptions
-        self._process_of: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
     @contextmanager
     def __call__(self, producer: Any = None) -> Iterator[Any]:
@@ -39,18 +36,15 @@ class _Producers(Replacement):
             if not is_bare or acquired.connection.get_transport_cls().driver_type != "amqp":
                 yield acquired
                 return
-            yield _Producer(acquired, self._interceptions, self._process_of)
+            yield _Producer(acquired, self._interceptions)
 
 
 class _Producer:
     """Wraps a kombu producer and stamps the messages it publishes."""
 
-    def __init__(
-        self, producer: Any, interceptions: ProcessInterceptions, process_of: WeakKeyDictionary[Any, int]
-    ) -> None:
+    def __init__(self, producer: Any, interceptions: ProcessInterceptions) -> None:
         self._producer = producer
         self._interceptions = interceptions
-        self._process_of = process_of
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
@@ -61,11 +55,8 @@ class _Producer:
         interception = self._interceptions.current(producer.connection)
         if interception is None:
             return producer.publish(body, routing_key, exchange=exchange, **options)
-        frame_bytes_max = 0
-        if producer.connection.connected:
-            # Otherwise kombu opens it, possibly with retries.
-            self._check_process()
-            frame_bytes_max = producer.channel.connection.frame_max
+        # If the connection is not open, kombu opens it, possibly with retries.
+        frame_bytes_max = producer.channel.connection.frame_max if producer.connection.connected else 0
         name = getattr(exchange, "name", exchange) or ""
         headers = options.get("headers")
         if copy_to is not None and is_copied(copy_to, name, routing_key, options.get("mandatory")):
@@ -75,15 +66,9 @@ class _Producer:
         options |= {"headers": stamp.headers, "message_id": stamp.message_id}
         interception.watch(name, routing_key)
         result = producer.publish(body, routing_key, exchange=exchange, **options)
-        self._check_process()
         with self._interceptions.lock:
             interception.counts.published += 1
         return result
-
-    def _check_process(self) -> None:
-        """Note which process opened the channel, and refuse to use it in another one."""
-        if self._process_of.setdefault(self._producer.channel, os.getpid()) != os.getpid():
-            raise UsedAfterFork("this channel was opened before the process was forked: open another one here")
 
 
 def intercept(app: Any, interceptions: ProcessInterceptions) -> None:

@@ -1,8 +1,9 @@
 """Dead letters: messages given up, which are published to another stream with the reason as a header."""
 
 import logging
+import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from pika import BasicProperties
@@ -31,6 +32,9 @@ LEFT_OUT_HEADER: Final = "relatum_dead_left_out"
 
 REASON_CHARACTERS_MAX: Final = 1000
 """Characters of a reason; the rest is cut off."""
+
+_NAME_CHARACTERS_MAX: Final = 60
+"""Characters of a header's name in the list of omissions."""
 
 _PROPERTIES: Final = (
     "content_type",
@@ -66,37 +70,40 @@ class DeadLetters(Closing):
         self.stream = stream
         self._publisher = DirectPublisher(address, "a dead letter", timeout_s=timeout_s)
 
-    def publish(self, messages: Sequence[Message], reason: str, **headers: str | int | bool) -> None:
-        """Publish messages in order and wait for the confirm of each.
+    def publish(self, message: Message, reason: str, **headers: str | int | bool) -> None:
+        """Publish a message and wait for the confirm.
 
         A dead letter has the message's body, properties and headers, and the headers `relatum_dead_reason`,
         `relatum_dead_stream` and `relatum_dead_offset`. Properties and headers that AMQP 0.9.1 cannot send (a
         correlation id over 255 bytes, headers larger than a frame) are left out and named in `relatum_dead_left_out`.
 
         Args:
-            messages: The messages, as read.
-            reason: Why they are given up; at most 1,000 characters are kept.
+            message: The message, as read.
+            reason: Why it is given up; at most 1,000 characters are kept.
             headers: Further headers.
 
         Raises:
-            PublishUnroutable: the stream does not exist; the messages before this one are published.
-            PublishNacked: the broker refused a message; the messages before it are published.
-            PublishRejected: the broker never accepts this message; the messages before it are published.
+            PublishUnroutable: the stream does not exist.
+            PublishNacked: the broker refused the message.
+            PublishRejected: the broker never accepts this message.
             InvalidInput, DataError: as `PublishRejected`, but the message was not sent.
-            BrokerUnavailable: the broker does not answer. A retry publishes confirmed messages again.
+            BrokerUnavailable: the broker does not answer. A retry may publish the message again.
             AccessRefused: the broker refuses the user.
         """
-        added = {REASON_HEADER: reason[:REASON_CHARACTERS_MAX], **headers}
-        for message in messages:
-            letter = _Letter(message, added)
-            try:
-                letter.check_depth()
-                self._publisher.publish(self.stream, message.body, letter.properties())
-            except InvalidInput as refused:
-                letter.reduce(getattr(refused, "bytes_max", HEADERS_BYTES_MAX))
-                self._publisher.publish(self.stream, message.body, letter.properties())
-                extra = {"stream": message.stream, "offset": message.offset, "left_out": letter.left_out}
-                logger.warning("a dead letter was published without some of its properties: %s", refused, extra=extra)
+        added: dict[str, Any] = {REASON_HEADER: reason[:REASON_CHARACTERS_MAX], **headers}
+        added |= {STREAM_HEADER: message.stream, OFFSET_HEADER: message.offset}
+        fields = {name: getattr(message.properties, name) for name in _PROPERTIES}
+        if fields["timestamp"] is not None:
+            fields["timestamp"] = int(fields["timestamp"].timestamp())
+        own = {name: value for name, value in message.headers.items() if name not in added}
+        try:
+            _check_depth(own)
+            self._publisher.publish(self.stream, message.body, BasicProperties(headers={**own, **added}, **fields))
+        except InvalidInput as refused:
+            reduced = _reduced(fields, own, added, getattr(refused, "bytes_max", HEADERS_BYTES_MAX))
+            self._publisher.publish(self.stream, message.body, reduced)
+            extra = {"stream": message.stream, "offset": message.offset, "left_out": added[LEFT_OUT_HEADER]}
+            logger.warning("a dead letter was published without some of its properties: %s", refused, extra=extra)
 
     def close(self) -> None:
         """Close the connection. The next publish opens another."""
@@ -123,7 +130,7 @@ class Burial:
         while self._left:
             message, reason = self._left[0]
             try:
-                self._dead_letters.publish([message], reason, **self._headers)
+                self._dead_letters.publish(message, reason, **self._headers)
             except Exception as error:
                 if may_repeat(error) or may_be_mended(error):
                     raise
@@ -135,59 +142,39 @@ class Burial:
         return self._refused
 
 
-class _Letter:
-    """A dead letter's headers and properties: the message's own, which may be left out, and added ones."""
-
-    def __init__(self, message: Message, added: Mapping[str, Any]) -> None:
-        self._added = {**added, STREAM_HEADER: message.stream, OFFSET_HEADER: message.offset}
-        self._headers = {name: value for name, value in message.headers.items() if name not in self._added}
-        self._fields = {name: getattr(message.properties, name) for name in _PROPERTIES}
-        if self._fields["timestamp"] is not None:
-            self._fields["timestamp"] = int(self._fields["timestamp"].timestamp())
-        self.left_out = ""
-
-    def properties(self) -> BasicProperties:
-        """Return the properties for pika."""
-        return BasicProperties(headers={**self._headers, **self._added}, **self._fields)
-
-    def check_depth(self) -> None:
-        """Refuse headers nested so deep that the broker accepts them, but every pika consumer crashes."""
-        if _is_deep(self._headers, HEADERS_DEPTH_MAX):
-            raise InvalidInput(f"headers are nested deeper than {HEADERS_DEPTH_MAX} levels")
-
-    def reduce(self, bytes_max: int) -> None:
-        """Leave out what cannot be encoded, then the largest properties and headers until a frame holds the rest."""
-        sizes = {(name, ""): _bytes({}, **{name: value}) for name, value in self._fields.items() if value is not None}
-        sizes |= {(name, "header "): _bytes({name: value}) for name, value in self._headers.items()}
-        # Less the added headers and the list of omissions, at four bytes a character.
-        room = bytes_max - _bytes(self._added) - 5 * REASON_CHARACTERS_MAX
-        total = sum(size for size in sizes.values() if size <= bytes_max)
-        left_out: list[str] = []
-        for (name, kind), size in sorted(sizes.items(), key=lambda part: -part[1]):
-            if size <= bytes_max:
-                if total <= room:
-                    break
-                total -= size
-            del (self._headers if kind else self._fields)[name]
-            left_out.append(kind + name[:_NAME_CHARACTERS_MAX])
-        self.left_out = self._added[LEFT_OUT_HEADER] = ", ".join(left_out)[:REASON_CHARACTERS_MAX]
+def _reduced(
+    fields: Mapping[str, Any], headers: Mapping[str, Any], added: dict[str, Any], bytes_max: int
+) -> BasicProperties:
+    """Return the properties and headers that can be sent and fit into `bytes_max`; name the others in `added`."""
+    # Less the added headers and the list of omissions, at four bytes a character.
+    room: float = bytes_max - encoded_bytes(BasicProperties(headers=added)) - 5 * REASON_CHARACTERS_MAX
+    kept: dict[str, dict[str, Any]] = {"": {}, "header ": {}}
+    left_out: list[str] = []
+    for kind, given in (("", fields), ("header ", headers)):
+        for name, value in given.items():
+            size = _bytes({name: value}) if kind else _bytes({}, **{name: value})
+            if size > room:
+                left_out.append(kind + name[:_NAME_CHARACTERS_MAX])
+            else:
+                room -= size
+                kept[kind][name] = value
+    added[LEFT_OUT_HEADER] = ", ".join(left_out)[:REASON_CHARACTERS_MAX]
+    return BasicProperties(headers={**kept["header "], **added}, **kept[""])
 
 
-_NAME_CHARACTERS_MAX: Final = 60
-"""Characters of a header's name in the list of omissions."""
-
-_UNSENDABLE: Final = 2**32
-"""The size assigned to what cannot be sent: larger than any frame."""
-
-
-def _bytes(headers: dict[str, Any], **fields: Any) -> int:
-    """Return the encoded bytes of headers and properties."""
-    if _is_deep(headers, HEADERS_DEPTH_MAX):
-        return _UNSENDABLE
+def _bytes(headers: dict[str, Any], **fields: Any) -> float:
+    """Return the encoded bytes of headers and properties; endless if they cannot be sent."""
     try:
+        _check_depth(headers)
         return encoded_bytes(BasicProperties(headers=headers, **fields))
     except InvalidInput:
-        return _UNSENDABLE
+        return math.inf
+
+
+def _check_depth(headers: Mapping[str, Any]) -> None:
+    """Refuse headers nested so deep that the broker accepts them, but every pika consumer crashes."""
+    if _is_deep(headers, HEADERS_DEPTH_MAX):
+        raise InvalidInput(f"headers are nested deeper than {HEADERS_DEPTH_MAX} levels")
 
 
 def _is_deep(value: Any, levels: int) -> bool:

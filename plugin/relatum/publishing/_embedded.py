@@ -8,8 +8,8 @@ threads and never keep a process alive; another process, or the next start, cont
 import atexit
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
 from relatum.keys import KeyDefinition
 from relatum.processes import after_fork, leave_to_parent
@@ -18,69 +18,55 @@ from relatum.store.database import AnyDatabase
 
 if TYPE_CHECKING:
     from relatum.recording.embedded import EmbeddedRecorder
-    from relatum.recording.publishers_keys import KeyWatcher
 
 logger = logging.getLogger("relatum.recorder")
-
-Keeper: TypeAlias = "EmbeddedRecorder | KeyWatcher"
-"""A thread that compares the publisher's key definitions with the database's."""
 
 TOLD_MAX: Final = 5
 """Streams named in a warning about unrecorded messages."""
 
-_Key: TypeAlias = tuple[BrokerAddress | None, object, AnyDatabase, tuple[tuple[str, str], ...]]
-_Kept = TypeVar("_Kept", "EmbeddedRecorder", "KeyWatcher")
+_Key: TypeAlias = tuple[BrokerAddress, object, AnyDatabase, bool, tuple[tuple[str, str], ...]]
 
 
 class EmbeddedRecorders:
-    """The recorders and key watchers of this process, each with a count of the interceptors that use it.
+    """The recorders of this process, each with a count of the interceptors that use it.
 
     No method waits for a server. The first use imports `relatum.recording`, which stamping alone does not need.
     """
 
     _lock: ClassVar[threading.Lock] = threading.Lock()
-    _used: ClassVar[dict[_Key, tuple[Any, int]]] = {}
+    _used: ClassVar["dict[_Key, tuple[EmbeddedRecorder, int]]"] = {}
 
     @staticmethod
     def prepare() -> None:
         """Import what recorders need before a process forks, or each child would spend half a second on it."""
         from relatum.recording.embedded import EmbeddedRecorder  # noqa: F401
-        from relatum.recording.publishers_keys import KeyWatcher  # noqa: F401
 
     @classmethod
     def acquire(
-        cls, address: BrokerAddress, database: AnyDatabase, definitions: tuple[KeyDefinition, ...]
+        cls, address: BrokerAddress, database: AnyDatabase, definitions: tuple[KeyDefinition, ...], *, records: bool
     ) -> "EmbeddedRecorder":
-        """Return the recorder for these arguments; start it if there is none."""
+        """Return the recorder for these arguments; start it if there is none.
+
+        `records`: False if other processes record: it only compares the keys.
+        """
         from relatum.recording.embedded import EmbeddedRecorder
 
         login = address.login
         # Each connection has its own TLS context and password function. Compare them only if they identify the user.
         user = id(login.ssl_context) if login.mechanism == "EXTERNAL" else address.password_function
-        key: _Key = (address, user, database, _meaning(definitions))
+        meaning = tuple((key.name, key.meaning) for key in definitions)
+        key: _Key = (address, user, database, records, meaning)
         with cls._lock:
             alike = (used for used in cls._used if used[1:] == key[1:])
-            key = next((used for used in alike if used[0] is not None and used[0].is_joined_by(address)), key)
-            return cls._use(key, lambda: EmbeddedRecorder(address, database, definitions))
+            key = next((used for used in alike if used[0].is_joined_by(address)), key)
+            recorder, users = cls._used.get(key, (None, 0))
+            if recorder is None:
+                recorder = EmbeddedRecorder(address, database, definitions, defines=records)
+            cls._used[key] = (recorder, users + 1)
+            return recorder
 
     @classmethod
-    def watch_keys(cls, database: AnyDatabase, definitions: tuple[KeyDefinition, ...]) -> "KeyWatcher":
-        """Return the key watcher for these arguments; start it if there is none. Another process records."""
-        from relatum.recording.publishers_keys import KeyWatcher
-
-        with cls._lock:
-            key = (None, None, database, _meaning(definitions))
-            return cls._use(key, lambda: KeyWatcher(database, definitions))
-
-    @classmethod
-    def _use(cls, key: _Key, start: Callable[[], _Kept]) -> _Kept:
-        kept, users = cls._used.get(key) or (start(), 0)
-        cls._used[key] = (kept, users + 1)
-        found: _Kept = kept
-        return found
-
-    @classmethod
-    def give_back(cls, recorder: Keeper) -> bool:
+    def give_back(cls, recorder: "EmbeddedRecorder") -> bool:
         """End one use. Returns True for the last one, whose caller closes the recorder."""
         with cls._lock:
             for key, (known, users) in list(cls._used.items()):
@@ -95,8 +81,8 @@ class EmbeddedRecorders:
     def warn_at_exit(cls) -> None:
         """Log which messages unclosed recorders leave unrecorded."""
         left: dict[str, int | None] = {}
-        for kept, _ in list(cls._used.values()):
-            left |= kept.left()
+        for recorder, _ in list(cls._used.values()):
+            left |= recorder.left()
         warn_of_left("the process", left, "; to record them here, call relatum.release(…) before the process ends")
 
     @classmethod
@@ -126,7 +112,3 @@ def warn_of_left(who: str, left: Mapping[str, int | None], hint: str = "") -> No
             more,
             hint,
         )
-
-
-def _meaning(definitions: tuple[KeyDefinition, ...]) -> tuple[tuple[str, str], ...]:
-    return tuple((key.name, key.meaning) for key in definitions)

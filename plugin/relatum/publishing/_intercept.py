@@ -1,7 +1,7 @@
-"""`intercept`, `release` and `statistics`; and `stamped` and `recording_here` for other clients."""
+"""`intercept`, `release` and `statistics`; and `stamped` for other clients."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from time import time_ns
 from types import ModuleType
@@ -21,7 +21,7 @@ from relatum.publishing._interception import (
 )
 from relatum.publishing._publisher_statistics import PublisherCounts, PublisherStatistics
 from relatum.publishing._stamp import OnInvalid, Stamper
-from relatum.reading import Broker, BrokerAddress
+from relatum.reading import Broker
 from relatum.store.database import AnyDatabase
 from relatum.uuid7 import uuid7
 
@@ -110,11 +110,6 @@ def intercept(
         confirm_timeout_s=confirm_timeout_s,
         copy_to=copy_to,
     )
-    return _intercepted(connection, options)
-
-
-def _intercepted(connection: _Connection, options: Options) -> _Connection:
-    """Intercept a connection with these options, and return it."""
     client = _client_of(connection)
     present = interception_of(connection)
     if present is not None:
@@ -186,7 +181,7 @@ def _client_of(connection: object) -> ModuleType:
             return import_module(f"relatum.publishing.{name}")
     raise ConfigurationError(
         f"{type(connection).__qualname__} is no connection of pika or aio-pika, no Celery app, and no broker of "
-        "dramatiq or faststream.rabbit; for other clients, use relatum.stamped(…) and relatum.recording_here(…)"
+        "dramatiq or faststream.rabbit; for other clients, use relatum.stamped(…) and `relatum record`"
     )
 
 
@@ -206,40 +201,3 @@ def stamped(headers: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], s
     """
     stamp = _STAMPER.stamp(headers, uuid7(time_ns()), None, None, b"")
     return stamp.headers or {}, stamp.message_id
-
-
-@contextmanager
-def recording_here(
-    broker: str | Broker,
-    database: "AnyDatabase",
-    *,
-    streams: Iterable[str],
-    keys: Iterable["str | KeyDefinition"] = (),
-) -> Iterator[None]:
-    """Record streams in a thread of this process until the block ends, for any publishers.
-
-    Only one of several processes with a recorder records a stream. Leaving the block takes at most two seconds.
-    Messages unrecorded by then are logged as a warning, and the next recorder of these streams records them. Blocks for
-    the same streams may overlap. Entering the block waits: do it before an event loop runs.
-
-    Args:
-        broker: The broker's AMQP URL; several nodes' URLs are separated by `;`.
-        database: PostgreSQL's URL, or a `Database`.
-        streams: The streams' names; for a super stream, the names of its partitions.
-        keys: Names of headers, or definitions.
-
-    Raises:
-        ConfigurationError: no stream is named, or a URL is invalid.
-        InvalidKeyDefinition: one of `keys` is invalid, or the database has too many keys.
-        KeyDefinitionConflict: the database, if it answers within a second, defines one of `keys` differently.
-    """
-    named = (streams,) if isinstance(streams, str) else tuple(streams)
-    if not named:
-        raise ConfigurationError("streams= names the streams to record: recording_here(…, streams=['orders'])")
-    options = Options(database, tuple(as_definitions(keys)), "embedded", "raise", named, None, None)
-    interception = Interception(options, BrokerAddress.of(broker), "any")
-    try:
-        interception.await_agreement(may_wait=True)
-        yield
-    finally:
-        interception.release()

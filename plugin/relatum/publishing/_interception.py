@@ -15,7 +15,7 @@ from relatum.closing import close_when_dropped, close_within
 from relatum.errors import ConfigurationError
 from relatum.keys import AGREE_S, KeyAgreement, KeyDefinition
 from relatum.processes import after_fork, leave_to_parent, of_one_process
-from relatum.publishing._embedded import EmbeddedRecorders, Keeper, warn_of_left
+from relatum.publishing._embedded import EmbeddedRecorders, warn_of_left
 from relatum.publishing._locate import Locator
 from relatum.publishing._publisher_statistics import PublisherCounts
 from relatum.publishing._stamp import OnInvalid, Stamper
@@ -24,6 +24,7 @@ from relatum.store.address import parse_database
 from relatum.store.database import AnyDatabase, Database
 from relatum.superstreams.connections import address_of
 from relatum.superstreams.streams import ensure_stream
+from relatum.waiting import in_thread
 
 if TYPE_CHECKING:
     from relatum.recording.embedded import EmbeddedRecorder
@@ -87,20 +88,20 @@ class Interception:
         self._watched: set[tuple[str | bytes, str | bytes]] = set()
         self._forget_at = monotonic() + _FORGET_S
         self._recorder: EmbeddedRecorder | None = None
-        self._keeper: Keeper | None = None
         self._agree_until = monotonic() + AGREE_S
         self._waiting_to_agree = 0
         self._turn = asyncio.Lock()
         self._locator: Locator | None = None
-        if options.database is not None and options.recorder == "embedded":
-            self._recorder = EmbeddedRecorders.acquire(self.address(), options.database, options.definitions)
-            self._keeper = self._recorder
+        self.watches = options.database is not None and options.recorder == "embedded"
+        """Whether this process records, and must learn where messages go."""
+        if options.database is not None and (self.watches or options.definitions):
+            self._recorder = EmbeddedRecorders.acquire(
+                self.address(), options.database, options.definitions, records=self.watches
+            )
             for stream in options.streams:
                 self.watch("", stream)
-        elif options.database is not None and options.definitions:
-            self._keeper = EmbeddedRecorders.watch_keys(options.database, options.definitions)
-        self.agreement = KeyAgreement() if self._keeper is None else self._keeper.agreement
-        if self._keeper is None:
+        self.agreement = KeyAgreement() if self._recorder is None else self._recorder.agreement
+        if self._recorder is None:
             self.agreement.tell(None)
         of_one_process(self, "an intercepted connection")
         metrics.report(self.counts, owner=self, client=client)
@@ -150,7 +151,7 @@ class Interception:
         try:
             async with self._turn:
                 if not self.agreement.is_asked:
-                    await asyncio.to_thread(self.agreement.wait, self._agree_until - monotonic())
+                    await in_thread(None, self.agreement.wait, self._agree_until - monotonic())
         finally:
             self._waiting_to_agree -= 1
 
@@ -158,8 +159,8 @@ class Interception:
     def locator(self) -> Locator:
         """The locator that finds messages of this connection in the table or in their streams."""
         if self._locator is None:
-            told = frozenset(self.options.streams)
-            locator = Locator(self.address(), self.options.database, self._recorder, told, self.counts.receipt_s)
+            named, records = frozenset(self.options.streams), self.watches
+            locator = Locator(self.address(), self.options.database, named, self.counts.receipt_s, records=records)
             # For connections that are garbage-collected without `release`.
             close_when_dropped(self, locator.close)
             self._locator = locator
@@ -170,17 +171,12 @@ class Interception:
         if self.options.database is None:
             raise ConfigurationError("a receipt needs the database: intercept the connection with database=URL")
 
-    @property
-    def watches(self) -> bool:
-        """Whether this process has a recorder, which must learn where messages go."""
-        return self._recorder is not None
-
     def watch(self, exchange: Any, routing_key: Any) -> None:
         """Make the embedded recorder, if any, record the streams of a route. A known route costs a set lookup.
 
         Values that are not names are ignored: the client refuses them.
         """
-        recorder = self._recorder
+        recorder = self._recorder if self.watches else None
         if recorder is None or not (isinstance(exchange, _NAMES) and isinstance(routing_key, _NAMES)):
             return
         now = monotonic()
@@ -200,13 +196,12 @@ class Interception:
         """
         self.active = self.counts.is_open = False
         metrics.retire(self.counts)
-        self._recorder = None
-        keeper, self._keeper = self._keeper, None
+        recorder, self._recorder = self._recorder, None
         locator, self._locator = self._locator, None
-        if keeper is not None and not EmbeddedRecorders.give_back(keeper):
+        if recorder is not None and not EmbeddedRecorders.give_back(recorder):
             # Other connections use the recorder.
-            keeper = None
-        closed = [each for each in (keeper, locator) if each is not None]
+            recorder = None
+        closed = [each for each in (recorder, locator) if each is not None]
         if not closed:
             return
 
@@ -215,8 +210,8 @@ class Interception:
                 each.close()
 
         close_within(close, RELEASE_S, name="relatum-release")
-        if keeper is not None:
-            self.counts.left = keeper.left()
+        if recorder is not None:
+            self.counts.left = recorder.left()
             warn_of_left("relatum.release(…)", self.counts.left)
 
 

@@ -9,18 +9,17 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
 from relatum.errors import (
     AccessRefused,
-    ConfigurationError,
     ConnectionLost,
     DatabaseUnavailable,
     DataError,
@@ -40,7 +39,6 @@ from relatum.waiting import LEAST_S, SharedWait, left_s, within
 
 if TYPE_CHECKING:
     from relatum.publishing._receipt import Look
-    from relatum.recording.embedded import EmbeddedRecorder
 
 logger = logging.getLogger("relatum.interception")
 
@@ -49,9 +47,6 @@ CONNECT_S: Final = 10.0
 
 ASK_S: Final = 60.0
 """Seconds until the broker is asked again which streams are bound to an exchange."""
-
-ASK_AGAIN_S: Final = 30.0
-"""The same, for an exchange without bound streams."""
 
 EXCHANGES_MAX: Final = 1000
 """Exchanges whose streams are cached."""
@@ -144,6 +139,8 @@ class Sent:
 class Locator:
     """Finds the messages of one connection.
 
+    `records`: Whether this process records the streams that it publishes to.
+
     Attributes:
         waits: The waits for places, which share one thread that queries the table.
     """
@@ -152,31 +149,28 @@ class Locator:
         self,
         address: BrokerAddress,
         database: "AnyDatabase | None",
-        recorder: "EmbeddedRecorder | None",
         streams: frozenset[str],
         receipt_s: Histogram,
+        *,
+        records: bool,
     ) -> None:
         self._address = address
-        self._database = database
-        self._recorder = recorder
+        # Without a database there are no receipts, only searches of the streams.
+        self._database = None if database is None else Database(database, refusing=None, pool_size=2)
+        self._records = records
         self._named = streams
         self._receipt_s = receipt_s
         self._bound_to: dict[str, tuple[float, frozenset[str]]] = {}
         self._warned: set[tuple[str, str]] = set()
-        self._lock = threading.Lock()
         self._reader: StreamReader | None = None
         self._opening = threading.Lock()
         self._is_closed = False
-        self._opened_database: Database | None = None
-        self._outcomes: Outcomes | None = None
         # Weak, so that a connection dropped without `release` is freed without the garbage collector.
         self.waits: SharedWait[Look, bool] = SharedWait(partial(Locator._poll, weakref.proxy(self)), first_s=0)
         after_fork(self, Locator._renew)
 
     def _renew(self) -> None:
-        """Forget the parent's recorder in a child."""
-        self._lock, self._opening = threading.Lock(), threading.Lock()
-        self._recorder = None
+        self._opening = threading.Lock()
 
     def note_found(self, sent: Sent) -> None:
         """Measure the time from sending until the places are known."""
@@ -189,10 +183,8 @@ class Locator:
         if reader is not None:
             reader.close()
         self.waits.join()
-        with self._lock:
-            if self._opened_database is not None:
-                self._opened_database.close()
-                self._opened_database = self._outcomes = None
+        if self._database is not None:
+            self._database.close()
 
     # --- the broker: which streams may have a message -------------------------------------------------------------
 
@@ -242,8 +234,7 @@ class Locator:
                 bound = frozenset(reader.bound(exchange))
             if len(self._bound_to) >= EXCHANGES_MAX:
                 self._bound_to.clear()
-            # A stream may be bound soon: ask again earlier about an exchange without any.
-            self._bound_to[exchange] = (now if bound else now - ASK_S + ASK_AGAIN_S), bound
+            self._bound_to[exchange] = now, bound
             if not (bound or self._named):
                 self._warn_once(
                     "the streams that exchange %r leads to are unknown, so receipts may be incomplete: name them "
@@ -298,12 +289,6 @@ class Locator:
 
     # --- the table: which streams have the message -----------------------------------------------------------------
 
-    def subscribe(self, sent: Sent, listener: Callable[[MessageId], None]) -> Callable[[], None]:
-        """Call `listener` for each place that this process's recorder writes. Returns the function that ends it."""
-        if self._recorder is None or sent.receipt is None:
-            return lambda: None
-        return self._recorder.subscribe(sent.receipt, listener)
-
     def _poll(self, looks: "Sequence[Look]") -> Iterator[tuple[int, bool]]:
         """Query the places of all awaited messages, and yield the looks that have ended.
 
@@ -321,7 +306,7 @@ class Locator:
             return
         now = time.monotonic()
         for number, look in enumerate(looks):
-            look.places |= places[look.sent.receipt]
+            look.places = look.places | places[look.sent.receipt]
             look.recorded_to = recorded_to
             if look.has_all or now >= look.deadline:
                 yield number, True
@@ -331,28 +316,19 @@ class Locator:
 
         A stream that was never recorded counts as unrecorded only if this process has a recorder.
         """
-        nobodys = math.inf if self._recorder is None else 0
+        nobodys = 0 if self._records else math.inf
         recorded = {name: to_offset or 0 for name, to_offset in self._rows(RECORDED_TO, names=list(names))}
         return {name: recorded.get(name, nobodys) for name in names}
 
     def _rows(self, statement: sa.TextClause, **parameters: list[str]) -> list[Any]:
-        return self._open_database().rows(statement, {"vhost": self._address.vhost, **parameters})
+        assert self._database is not None
+        return self._database.rows(statement, {"vhost": self._address.vhost, **parameters})
 
+    @cached_property
     def outcomes(self) -> Outcomes:
-        """Return the outcomes of messages, until `close`."""
-        database = self._open_database()
-        with self._lock:
-            if self._outcomes is None:
-                self._outcomes = Outcomes(database)
-            return self._outcomes
-
-    def _open_database(self) -> Database:
-        with self._lock:
-            if self._opened_database is None:
-                if self._database is None:
-                    raise ConfigurationError("a receipt needs the database: intercept the connection with database=URL")
-                self._opened_database = Database(self._database, refusing=None, pool_size=2)
-            return self._opened_database
+        """The outcomes of messages."""
+        assert self._database is not None
+        return Outcomes(self._database)
 
 
 def _name(given: Any) -> str:

@@ -43,6 +43,9 @@ from relatum.superstreams.connections import note_secret
 NAME: Final = "pika"
 """The client's name in metrics."""
 
+CONFIRMS: Final = "_relatum_confirms"
+"""The attribute of a callback channel that holds the receipts waiting for an answer."""
+
 PUBLISHER: Final = "_relatum_publisher"
 """The attribute of an intercepted channel that holds its publisher. Others may wrap `basic_publish` itself."""
 
@@ -116,10 +119,7 @@ class Publisher(Replacement):
         interception = self.interception
         if not interception.active or not _is_stampable(properties):
             # Released, or a call that pika itself refuses.
-            result = self.__wrapped__(exchange, routing_key, body, properties, mandatory)
-            if self.delivery_tag is not None:
-                self.delivery_tag += 1
-            return result
+            return self.__wrapped__(exchange, routing_key, body, properties, mandatory)
         if self._copy_to is not None and is_copied(self._copy_to, exchange, routing_key, mandatory):
             given = properties or BasicProperties()
             properties = copy_with(given, with_copy(given.headers, self._copy_to), given.message_id)
@@ -208,13 +208,10 @@ def may_wait(connection: "BlockingConnection | Connection") -> bool:
 def release(connection: "BlockingConnection | Connection") -> None:
     """Restore the original methods. Wrappers that others have added since stay, and pass calls through."""
     for channel in _channels(connection):
-        publisher = vars(channel).get(PUBLISHER)
-        if publisher is not None and publisher.delivery_tag is not None:
-            # It stays and counts: otherwise the tags of later confirms would be unknown.
-            continue
         put_back(channel, "basic_publish")
         put_back(channel, "confirm_delivery")
-        vars(channel).pop(PUBLISHER, None)
+        for name in (PUBLISHER, CONFIRMS):
+            vars(channel).pop(name, None)
     put_back(connection, "channel")
     put_back(connection, "update_secret")
     delattr(connection, ATTRIBUTE)
@@ -229,15 +226,9 @@ def _is_refusal(error: Exception) -> bool:
 
 def _intercept_channel(connection: "BlockingConnection | Connection", channel: Any, interception: Interception) -> None:
     publisher = Publisher(channel, channel.basic_publish, interception, _implementation(connection))
-    earlier: Publisher | None = vars(channel).get(PUBLISHER)
     setattr(channel, PUBLISHER, publisher)
     put(channel, "basic_publish", publisher)
-    if earlier is not None:
-        # It belongs to an earlier interception and has continued to count.
-        publisher.delivery_tag = earlier.delivery_tag
-        if earlier is publisher.__wrapped__:
-            publisher.__wrapped__, publisher.replaced = earlier.__wrapped__, earlier.replaced
-    elif isinstance(channel, Channel):
+    if isinstance(channel, Channel):
 
         def begin_counting(*_args: Any, **_kwargs: Any) -> None:
             if interception.active:

@@ -4,7 +4,7 @@ import copy
 import sys
 from collections.abc import Callable, Mapping
 from time import time_ns
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
@@ -25,7 +25,7 @@ from relatum.errors import (
 from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.publishing._interception import ATTRIBUTE, Interception
 from relatum.publishing._locate import Sent
-from relatum.publishing._pika import PUBLISHER, Publisher, copy_with
+from relatum.publishing._pika import CONFIRMS, PUBLISHER, Publisher, copy_with
 from relatum.publishing._publish_errors import refuses_publish
 from relatum.publishing._receipt import AsyncReceipt, Receipt
 from relatum.superstreams import Target
@@ -34,9 +34,6 @@ from relatum.uuid7 import uuid7
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
-
-_CONFIRMS: Final = "_relatum_confirms"
-"""The attribute of a callback channel that holds the receipts waiting for an answer."""
 
 
 def publish(
@@ -170,9 +167,7 @@ def publisher_of(channel: Any) -> Publisher:
             f"channel= takes a channel of an intercepted pika connection, not {type(channel).__name__} of "
             f"{type(channel).__module__}; with aio-pika: await relatum.publish_async(exchange, message, routing_key)"
         )
-    publisher = vars(channel).get("basic_publish")
-    if not isinstance(publisher, Publisher):
-        publisher = vars(channel).get(PUBLISHER)
+    publisher = vars(channel).get(PUBLISHER)
     if not isinstance(publisher, Publisher) or not publisher.interception.active:
         raise ConfigurationError("this channel's connection is not intercepted: call relatum.intercept(connection, …)")
     return publisher
@@ -209,7 +204,7 @@ class _Confirms:
             if channel.callbacks.pending(number, Basic.Ack):
                 raise ConfigurationError(
                     "this channel was in confirm mode before its connection was intercepted, so its delivery tags are "
-                    "unknown: intercept the connection first"
+                    "unknown: open another channel, or intercept the connection first"
                 )
             channel.confirm_delivery(self._on_answer)
         else:
@@ -221,12 +216,10 @@ class _Confirms:
     @classmethod
     def of(cls, channel: Channel, publisher: Publisher) -> "_Confirms":
         """Return the channel's receipts; register the callbacks at the first call."""
-        confirms = vars(channel).get(_CONFIRMS)
+        confirms = vars(channel).get(CONFIRMS)
         if not isinstance(confirms, cls):
             confirms = cls(channel, publisher)
-            setattr(channel, _CONFIRMS, confirms)
-        # The publisher is a new one if the connection was released and intercepted again.
-        confirms._publisher = publisher
+            setattr(channel, CONFIRMS, confirms)
         return confirms
 
     def publish(self, sent: Sent, send: Callable[[], Any]) -> Receipt:
@@ -279,7 +272,9 @@ class _Confirms:
         for tag, receipt in pending.items():
             text = reason.reply_text if isinstance(reason, ChannelClosedByBroker) else ""
             error: PublishError
-            if tag == self._publisher.delivery_tag and refuses_publish(text, receipt._sent.exchange):
+            # After a release, later messages are not counted.
+            is_last = tag == self._publisher.delivery_tag and self._publisher.interception.active
+            if is_last and refuses_publish(text, receipt._sent.exchange):
                 error = PublishRejected(f"the broker refused message {receipt.message_id}: {reason}", in_stream=False)
             else:
                 error = PublishOutcomeUnknown(

@@ -2,9 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -35,7 +33,7 @@ class Look:
         where: The streams that may contain it.
         ends: The last offset of each of these streams after the confirm, unless `where` is exact.
         deadline: When the wait ends, by `time.monotonic`. The table is queried at least once.
-        places: The places found so far. Two threads may add to the set.
+        places: The places found so far.
         recorded_to: How far these streams were recorded before the last query of the places.
     """
 
@@ -46,27 +44,10 @@ class Look:
     places: set[MessageId] = field(default_factory=set)
     recorded_to: dict[str, float] = field(default_factory=dict)
 
-    @contextmanager
-    def asked(self, locator: Locator) -> "Iterator[Future[bool | None]]":
-        """Return a future of the end, set by a query of the table or, sooner, by this process's recorder."""
-        future = locator.waits.ask(self)
-
-        def arrived(place: MessageId) -> None:
-            self.places.add(place)
-            if self.has_all:
-                locator.waits.answer(future, True)
-
-        unsubscribe = locator.subscribe(self.sent, arrived)
-        try:
-            yield future
-        finally:
-            unsubscribe()
-            future.cancel()
-
     @property
     def missing(self) -> frozenset[str]:
         """The streams that may contain the message and have no known place."""
-        return self.where.streams - {place.stream for place in tuple(self.places)}
+        return self.where.streams - {place.stream for place in self.places}
 
     @property
     def has_all(self) -> bool:
@@ -201,8 +182,7 @@ class Receipt(_Published):
         self._await_answer(deadline, timeout_s)
         look, until = self._begin(deadline)
         if not look.has_all:
-            with look.asked(self._locator) as answer:
-                self._locator.waits.result(answer, until)
+            self._locator.waits.wait(look, until)
         return self._end(look, timeout_s)
 
     def outcome(self, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
@@ -231,7 +211,7 @@ class Receipt(_Published):
         self._await_answer(deadline, timeout_s)
         remaining = max(0.0, deadline - time.monotonic())
         try:
-            return self._locator.outcomes().wait(self.message_id, remaining, collector=collector)
+            return self._locator.outcomes.wait(self.message_id, remaining, collector=collector)
         except NotFinishedInTime as error:
             # With the caller's time-out, not the time left after the broker's answer.
             raise not_finished(error.outcome, timeout_s) from None
@@ -308,8 +288,7 @@ class AsyncReceipt(_Published):
         checked_seconds("timeout_s", timeout_s)
         look, until = await in_thread(None, self._begin, time.monotonic() + timeout_s)
         if not look.has_all:
-            with look.asked(self._locator) as answer:
-                await self._locator.waits.result_in_task(answer, until)
+            await self._locator.waits.wait_in_task(look, until)
         return self._end(look, timeout_s)
 
     async def outcome(self, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
@@ -327,7 +306,7 @@ class AsyncReceipt(_Published):
             NotFound: no collector of that name appeared in time.
             DatabaseUnavailable: PostgreSQL did not answer in time.
         """
-        return await outcome_in_task(self._locator.outcomes(), self.message_id, timeout_s, collector)
+        return await outcome_in_task(self._locator.outcomes, self.message_id, timeout_s, collector)
 
     async def settle(self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[MessageId, ...]:
         """Find the message by reading its streams. See `Receipt.settle`. Threads do the reading."""

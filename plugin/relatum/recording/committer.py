@@ -1,7 +1,6 @@
 """From the follower's events to the database: messages are added to batches, and batches are committed together."""
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,15 +17,7 @@ from relatum.recording.commit import commit_shares, recording
 from relatum.recording.statistics import RecorderMetrics
 from relatum.recording.stream_recording import OpenTail, StreamRecording
 from relatum.recording.streams import Streams
-from relatum.waiting import Threads, log_failure
-
-logger = logging.getLogger("relatum.recorder")
-
-RecordedListener = Callable[[str, list[tuple[str, int]]], None]
-"""Called after a commit with the stream's name and the (receipt, offset) pairs that publishers wait for.
-
-It runs in the committing thread, and delays only the next commit.
-"""
+from relatum.waiting import Threads
 
 HELD_UP_S: Final = 0.05
 """Seconds before the commit of a stream is retried whose range another session had locked."""
@@ -47,7 +38,6 @@ class Committer:
         streams: Streams,
         engine: sa.Engine,
         metrics: RecorderMetrics,
-        on_recorded: RecordedListener | None,
         before_commit: Callable[[], Awaitable[None]],
         stop: threading.Event,
     ) -> None:
@@ -56,7 +46,6 @@ class Committer:
         self._threads = Threads(1, "relatum-recorder-commits")
         self._engine = engine
         self._metrics = metrics
-        self._on_recorded = on_recorded
         self._before_commit = before_commit
         self._stop = stop
         self._done: list[Event] = []
@@ -211,14 +200,11 @@ class Committer:
     # --- the thread that commits --------------------------------------------------------------------------------------
 
     def _written(self, tails: Sequence[OpenTail]) -> list[Exception | None]:
-        """Commit shares and call the listener; return each stream's error, or None."""
+        """Commit shares; return each stream's error, or None."""
         begun = time.perf_counter()
         with recording([(tail.stream.name, tail.share.batch) for tail in tails]) as span:
             errors = self._outcomes(tails, span)
         self._metrics.batch_s.observe(time.perf_counter() - begun)
-        for tail in tails if self._on_recorded is not None else []:
-            if tail.share.is_committed and tail.share.batch.receipts:
-                self._tell(tail.stream.name, tail.share.batch.receipts)
         return errors
 
     def _outcomes(self, tails: Sequence[OpenTail], span: Span) -> list[Exception | None]:
@@ -241,10 +227,3 @@ class Committer:
                 span.failed(lost)
             errors.append(lost)
         return errors
-
-    def _tell(self, stream: str, receipts: list[tuple[str, int]]) -> None:
-        assert self._on_recorded is not None
-        try:
-            self._on_recorded(stream, receipts)
-        except Exception as error:  # noqa: BLE001 - a defect of the listener must not stop the stream
-            log_failure(logger, error, f"calling the listener for messages of stream {stream!r}")

@@ -8,7 +8,7 @@ leads: if the exchange inspects messages, that query crashes the stream plugin o
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -16,11 +16,10 @@ from relatum.checks import checked_name
 from relatum.closing import close_within
 from relatum.errors import AccessRefused, ConnectionLost, NotFound
 from relatum.headers import BROKERS_OWN, NAME_BYTES_MAX
-from relatum.ids import MessageId
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.processes import of_one_process
 from relatum.reading import AnyBroker, BrokerAddress, StreamReader
-from relatum.recording.publishers_keys import PublishersKeys, begin_beside
+from relatum.recording.publishers_keys import PublishersKeys
 from relatum.recording.recorder_group import STOP_S, RecorderGroup
 from relatum.recording.statistics import RecorderStatistics
 from relatum.store.database import AnyDatabase
@@ -137,6 +136,9 @@ CLOSE_S: Final = 2.0
 DATABASE_CONNECTIONS_MAX: Final = 2
 """Connections to PostgreSQL of one embedded recorder; there may be hundreds of recorders."""
 
+GATHER_S: Final = 0.01
+"""Most seconds for which messages are gathered before they are committed: publishers wait for their receipts."""
+
 _LOOK_UP: Final = "looking for streams to record"
 
 _TALK: Final = ("celeryev", ".pidbox")
@@ -155,13 +157,21 @@ class EmbeddedRecorder:
         broker: The broker.
         database: PostgreSQL's URL, or a `Database`.
         definitions: Keys to define, unless they are already defined.
+        defines: False: only compare the keys with the database's, for a publisher whose streams others record.
     """
 
-    def __init__(self, broker: AnyBroker, database: AnyDatabase, definitions: Sequence[KeyDefinition] = ()) -> None:
+    def __init__(
+        self,
+        broker: AnyBroker,
+        database: AnyDatabase,
+        definitions: Sequence[KeyDefinition] = (),
+        *,
+        defines: bool = True,
+    ) -> None:
         address = BrokerAddress.of(broker)
         definitions = as_definitions(definitions)
-        self._group = RecorderGroup(address, database, connections_max=DATABASE_CONNECTIONS_MAX, on_recorded=self._tell)
-        self._keys = PublishersKeys(self._group.database.engine, definitions, self._group.outages, defines=True)
+        self._group = RecorderGroup(address, database, connections_max=DATABASE_CONNECTIONS_MAX, gather_s=GATHER_S)
+        self._keys = PublishersKeys(self._group.database.engine, definitions, self._group.outages, defines=defines)
         self.agreement = self._keys.agreement
         """Whether the database defines the keys as the publisher does."""
         self._changed = threading.Condition()
@@ -169,11 +179,20 @@ class EmbeddedRecorder:
         self._is_away = False
         """Whether the last query of the broker failed."""
         self._unknown: set[str] = set()
-        self._listeners: dict[str, list[Callable[[MessageId], None]]] = {}
         self._stop = threading.Event()
         of_one_process(self, "an embedded recorder")
         self._thread = threading.Thread(target=self._run, name="relatum-embedded", daemon=True)
-        begin_beside(self._thread, self.agreement)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start the thread. If the interpreter is exiting or out of threads, publishing continues without it."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            logger.warning(
+                "this process publishes without recording; the next recorder records its messages: %s", error
+            )
+            self.agreement.tell(None)
 
     def statistics(self) -> RecorderStatistics:
         """Return what was recorded, and how far behind each stream is. Asks no server."""
@@ -189,37 +208,11 @@ class EmbeddedRecorder:
             if self._watched.add(exchange, routing_key, time.monotonic()):
                 self._changed.notify_all()
             if self._thread.ident is None:
-                begin_beside(self._thread, self.agreement)
+                self._begin()
 
     def record(self, stream: str) -> None:
         """Record a stream by name, from now on."""
         self.watch("", checked_name("stream", stream))
-
-    def subscribe(self, receipt: str, listener: Callable[[MessageId], None]) -> Callable[[], None]:
-        """Call `listener`, in a recorder's thread, for each message recorded with this receipt's name.
-
-        Returns:
-            A function that ends the subscription.
-        """
-        with self._changed:
-            self._listeners.setdefault(receipt, []).append(listener)
-
-        def unsubscribe() -> None:
-            with self._changed:
-                listeners = self._listeners.get(receipt, [])
-                if listener in listeners:
-                    listeners.remove(listener)
-                if not listeners:
-                    self._listeners.pop(receipt, None)
-
-        return unsubscribe
-
-    def _tell(self, stream: str, receipts: list[tuple[str, int]]) -> None:
-        for message_id, offset in receipts:
-            with self._changed:
-                listeners = list(self._listeners.get(message_id, ()))
-            for listener in listeners:
-                listener(MessageId(stream, offset))
 
     def left(self) -> dict[str, int | None]:
         """Return how many messages of which streams are not recorded; None if unknown. Asks no server."""

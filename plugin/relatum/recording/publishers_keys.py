@@ -10,10 +10,8 @@ import sqlalchemy as sa
 
 from relatum.errors import InvalidKeyDefinition, KeyDefinitionConflict, RelatumError
 from relatum.keys import KeyAgreement, KeyDefinition
-from relatum.processes import of_one_process
 from relatum.store.catalog import add_keys, check_keys
-from relatum.store.database import AnyDatabase, Database
-from relatum.waiting import QUESTION_S, Outages, backoff, ended
+from relatum.waiting import Outages, ended
 
 LOOK_S: Final = 60.0
 """Seconds after which the definitions are compared again: others may have removed and redefined a key."""
@@ -78,45 +76,3 @@ class PublishersKeys:
     def due_s(self) -> float:
         """Return the seconds until the next query; endless if there are no keys."""
         return max(0.0, self._look_at - time.monotonic()) if self._definitions else threading.TIMEOUT_MAX
-
-
-def begin_beside(thread: threading.Thread, agreement: KeyAgreement) -> None:
-    """Start a publisher's thread. If the interpreter is exiting or out of threads, publishing continues without it."""
-    try:
-        thread.start()
-    except RuntimeError as error:
-        logger.warning("this process publishes without recording; the next recorder records its messages: %s", error)
-        agreement.tell(None)
-
-
-class KeyWatcher:
-    """Compares a publisher's keys with the database in its own thread; used if other processes record."""
-
-    def __init__(self, database: AnyDatabase, definitions: Sequence[KeyDefinition]) -> None:
-        self._database = Database(database, refusing=None, connections_max=1)
-        self._stop = threading.Event()
-        self._outages = Outages(logger, stop=self._stop)
-        self._keys = PublishersKeys(self._database.engine, definitions, self._outages, defines=False)
-        self.agreement = self._keys.agreement
-        of_one_process(self, "a watcher of keys")
-        self._thread = threading.Thread(target=self._run, name="relatum-keys", daemon=True)
-        begin_beside(self._thread, self.agreement)
-
-    def left(self) -> dict[str, int | None]:
-        """Return nothing: it does not record."""
-        return {}
-
-    def _run(self) -> None:
-        pauses = backoff(QUESTION_S)
-        while not self._stop.is_set():
-            if self._keys.look():
-                pauses = backoff(QUESTION_S)
-                self._stop.wait(min(LOOK_S, self._keys.due_s()))
-            else:
-                self._outages.wait(next(pauses))
-        self._database.close()
-
-    def close(self) -> None:
-        """Stop without waiting for the database."""
-        self._stop.set()
-        self._outages.wake()

@@ -14,7 +14,7 @@ from relatum.errors import AccessRefused, NotFound, RelatumError
 from relatum.following import StreamFollower
 from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.recording.committer import Committer, RecordedListener
+from relatum.recording.committer import Committer
 from relatum.recording.recorder_membership import Membership
 from relatum.recording.statistics import RecorderMetrics
 from relatum.recording.stream_recording import StreamRecording
@@ -34,9 +34,6 @@ DATABASE_S: Final = 3.0
 
 GATHER_S: Final = 0.1
 """Seconds for which records of many streams are gathered: a fraction of our target lag of 250 ms."""
-
-GATHER_RECEIPTS_S: Final = 0.01
-"""The same if publishers wait for receipts."""
 
 DRAIN_LOOK_S: Final = 0.002
 """Seconds between two checks of a drain; a batch takes about as long."""
@@ -59,7 +56,7 @@ class RecorderGroup:
         *,
         connections_max: int,
         name: str | None = None,
-        on_recorded: RecordedListener | None = None,
+        gather_s: float = GATHER_S,
         holder: str | None = None,
         lease_s: float = LEASE_S,
     ) -> None:
@@ -81,7 +78,7 @@ class RecorderGroup:
             self._loop,
             address,
             lambda event: self._committer.take(event),
-            gather_s=GATHER_S if on_recorded is None else GATHER_RECEIPTS_S,
+            gather_s=gather_s,
             outages=self.outages,
             who="reading of stream {!r}".format,
         )
@@ -90,9 +87,7 @@ class RecorderGroup:
             self._loop, lease_engine, member, self.follower, self.outages, lambda: self._streams.all()[0].name
         )
         self._streams = Streams(self._loop, self._engine, address.vhost, self.follower, self.outages, self._membership)
-        self._committer = Committer(
-            self._streams, commit_engine, self.metrics, on_recorded, self._membership.in_time, self._stop
-        )
+        self._committer = Committer(self._streams, commit_engine, self.metrics, self._membership.in_time, self._stop)
         self._upkeep = Upkeep(self._streams, self._engine, self._stop)
         self._duties: list[Duty] = []
         self._finishing: Future[None] | None = None
@@ -133,6 +128,8 @@ class RecorderGroup:
     def drain(self, until: float) -> None:
         """Wait until the streams that this process records are recorded up to their present ends."""
         streams = {stream.name: stream for stream in self._streams.all()}
+        if not streams:
+            return
         try:
             # A separate reader, with a time limit.
             with StreamReader.open(self._address, timeout_s=max(0.1, until - time.monotonic())) as reader:

@@ -128,10 +128,6 @@ class SharedWait(Generic[_Question, _Answer]):
             future.cancel()
         return future.result()
 
-    def answer(self, future: "Future[_Answer | None]", answer: _Answer) -> None:
-        """Answer a future of `ask` without a poll, from any thread. A finished future is unchanged."""
-        self._resolve(future, partial(future.set_result, answer))
-
     def end(self) -> None:
         """End all waits, with None as the answer."""
         with self._changed:

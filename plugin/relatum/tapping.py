@@ -1,22 +1,23 @@
-"""Taps and untaps exchanges.
+"""Taps: a stream gets a copy of each message of an exchange, and publishers need no change. See docs/adr/0032.
 
 Taps are stored in the database, since a broker does not list its bindings to ordinary users. A tap is stored before it
 is bound, so that no binding is forgotten.
 """
 
-import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
-from typing import Any, Final
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import Final
 
 import sqlalchemy as sa
 from pika import BlockingConnection
 from pika.exceptions import ChannelClosedByBroker
 
-from relatum.checks import checked_name, checked_names, checked_text, shown
-from relatum.errors import Conflict, InvalidInput, NotFound
-from relatum.limits import INTEGER_MAX, INTEGER_MIN
+from relatum.checks import checked_name, checked_names, shown
+from relatum.errors import AccessRefused, Conflict, InvalidInput, NotFound, StreamUnavailable
+from relatum.headers import BROKERS_OWN
 from relatum.reading import Broker, BrokerAddress
 from relatum.store.database import AnyDatabase, as_engine, sql
 from relatum.store.translation import translated_errors
@@ -24,24 +25,56 @@ from relatum.superstreams import StreamOptions
 from relatum.superstreams.administration import bound_streams
 from relatum.superstreams.connections import blocking_connection
 from relatum.superstreams.layout import checked_stream_name
-from relatum.superstreams.streams import KEPT, declare_stream, stream_exists
-from relatum.tapping import _broker_side as broker_side
-from relatum.tapping._broker_side import SHARING, Tap
+from relatum.superstreams.streams import KEPT, declare_stream, exchange_exists, queue_exists, stream_exists
 
-ARGUMENTS_CHARACTERS_MAX: Final = 1000
-"""Maximum characters of a binding's arguments as JSON: they are part of an index entry."""
+__all__ = ["Tap", "defined_taps", "tap", "untap"]
+
+ARGUMENTS: Final = {"x-match": "all", "x-relatum": "tap"}
+"""Arguments of a tap's bindings: they distinguish them from others with the same key, which stay when a tap is removed.
+
+A headers exchange ignores arguments that begin with "x-", and so copies all messages.
+"""
+
+_ACCESS_REFUSED: Final = 403
+_NOT_FOUND: Final = 404
+_PRECONDITION_FAILED: Final = 406
+_TYPE: Final = re.compile(r"inequivalent arg 'type'.* but current is '+([^']+)'")
+"""Names with a hyphen have two pairs of quotes in the broker's text."""
+
+SHARING: Final = frozenset({"x-consistent-hash", "x-modulus-hash", "x-random", "x-local-random", "x-super-stream"})
+"""Exchange types that route each message to one binding only: a tap would take messages from other queues."""
 
 TAPS: Final = sql("""
-    SELECT exchange, kind, stream, binding_key, arguments, made_stream, created_at, tap_id FROM relatum.taps
+    SELECT exchange, kind, stream, binding_key, made_stream, created_at, tap_id FROM relatum.taps
     WHERE vhost = :vhost::text ORDER BY exchange, stream, tap_id""")
 
 STORE: Final = sql("""
-    INSERT INTO relatum.taps (vhost, exchange, kind, stream, binding_key, arguments, made_stream)
-    VALUES (:vhost::text, :exchange::text, :kind::text, :stream::text, :binding_key::text, :arguments::text,
-        :made_stream::boolean)
+    INSERT INTO relatum.taps (vhost, exchange, kind, stream, binding_key, made_stream)
+    VALUES (:vhost::text, :exchange::text, :kind::text, :stream::text, :binding_key::text, :made_stream::boolean)
     ON CONFLICT DO NOTHING RETURNING tap_id""")
 
 REMOVE: Final = sql("DELETE FROM relatum.taps WHERE tap_id = ANY (:numbers::int[])")
+
+
+@dataclass(frozen=True, slots=True)
+class Tap:
+    """A binding that copies messages of an exchange to a stream.
+
+    Attributes:
+        exchange: The exchange's name.
+        kind: The exchange's type ("topic", …); None if the user may not know it.
+        stream: The stream of the copies.
+        binding_key: Selects the messages to copy, by the rules of the exchange's type.
+        made_stream: Whether the stream was declared for a tap.
+        created_at: When the tap was stored; None if it is not stored yet.
+    """
+
+    exchange: str
+    kind: str | None
+    stream: str
+    binding_key: str
+    made_stream: bool = False
+    created_at: datetime | None = field(default=None, compare=False)
 
 
 def tap(
@@ -51,7 +84,6 @@ def tap(
     *,
     stream: str | None = None,
     binding_keys: Sequence[str] = (),
-    arguments: Mapping[str, Any] | None = None,
     options: StreamOptions = KEPT,
 ) -> list[Tap]:
     """Copy each message of exchanges to a stream. Idempotent.
@@ -65,8 +97,6 @@ def tap(
         exchanges: Names of existing exchanges.
         stream: The stream for all copies. None (default): `tap.EXCHANGE` for each exchange.
         binding_keys: Select the messages to copy. Empty (default): all, which is impossible for a direct exchange.
-        arguments: The arguments of bindings to headers exchanges, like `{"x-match": "any", "format": "pdf"}`. None
-            (default): all messages.
         options: Options for a stream that does not exist yet. Default: `KEPT`.
 
     Returns:
@@ -81,20 +111,18 @@ def tap(
     """
     names = _names(exchanges)
     keys = _checked_keys(binding_keys)
-    given = _checked_arguments(arguments)
     if stream is not None:
         checked_stream_name(stream, "The stream's name")
     address = BrokerAddress.of(broker)
     with as_engine(database) as engine, blocking_connection(address, address) as connection:
         wanted: list[Tap] = []
         for exchange in dict.fromkeys(names):
-            broker_side.check_exchange(connection, exchange)
-            kind = broker_side.kind_of(connection, exchange)
+            _check_exchange(connection, exchange)
+            kind = _kind_of(connection, exchange)
             into = stream or checked_stream_name(f"tap.{exchange}", "The stream's name (choose one by --stream)")
             if kind in ("direct", None):
                 _check_no_super_stream(engine, connection, address, exchange, into)
-            for key, of_binding in _bindings(exchange, kind, keys, given):
-                wanted.append(Tap(exchange, kind, into, key, of_binding))
+            wanted += [Tap(exchange, kind, into, key) for key in _keys_of(exchange, kind, keys)]
         return _tapped(engine, address, connection, wanted, options)
 
 
@@ -163,9 +191,9 @@ def untap(
             _check_deletable(streams, [each for number, each in there.items() if number not in going], going.values())
         with blocking_connection(address, address) as connection:
             for each in going.values():
-                broker_side.unbind(connection, each)
+                _unbind(connection, each)
             for name in streams if delete else ():
-                broker_side.delete_queue(connection, name)
+                _delete_queue(connection, name)
         _remove(engine, going)
     return list(going.values())
 
@@ -191,28 +219,8 @@ def _checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found if len(found) == len(keys) else ("", *found)))
 
 
-def _checked_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    if arguments is None:
-        return {}
-    if not isinstance(arguments, Mapping) or not all(
-        isinstance(name, str) and isinstance(value, str | int | bool) for name, value in arguments.items()
-    ):
-        raise InvalidInput(f"arguments= takes names with texts, numbers or booleans, not {shown(arguments)}")
-    for name, value in arguments.items():
-        checked_name("arguments", name)
-        if isinstance(value, str):
-            checked_text("arguments", value)
-        elif not INTEGER_MIN <= value <= INTEGER_MAX:
-            raise InvalidInput(f"arguments= takes 64-bit numbers; {name!r} is {shown(value)}")
-    if len(_as_json(arguments)) > ARGUMENTS_CHARACTERS_MAX:
-        raise InvalidInput(f"A binding's arguments have at most {ARGUMENTS_CHARACTERS_MAX} characters as JSON.")
-    return dict(arguments)
-
-
-def _bindings(
-    exchange: str, kind: str | None, keys: Sequence[str], arguments: dict[str, Any]
-) -> list[tuple[str, dict[str, Any]]]:
-    """Return the keys and arguments of a stream's bindings to an exchange.
+def _keys_of(exchange: str, kind: str | None, keys: Sequence[str]) -> Sequence[str]:
+    """Return the keys of a stream's bindings to an exchange.
 
     Raises:
         InvalidInput: An exchange of this type cannot be tapped in this way.
@@ -222,25 +230,17 @@ def _bindings(
             f"Exchange {exchange!r} is of type {kind}, which routes each message to one binding only: a tap would "
             "take messages from other queues. Tap the exchange that routes to it."
         )
-    if kind == "headers":
+    if kind in ("headers", "fanout"):
         if keys:
-            raise InvalidInput(f"Exchange {exchange!r} routes by headers, not by keys: give --arguments.")
-        return [("", {"x-match": "all", **arguments})]
-    if arguments and kind is not None:
-        raise InvalidInput(f"Exchange {exchange!r} is of type {kind}, which ignores arguments.")
-    if kind == "fanout":
-        if keys:
-            raise InvalidInput(f"Exchange {exchange!r} is of type fanout, which has no keys: all messages are copied.")
-        return [("", {})]
+            raise InvalidInput(f"Exchange {exchange!r} is of type {kind}, which has no keys: all messages are copied.")
+        return ("",)
     if not keys and kind not in ("topic", None):
         raise InvalidInput(
             f"Exchange {exchange!r} is of type {kind}, which has no key for all messages: select some by "
             "--binding-key KEY, once for each key."
         )
-    if kind is None:
-        # Works for topic, fanout and headers exchanges.
-        return [(key, {"x-match": "all", **arguments}) for key in keys or ("#",)]
-    return [(key, {}) for key in keys or ("#",)]
+    # Of an unknown type: this key works for topic, fanout and headers exchanges.
+    return keys or ("#",)
 
 
 def _tapped(
@@ -265,16 +265,16 @@ def _tapped(
             declare_stream(connection, name, options)
             declared.append(name)
         for each in wanted:
-            broker_side.bind(connection, each)
+            _bind(connection, each)
     except Exception:
         # A tap that cannot be undone now remains stored, so that it can be untapped.
         with suppress(Exception):
             for each in new.values():
                 # A user without permission to bind may not unbind either.
                 with suppress(ChannelClosedByBroker):
-                    broker_side.unbind(connection, each)
+                    _unbind(connection, each)
             for name in declared:
-                broker_side.delete_queue(connection, name)
+                _delete_queue(connection, name)
             _remove(engine, new)
         raise
     return wanted
@@ -299,10 +299,7 @@ def _stored(engine: sa.Engine, vhost: str) -> dict[int, Tap]:
     """Return the taps of a virtual host by id."""
     with translated_errors(), engine.connect() as connection:
         rows = connection.execute(TAPS, {"vhost": vhost}).all()
-    return {
-        number: Tap(exchange, kind, stream, key, json.loads(arguments), made_stream, created_at)
-        for exchange, kind, stream, key, arguments, made_stream, created_at, number in rows
-    }
+    return {number: Tap(*fields) for *fields, number in rows}
 
 
 def _store(engine: sa.Engine, vhost: str, wanted: Iterable[Tap]) -> dict[int, Tap]:
@@ -310,8 +307,7 @@ def _store(engine: sa.Engine, vhost: str, wanted: Iterable[Tap]) -> dict[int, Ta
     new = {}
     with translated_errors(), engine.begin() as connection:
         for each in wanted:
-            row = {"vhost": vhost, **asdict(each), "arguments": _as_json(each.arguments)}
-            number = connection.execute(STORE, row).scalar()
+            number = connection.execute(STORE, {"vhost": vhost, **asdict(each)}).scalar()
             if number is not None:
                 new[number] = each
     return new
@@ -322,5 +318,75 @@ def _remove(engine: sa.Engine, numbers: Collection[int]) -> None:
         connection.execute(REMOVE, {"numbers": list(numbers)})
 
 
-def _as_json(arguments: Mapping[str, Any]) -> str:
-    return json.dumps(dict(arguments), sort_keys=True, ensure_ascii=False)
+# --- the broker: each call uses a separate channel, which the broker closes if the answer is no ---------------------
+
+
+def _check_exchange(connection: BlockingConnection, exchange: str) -> None:
+    """Check that an exchange exists and may be tapped.
+
+    Raises:
+        NotFound: There is no such exchange.
+        InvalidInput: The exchange is the broker's own.
+    """
+    if exchange.startswith(BROKERS_OWN):
+        raise InvalidInput(f"Exchange {exchange!r} is the broker's own, and cannot be tapped.")
+    if not exchange_exists(connection, exchange):
+        raise NotFound(f"There is no exchange {exchange!r}; nothing was changed. Its publishers declare it, not a tap.")
+
+
+def _kind_of(connection: BlockingConnection, exchange: str) -> str | None:
+    """Return the type of an exchange; None if it is unknown because the user may not declare the exchange.
+
+    The broker names the type only when it refuses a different declaration. It always refuses this one: no exchange is
+    internal, durable, auto-deleted and of type direct.
+    """
+    channel = connection.channel()
+    try:
+        channel.exchange_declare(exchange, "direct", durable=True, auto_delete=True, internal=True)
+    except ChannelClosedByBroker as error:
+        if error.reply_code == _ACCESS_REFUSED:
+            return None
+        if error.reply_code != _PRECONDITION_FAILED:
+            raise
+        found = _TYPE.search(error.reply_text)
+        return "direct" if found is None else found[1]
+    channel.close()
+    return "direct"
+
+
+def _bind(connection: BlockingConnection, tap: Tap) -> None:
+    """Bind a tap's stream. Idempotent.
+
+    Raises:
+        AccessRefused: The user may not write to the stream, or not read from the exchange.
+        StreamUnavailable: The stream's node has not started it yet, or the exchange was just deleted.
+    """
+    channel = connection.channel()
+    try:
+        channel.queue_bind(tap.stream, tap.exchange, tap.binding_key, ARGUMENTS)
+    except ChannelClosedByBroker as error:
+        if error.reply_code == _NOT_FOUND:
+            raise StreamUnavailable(
+                f"The stream {tap.stream!r} cannot be bound now: {error.reply_text}. Try again.", stream=tap.stream
+            ) from error
+        if error.reply_code != _ACCESS_REFUSED:
+            raise
+        raise AccessRefused(
+            f"The broker refuses to bind {tap.stream!r} to {tap.exchange!r}: {error.reply_text}. This needs "
+            "permission to write to the stream and to read from the exchange"
+        ) from error
+    channel.close()
+
+
+def _unbind(connection: BlockingConnection, tap: Tap) -> None:
+    """Remove a tap's binding. No effect if the binding, the exchange or the stream is gone."""
+    if not (exchange_exists(connection, tap.exchange) and queue_exists(connection, tap.stream)):
+        return
+    with connection.channel() as channel:
+        channel.queue_unbind(tap.stream, tap.exchange, tap.binding_key, ARGUMENTS)
+
+
+def _delete_queue(connection: BlockingConnection, name: str) -> None:
+    """Delete a stream or a queue with its messages. No effect if it is gone."""
+    with connection.channel() as channel:
+        channel.queue_delete(name)
