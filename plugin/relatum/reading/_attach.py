@@ -38,7 +38,7 @@ class Attach:
     def __init__(self, connection: SocketConnection, stream: str, start: StartSpec, chunks: int = 1) -> None:
         self._session = session = connection.session
         self.stream = stream
-        self.subscription = connection.next_subscription()
+        self.subscription = session.take_subscription()
         self.subscribed = session.next_correlation()
         self.barrier = session.next_correlation()
         self.granted = chunks

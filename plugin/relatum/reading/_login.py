@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import parse_qsl
 
 from relatum.checks import checked_text, shown
 from relatum.errors import ConfigurationError
-from relatum.wire import AuthMechanism
+
+AuthMechanism: TypeAlias = Literal["PLAIN", "EXTERNAL"]
+"""The SASL mechanism: a password, or the certificate of the TLS connection."""
 
 logger = logging.getLogger("relatum.broker")
 

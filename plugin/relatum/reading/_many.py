@@ -95,7 +95,7 @@ class _Lane:
     @property
     def has_room(self) -> bool:
         """Whether one more attach may be sent; False for a worn connection."""
-        return len(self.in_flight) < ATTACHES_IN_FLIGHT and not self.connection.is_worn
+        return len(self.in_flight) < ATTACHES_IN_FLIGHT and not self.connection.session.is_worn
 
 
 class ManyReader:
@@ -190,7 +190,7 @@ class ManyReader:
     def _renew(self) -> None:
         """Give worn connections back, and make sure that there is one."""
         for lane in self._lanes.copy():
-            if lane.connection.is_worn and not lane.in_flight:
+            if lane.connection.session.is_worn and not lane.in_flight:
                 self._lanes.remove(lane)
                 lane.stack.close()
         if not self._lanes:

@@ -147,7 +147,7 @@ class Nodes:
         if connection is not None and not connection.is_usable:
             self.losses[node] += 1
             connection = None
-        elif connection is not None and (self._is_closed or connection.is_worn):
+        elif connection is not None and (self._is_closed or connection.session.is_worn):
             connection.close()
             connection = None
         self._pool.give_back(turns, use, node, connection)
@@ -290,7 +290,7 @@ class Nodes:
 
         def others(connection: SocketConnection) -> list[NodeAddress]:
             answer = connection.answer(frames.metadata, [stream])
-            return other_nodes(places_in(answer.body, stream), connection.own_node)
+            return other_nodes(places_in(answer.body, stream), connection.session.own_node)
 
         out: BrokerUnavailable | None = None
         for broker in self.ask(others, asked):

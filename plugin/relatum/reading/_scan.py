@@ -258,7 +258,7 @@ class Subscription:
         self.is_over = False
         # Requested first, so that the end is known before the first chunk arrives; both go out in one write.
         self._tail = None if scan.follow else attach_at_end(connection, scan.stream)
-        self._number = connection.next_subscription()
+        self._number = session.take_subscription()
         self._correlation = session.next_correlation()
         self._credit = scan.credit if scan.stop is None else min(SHORT_SCAN_CREDIT, scan.credit)
         self._outstanding = self._credit
