@@ -256,9 +256,13 @@ class SocketConnection:
         unsent = memoryview(data)
         while unsent:
             try:
-                unsent = unsent[self._socket.send(unsent) :]
-            except (BlockingIOError, ssl.SSLWantWriteError, TimeoutError) as error:
-                slice_s(until, error)
+                unsent = unsent[self.socket.send(unsent) :]
+            except WOULD_BLOCK:
+                is_ready(self.socket, select.POLLOUT, until)
+
+    def is_idle_for(self, seconds: float) -> bool:
+        """Whether nothing was sent for so long."""
+        return time.monotonic() - self._sent_at >= seconds
 
     def put_by(self, timeout_s: float) -> None:
         """Send pending bytes without waiting for an answer; abandon a connection that has ended."""
