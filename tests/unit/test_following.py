@@ -15,7 +15,8 @@ from relatum.following._delivery import BYTES, GIVEN_BYTES, STREAMS, Delivery, G
 from relatum.following._followed import Finding, Followed
 from relatum.following._subscriptions import CHUNKS_MAX, CROWD, Interrupted, Subscription, Subscriptions
 from relatum.reading import Agreement, Message, Position, Properties, SocketConnection, StreamBounds, position_of
-from relatum.wire import Chunk, StreamSession
+from relatum.wire.chunk import Chunk
+from relatum.wire.session import StreamSession
 from tests.unit.wire_samples import record
 
 WINDOW_BYTES = 1 << 20

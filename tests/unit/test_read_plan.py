@@ -24,10 +24,10 @@ from relatum.reading._plan import (
     PlannedAttach,
     StreamPlan,
 )
-from relatum.wire import Chunk
-from relatum.wire import _frames as frames
-from relatum.wire._frames import Code, Command
-from relatum.wire._session import ATTACHES_MAX
+from relatum.wire import frames
+from relatum.wire.chunk import Chunk
+from relatum.wire.frames import Code, Command
+from relatum.wire.session import ATTACHES_MAX
 
 ROUND_TRIP_S = 0.2e-3
 

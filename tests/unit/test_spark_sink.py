@@ -24,8 +24,8 @@ from pyspark.sql.types import (
 from pyspark_relatum import DefaultSource
 from relatum.errors import InvalidInput, InvalidRelationshipKey, ProtocolError
 from relatum.reading import Message
-from relatum.wire import StreamSession
-from relatum.wire import _frames as wire
+from relatum.wire import frames as wire
+from relatum.wire.session import StreamSession
 from relatum_spark._encode import encode_content, is_new_layout
 from relatum_spark._sequence import (
     NAME_BYTES_MAX,

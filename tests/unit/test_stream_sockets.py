@@ -14,7 +14,7 @@ from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError,
 from relatum.reading import AuthMechanism, BrokerAddress, BrokerLogin, NodeAddress, SocketConnection
 from relatum.waiting import within
 from relatum.wire import frames
-from relatum.wire._frames import Code, Command
+from relatum.wire.frames import Code, Command
 from tests.contract._node import Node
 from tests.support.standstill import in_time
 from tests.unit.wire_samples import answered

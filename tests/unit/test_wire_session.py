@@ -8,16 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.errors import AccessRefused, ConnectionLost, DataError, InvalidInput, ProtocolError
-from relatum.wire import (
-    AnotherProtocol,
-    Answer,
-    CreditRefused,
-    StreamMoved,
-    StreamSession,
-)
-from relatum.wire import _frames as frames
-from relatum.wire._chunk import Chunk
-from relatum.wire._frames import Code, Command, NodeAddress
+from relatum.wire import frames
+from relatum.wire.chunk import Chunk
+from relatum.wire.frames import Code, Command, NodeAddress
+from relatum.wire.session import AnotherProtocol, Answer, CreditRefused, StreamMoved, StreamSession
 from tests.unit.wire_samples import answered, deliver, record, sized
 
 

@@ -9,20 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from relatum.errors import RelatumError, StreamUnavailable
 from relatum.reading import StreamPlaces, refusal
-from relatum.wire import (
-    SUBSCRIPTIONS,
-    Answer,
-    Chunk,
-    Code,
-    CreditRefused,
-    Damaged,
-    Event,
-    Start,
-    StartSpec,
-    StreamMoved,
-    StreamSession,
-    frames,
-)
+from relatum.wire import frames
+from relatum.wire.chunk import Chunk
+from relatum.wire.frames import Code, Start, StartSpec
+from relatum.wire.session import SUBSCRIPTIONS, Answer, CreditRefused, Damaged, Event, StreamMoved, StreamSession
 
 if TYPE_CHECKING:
     from relatum.following._connection import Connection

@@ -40,7 +40,8 @@ from relatum.reading._plan import Result
 from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.reading._reader import StreamReader
 from relatum.reading._scan import RecordBatch
-from relatum.wire import NodeAddress, StreamPlaces, UnreadableRecord
+from relatum.wire.chunk import UnreadableRecord
+from relatum.wire.frames import NodeAddress, StreamPlaces
 
 __all__ = [
     "CONNECTIONS_MAX",

@@ -8,7 +8,10 @@ time-out, and many can be in flight. Yet if nothing came, this does not prove th
 
 from relatum.reading._bounds import moved, refusal
 from relatum.reading._connection import SocketConnection
-from relatum.wire import Answer, Chunk, Code, Event, StartSpec, StreamMoved, frames
+from relatum.wire import frames
+from relatum.wire.chunk import Chunk
+from relatum.wire.frames import Code, StartSpec
+from relatum.wire.session import Answer, Event, StreamMoved
 
 
 class Attach:

@@ -22,7 +22,9 @@ from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp import NamelessCluster, cluster_meant, forget_cluster
 from relatum.reading._connecting import HEARTBEAT_S, WOULD_BLOCK, first_answering, is_ready, not_reached, open_socket
 from relatum.waiting import has_passed
-from relatum.wire import AnotherProtocol, Answer, Code, Event, StreamSession, code_name, frames
+from relatum.wire import frames
+from relatum.wire.frames import Code
+from relatum.wire.session import AnotherProtocol, Answer, Event, StreamSession, code_name
 
 CLIENT_PROPERTIES: Final = {"product": "Relatum", "platform": "Python", "connection_name": "relatum"}
 

@@ -19,7 +19,9 @@ from relatum.reading._bounds import refusal
 from relatum.reading._connection import SocketConnection
 from relatum.reading._nodes import Nodes, missing
 from relatum.waiting import pause
-from relatum.wire import Answer, Code, frames
+from relatum.wire import frames
+from relatum.wire.frames import Code
+from relatum.wire.session import Answer
 
 ROUTE_SINCE: Final = (4, 3)
 """The version from which Route is known to be safe. In 3.10.8 the one process that serves all stream connections of a

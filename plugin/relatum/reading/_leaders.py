@@ -41,7 +41,9 @@ from relatum.reading._many import LANES_MAX, KeptChunks
 from relatum.reading._nodes import Node, Nodes, OutOfReach, places_in
 from relatum.reading._pool import Use
 from relatum.waiting import pause
-from relatum.wire import FIRST, LAST, Chunk, Code, NodeAddress, frames
+from relatum.wire import frames
+from relatum.wire.chunk import Chunk
+from relatum.wire.frames import FIRST, LAST, Code, NodeAddress
 
 STATS_SINCE: Final = (3, 11)
 """The version from which StreamStats is answered."""

@@ -16,7 +16,9 @@ from relatum.reading._message import Message
 from relatum.reading._nodes import Nodes
 from relatum.reading._plan import Density, Part, Place, PlannedAttach, Result, StreamPlan
 from relatum.reading._pool import Use
-from relatum.wire import Chunk, Code, Event, Start, StartSpec, records_at
+from relatum.wire.chunk import Chunk, records_at
+from relatum.wire.frames import Code, Start, StartSpec
+from relatum.wire.session import Event
 
 ATTACHES_IN_FLIGHT: Final = 8
 """Attaches in flight on a connection. The broker handles them one by one; more only hide the network's latency."""

@@ -31,7 +31,8 @@ from relatum.reading._connection import SocketConnection, stream_connection
 from relatum.reading._plan import Density
 from relatum.reading._pool import CONNECTIONS_MAX, IDLE_S, Pool, ReaderStatistics, Turns, Use
 from relatum.waiting import left_s
-from relatum.wire import Code, NodeAddress, StreamPlaces, frames
+from relatum.wire import frames
+from relatum.wire.frames import Code, NodeAddress, StreamPlaces
 
 OUT_OF_REACH_S: Final = 5.0
 """Seconds for which a node that could not be reached is not tried again."""

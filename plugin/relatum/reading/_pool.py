@@ -22,7 +22,7 @@ from relatum.processes import after_fork, leave_to_parent
 from relatum.reading._bounds import check_time
 from relatum.reading._connection import SocketConnection
 from relatum.waiting import LOOK_S
-from relatum.wire import NodeAddress
+from relatum.wire.frames import NodeAddress
 
 CONNECTIONS_MAX: Final = 16
 """The default limit of a reader's connections: about what keeps one broker node busy."""

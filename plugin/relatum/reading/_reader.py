@@ -42,11 +42,9 @@ from relatum.reading._plan import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, Turns, Use, check_limit
 from relatum.reading._scan import CREDIT, RecordBatch, Scan, Start, batches_of
 from relatum.waiting import current, has_passed
-from relatum.wire import (
-    StartSpec,
-    frames,
-    record_at,
-)
+from relatum.wire import frames
+from relatum.wire.chunk import record_at
+from relatum.wire.frames import StartSpec
 
 IDLE_S: Final = 60.0
 """Seconds between the wake-ups of a reader that waits for ever; any value will do."""

@@ -19,18 +19,10 @@ from relatum.reading._message import Message
 from relatum.reading._nodes import Nodes
 from relatum.reading._pool import Use
 from relatum.waiting import left_s
-from relatum.wire import (
-    NEXT,
-    Answer,
-    Chunk,
-    Code,
-    CreditRefused,
-    Event,
-    StartSpec,
-    StreamMoved,
-    frames,
-    split,
-)
+from relatum.wire import frames
+from relatum.wire.chunk import Chunk, split
+from relatum.wire.frames import NEXT, Code, StartSpec
+from relatum.wire.session import Answer, CreditRefused, Event, StreamMoved
 
 Start = int | datetime | Literal["first", "last", "next"]
 """An offset; a moment (by the broker's clock when it wrote the message); the first message; the first message of the

@@ -15,9 +15,9 @@ from relatum.errors import (
     ConnectionLost,
     ProtocolError,
 )
-from relatum.wire import _frames as frames
-from relatum.wire._chunk import Chunk, decode_deliver
-from relatum.wire._frames import Code, Command, Confirmed, NodeAddress, Refused
+from relatum.wire import frames
+from relatum.wire.chunk import Chunk, decode_deliver
+from relatum.wire.frames import Code, Command, Confirmed, NodeAddress, Refused
 
 SUBSCRIPTIONS: Final = 256
 """Subscription ids of one connection: one byte."""
