@@ -22,7 +22,9 @@ from relatum.errors import (
     StreamUnavailable,
 )
 from relatum.reading import BrokerAddress, SocketConnection, stream_connection
-from relatum.wire import Answer, Code, Event, StreamMoved, code_name, frames
+from relatum.wire import frames
+from relatum.wire.frames import Code
+from relatum.wire.session import Answer, Event, StreamMoved, code_name
 from relatum_spark._options import SinkOptions
 
 FRAME_BYTES: Final = 128 << 10

@@ -4,7 +4,7 @@ Nearly all records are a few sections with short constructors and maps of short 
 microseconds for a record; `Message` takes thirty. It leaves records of any other form to `Message`, so it guesses
 nothing.
 
-Source: see `relatum.wire._amqp10`.
+Source: see `relatum.wire.amqp10`.
 """
 
 import base64
@@ -21,7 +21,8 @@ from relatum.headers import TIME_HEADER
 from relatum.limits import TIME_US_MAX, TIME_US_MIN
 from relatum.reading import Message, Properties, header_value, is_header, property_text, reply_to_text
 from relatum.uuid7 import time_us_of
-from relatum.wire import Opaque, amqp10
+from relatum.wire import amqp10
+from relatum.wire.scalars import Opaque
 
 PROPERTY_NAMES: Final = tuple(field.name for field in fields(Properties))
 """The fields of the column `properties`, in order."""

@@ -7,8 +7,8 @@ import struct
 import threading
 from typing import Self
 
-from relatum.wire import _frames as frames
-from relatum.wire._frames import Code, Command
+from relatum.wire import frames
+from relatum.wire.frames import Code, Command
 from tests.unit.wire_samples import answered
 
 

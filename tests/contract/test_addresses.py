@@ -15,7 +15,7 @@ from relatum import Broker
 from relatum.errors import AccessRefused, BrokerUnavailable, StreamUnavailable
 from relatum.local import LocalRabbitMQ
 from relatum.reading import BrokerAddress
-from relatum.wire import _frames as frames
+from relatum.wire import frames
 from tests.contract._faces import FACES, open_face
 from tests.contract._node import EmptyNode, SilentLeader, Stranger
 from tests.support import START_S, declare_stream, in_a_try, publish_plain

@@ -339,7 +339,7 @@ def test_a_worn_connection_is_replaced_on_the_way(
     face: Face, streams: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More attaches than a connection should have give the same results."""
-    monkeypatch.setattr("relatum.reading._connection.ATTACHES_MAX", 50)
+    monkeypatch.setattr("relatum.wire.session.ATTACHES_MAX", 50)
     ids = [MessageId(streams[9], number % 10) for number in range(70)]
     assert [result.id for result in face.read_many(ids, window=1)] == ids
     assert [result.id for result in face.read_many(ids, window=len(ids))] == ids

@@ -577,12 +577,11 @@ def test_streams_have_no_threads_of_their_own(collecting: Collecting) -> None:
         before = Threads()
         with collector:
             wait_until(lambda: {f"{name} succeeded" for name in streams} <= set(told), what="all consumed")
-            # Those who ask, store or consume end when there is nothing to do; the one for readers' idle connections is
-            # the process's.
-            ending = ("-asks", "-stores", "-order")
+            # Those who ask, resolve names, store or consume end when there is nothing to do.
+            ending = ("-asks", "-resolving", "-stores", "-order")
             asking = [each for each in before.begun() if each.name.endswith(ending)]
             wait_until(lambda: not any(each.is_alive() for each in asking), what="nothing asked any more")
-            return sum(each.name != "relatum-heartbeats" for each in before.begun())
+            return len(before.begun())
 
     with new_streams(collecting.place.amqp, 12) as names:
         for name in names:

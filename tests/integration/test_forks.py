@@ -217,7 +217,6 @@ def test_locks_held_at_the_fork_do_not_stop_the_child(place: Place) -> None:
         streams: Any = reader._nodes
         locks = [
             EmbeddedRecorders._lock,
-            streams._lock,
             streams._pool._turns.lock,
             relations._servers._lock,
             orders._lock,

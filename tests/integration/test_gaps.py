@@ -8,7 +8,7 @@ import pytest
 
 from relatum.reading import StreamReader
 from relatum.recording.backfilling import plan_backfill
-from relatum.wire._chunk import _cramjam
+from relatum.wire.chunk import _cramjam
 from tests.integration.test_foreign import headed, in_batch, text
 from tests.support import wait_until
 from tests.support._raw_publisher import RawPublisher

@@ -146,10 +146,9 @@ def test_statements_are_prepared_where_no_pooler_is(database_url: str, tmp_path:
     with pgbouncer(database_url, tmp_path) as url:
         thresholds = {
             database_url: 5,
-            f"{database_url}?prepare_threshold=2": 2,
             f"{database_url}?pgbouncer=true": None,
             url: None,
-            f"{url}?prepare_threshold=3": 3,
+            f"{url}?pgbouncer=false": 5,
         }
         for each, expected in thresholds.items():
             engine = make_engine(each)

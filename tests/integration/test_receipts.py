@@ -240,9 +240,9 @@ def test_connections_share_one_recorder(place: Place, recorded: dict[str, Any], 
     for connection in connections:
         connection.close()
 
-    # The thread that keeps readers' idle connections alive belongs to the process, and ends when it finds none.
+    # Threads that wait for servers end once they are idle.
     def ended() -> bool:
-        left = {thread.name for thread in earlier.begun()} - {"relatum-heartbeats"}
+        left = {thread.name for thread in earlier.begun()}
         return not any(name.startswith("relatum-") for name in left)
 
     wait_until(ended, what="threads that end")

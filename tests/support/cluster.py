@@ -20,7 +20,8 @@ import pytest
 from relatum.errors import RelatumError
 from relatum.local import LocalRabbitMQ
 from relatum.reading import StreamReader
-from relatum.wire import StreamPlaces, frames
+from relatum.wire import frames
+from relatum.wire.frames import StreamPlaces
 from tests.support._streams import declare_stream, make_streams_survive, server_version
 from tests.support._waiting import START_S, wait_until
 from tests.support.ports import STREAM_OFFSET, Identity, free_port

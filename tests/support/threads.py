@@ -18,7 +18,5 @@ class Threads:
         """Whether a line of a log may be a later one's: no component that ran before has told it."""
         # Of one that has ended the number may be another's by now.
         return not any(
-            each.ident == record.thread and each.is_alive()
-            for each in self._earlier
-            if each.name.startswith("relatum") and each.name != "relatum-heartbeats"
+            each.ident == record.thread and each.is_alive() for each in self._earlier if each.name.startswith("relatum")
         )

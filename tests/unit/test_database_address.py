@@ -44,21 +44,13 @@ def test_an_address_has_a_name_for_the_log() -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "threshold"),
-    [
-        ("", None),
-        ("?prepare_threshold=7", 7),
-        ("?prepare_threshold=0", 0),
-        ("?prepare_threshold=none", 0),
-        ("?pgbouncer=true", 0),
-        ("?pgbouncer=false", None),
-        ("?sslmode=require&pgbouncer=1", 0),
-    ],
+    ("query", "is_pooled"),
+    [("", None), ("?pgbouncer=true", True), ("?pgbouncer=false", False), ("?sslmode=require&pgbouncer=1", True)],
 )
-def test_a_url_says_whether_statements_are_prepared(query: str, threshold: int | None) -> None:
-    """Where it says nothing that is found out when connecting; libpq never sees these options."""
+def test_a_url_says_whether_statements_are_prepared(query: str, is_pooled: bool | None) -> None:
+    """Where it says nothing that is found out when connecting; libpq never sees the option."""
     address = parse_database(f"postgresql://db/name{query}")
-    assert address.prepare_threshold == threshold
+    assert address.is_pooled == is_pooled
     assert address.parameters.keys() <= {"host", "dbname", "sslmode"}
 
 
@@ -79,7 +71,6 @@ def test_a_url_says_whether_statements_are_prepared(query: str, threshold: int |
         ("postgresql:///name?host=h1&host=h2", "host more than once"),
         ("postgresql:///name?host=h1:1", "after its host"),
         ("postgresql://user:secret@db/name?ssl_mode=require", "ssl_mode"),
-        ("postgresql://user:secret@db/name?prepare_threshold=often", "prepare_threshold"),
         ("postgresql://user:secret@db/name?connect_timeout=abc", "connect_timeout in the database's URL must be a"),
         ("postgresql://user:secret@db/name?keepalives_idle=1.5", "keepalives_idle in the database's URL"),
         ("postgresql://user:secret@db/name?tcp_user_timeout=", "tcp_user_timeout in the database's URL"),

@@ -15,7 +15,8 @@ from relatum.following._delivery import BYTES, GIVEN_BYTES, STREAMS, Delivery, G
 from relatum.following._followed import Finding, Followed
 from relatum.following._subscriptions import CHUNKS_MAX, CROWD, Interrupted, Subscription, Subscriptions
 from relatum.reading import Agreement, Message, Position, Properties, SocketConnection, StreamBounds, position_of
-from relatum.wire import Chunk, Login, StreamSession
+from relatum.wire.chunk import Chunk
+from relatum.wire.session import StreamSession
 from tests.unit.wire_samples import record
 
 WINDOW_BYTES = 1 << 20
@@ -472,7 +473,7 @@ def test_what_came_says_at_once_how_much_may_be_under_way() -> None:
 )
 def test_a_connection_is_crowded_where_the_broker_waits_for_each_stream(version: str, waits: bool) -> None:
     """From so many streams on, not before, and not where none waits for another; it takes more nevertheless."""
-    session = StreamSession(Login("user", "password"))
+    session = StreamSession()
     session.server_properties = {"version": version}
     subscriptions = Subscriptions(session)
     added = list[Subscription]()
@@ -491,7 +492,7 @@ def test_a_connection_of_which_the_other_side_reads_nothing_ends() -> None:
     async def run() -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            opened, lost = SocketConnection(ours, Login("user", "password")), list[Exception]()
+            opened, lost = SocketConnection(ours), list[Exception]()
             connection = Connection(opened, lambda *_: None, lambda _, error: lost.append(error))
             sent = 0
             while not lost:

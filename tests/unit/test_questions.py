@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from relatum.recording.embedded import ASK_S, SUBJECTS_MAX, UNUSED_S, Subject, Watched
-from relatum.wire._frames import Command
+from relatum.wire.frames import Command
 
 PAGE = (Path(__file__).parents[2] / "docs" / "questions.md").read_text()
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.errors import OffsetNotFound
-from relatum.reading import ATTACHES_MAX, KeptChunks, Message, SocketConnection
+from relatum.reading import KeptChunks, Message, SocketConnection
 from relatum.reading._plan import (
     ATTACH_S,
     BYTE_S,
@@ -24,9 +24,10 @@ from relatum.reading._plan import (
     PlannedAttach,
     StreamPlan,
 )
-from relatum.wire import Chunk, Login
-from relatum.wire import _frames as frames
-from relatum.wire._frames import Code, Command
+from relatum.wire import frames
+from relatum.wire.chunk import Chunk
+from relatum.wire.frames import Code, Command
+from relatum.wire.session import ATTACHES_MAX
 
 ROUND_TRIP_S = 0.2e-3
 
@@ -144,7 +145,7 @@ def connection() -> Iterator[SocketConnection]:
     """A connection whose other side says nothing."""
     near, far = socket.socketpair()
     with near, far:
-        yield SocketConnection(near, Login("user", "password"))
+        yield SocketConnection(near)
 
 
 def end(connection: SocketConnection, number: int) -> None:
@@ -163,19 +164,19 @@ def test_a_connection_wears_out_where_the_broker_keeps_files_open(
     """After so many attaches, not before, and only with a broker that leaks."""
     connection.session.server_properties = {"version": version}
     for _ in range(ATTACHES_MAX):
-        assert not connection.is_worn
+        assert not connection.session.is_worn
         # The least id again and again: it is free once the broker has answered its Unsubscribe.
-        assert connection.next_subscription() == 0
+        assert connection.session.take_subscription() == 0
         end(connection, 0)
-    assert connection.is_worn is is_worn
+    assert connection.session.is_worn is is_worn
 
 
 def test_ids_of_subscriptions_are_not_used_before_they_are_free(connection: SocketConnection) -> None:
     """An id that the broker may still deliver for is nobody else's; the least that is free comes next."""
-    assert [connection.next_subscription() for _ in range(2)] == [0, 1]
+    assert [connection.session.take_subscription() for _ in range(2)] == [0, 1]
     connection.session.unsubscribe(1)
     end(connection, 0)
-    assert [connection.next_subscription() for _ in range(2)] == [0, 2]
+    assert [connection.session.take_subscription() for _ in range(2)] == [0, 2]
 
 
 def read(asked: list[Place], size: int, bytes_max: int, record: bytes) -> tuple[list[Place], list[bool]]:

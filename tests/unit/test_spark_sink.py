@@ -24,8 +24,8 @@ from pyspark.sql.types import (
 from pyspark_relatum import DefaultSource
 from relatum.errors import InvalidInput, InvalidRelationshipKey, ProtocolError
 from relatum.reading import Message
-from relatum.wire import Login, StreamSession
-from relatum.wire import _frames as wire
+from relatum.wire import frames as wire
+from relatum.wire.session import StreamSession
 from relatum_spark._encode import encode_content, is_new_layout
 from relatum_spark._sequence import (
     NAME_BYTES_MAX,
@@ -97,7 +97,7 @@ def test_frames() -> None:
     assert len(wire.publish(3, [])) == wire.PUBLISH_BYTES
     confirm = struct.pack(">HHBI2Q", 3, 1, 7, 2, 11, 2**63)
     refusal = struct.pack(">HHBIQH", 4, 1, 7, 1, 12, 18)
-    session = StreamSession(Login("u", "p"))
+    session = StreamSession()
     assert session.receive(sized(confirm) + sized(refusal)) == [
         wire.Confirmed(7, (11, 2**63)),
         wire.Refused(7, ((12, 18),)),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from relatum.waiting import Deadline, Threads, in_thread, left_s, pause, within
+from relatum.waiting import Threads, in_thread, left_s, pause, within
 from tests.support import wait_until
 from tests.support.forking import in_child
 from tests.support.standstill import in_time
@@ -226,31 +226,6 @@ def test_a_thread_that_would_wait_for_itself_is_refused() -> None:
 
     with pytest.raises(RuntimeError, match="same threads"):
         threads.submit(nested).result(LIMIT_S)
-
-
-@pytest.mark.parametrize("most", [1, 3])
-def test_calls_that_look_at_no_deadline_are_replaced_once(most: int, gate: threading.Event) -> None:
-    """They hang long past their time: others go on. Where those that took their places hang too, that is all."""
-    threads, overdue, begun = Threads(most, "relatum-test"), Deadline(-10.0), threading.Semaphore(0)
-
-    def hang() -> None:
-        begun.release()
-        gate.wait(LIMIT_S)
-
-    for replaced in (most, 2 * most):
-        with within(overdue):
-            for _ in range(most):
-                threads.submit(hang)
-        assert all(begun.acquire(timeout=LIMIT_S) for _ in range(most))
-        answer = threads.submit(abs, -1)
-        if replaced == most:
-            assert answer.result(LIMIT_S) == 1
-        else:
-            time.sleep(0.6)
-            assert not answer.done()
-        wait_until(lambda: threads.replaced == most, what="all are replaced, and no more")
-    gate.set()
-    assert answer.result(LIMIT_S) == 1
 
 
 def test_a_child_has_threads_of_its_own(gate: threading.Event) -> None:

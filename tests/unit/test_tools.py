@@ -106,7 +106,7 @@ def test_private_modules_that_tests_import(house, tmp_path: Path):
     test = tmp_path / "tests/unit/test_tail.py"
     test.parent.mkdir(parents=True)
     test.write_text(
-        "from relatum.store import Tail\nfrom relatum.wire._frames import Code\n"
+        "from relatum.store import Tail\nfrom relatum.wire.frames import Code\n"
         "from relatum.recording._tail import a, b\nfrom relatum.recording import _tail\nimport relatum._start\n"
     )
     told = list(report.complaints(modules, tmp_path))

@@ -88,6 +88,10 @@ class Nothing:
 
     is_closed = False
 
+    def is_idle_for(self, _seconds: float) -> bool:
+        """As a connection has it."""
+        return False
+
     def close(self) -> None:
         """As a connection has it."""
         self.is_closed = True
@@ -96,7 +100,7 @@ class Nothing:
 def test_what_many_at_once_have_opened_is_kept_for_the_next() -> None:
     """As many as a reader may have by default, also when nobody asks any more; of more than that the rest is closed."""
     for limit in (CONNECTIONS_MAX, 2 * CONNECTIONS_MAX):
-        pool: Pool[None, Nothing] = Pool(limit)
+        pool: Any = Pool(limit)
         taken = [pool.take(None, Use.ANSWER, 0.0) for _ in range(limit)]
         assert [connection for _, connection in taken] == [None] * limit
         opened = [Nothing() for _ in taken]
@@ -109,7 +113,7 @@ def test_what_many_at_once_have_opened_is_kept_for_the_next() -> None:
 @pytest.mark.parametrize(("limit", "most"), [(16, 8), (4, 2), (2, 1)])
 def test_who_has_a_connection_may_have_others_while_there_are_plenty(limit: int, most: int) -> None:
     """Up to half of them; and none while somebody waits."""
-    pool = Pool[None, Any](limit)
+    pool = Pool(limit)
     turns, _ = pool.take(None, Use.ANSWER, 0.0)
     while pool.has_plenty:
         pool.take(None, Use.ANSWER, 0.0)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.errors import ChunkCorrupt, DataError, ProtocolError
-from relatum.wire import _chunk
-from relatum.wire._chunk import UnreadableRecord, decode_deliver, record_at, records_at, split
+from relatum.wire import chunk
+from relatum.wire.chunk import UnreadableRecord, decode_deliver, record_at, records_at, split
 from tests.unit.wire_samples import batch, deliver, record
 
 RECORDS = [b"one", b"", b"three" * 100]
@@ -74,7 +74,7 @@ def test_raw_snappy() -> None:
         (batch(RECORDS, 7, b""), "not known"),
         (batch(RECORDS, 1, gzip.compress(b"\0" * 10_000_000, mtime=0)), "another size"),
         (batch(RECORDS, 4, bytes(cramjam.zstd.compress(b"\0" * 10_000_000))), "larger"),
-        (batch(RECORDS, 1, gzip.compress(b"\0" * 100, mtime=0), size=_chunk.SUB_ENTRY_BYTES_MAX + 1), "limit"),
+        (batch(RECORDS, 1, gzip.compress(b"\0" * 100, mtime=0), size=chunk.SUB_ENTRY_BYTES_MAX + 1), "limit"),
         (batch(RECORDS, 0, b"\0\0\0\xff" * 3, size=12), "ends before|wrong length"),
     ],
 )
@@ -90,7 +90,7 @@ def test_batches_that_cannot_be_unpacked(entry: bytes, reason: str) -> None:
 
 def test_a_codec_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without cramjam its codecs are unreadable, with the name of what to install."""
-    monkeypatch.setattr(_chunk, "_cramjam", lambda name: None)
+    monkeypatch.setattr(chunk, "_cramjam", lambda name: None)
     ((_, unreadable), *_) = all_records(deliver(batch([b"a"], 3, b"?"), 1, 1))
     assert isinstance(unreadable, UnreadableRecord)
     assert "cramjam" in unreadable.reason
@@ -98,7 +98,7 @@ def test_a_codec_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_large_batches_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """What unpacks to much is handed on in parts, so that it never lies in memory at once."""
-    monkeypatch.setattr(_chunk, "PIECE_BYTES_MAX", 100)
+    monkeypatch.setattr(chunk, "PIECE_BYTES_MAX", 100)
     records = [b"x" * 30] * 3
     data = batch(records, 0) * 5
     pieces = list(split(decode_deliver(deliver(data, 5, 15))))
@@ -199,6 +199,6 @@ def test_many_small_records_come_in_pieces(what: str) -> None:
     found = 0
     for first, records in split(decode_deliver(deliver(data, entries, count))):
         assert first == 100 + found
-        assert len(records) <= 2 * _chunk.PIECE_RECORDS_MAX
+        assert len(records) <= 2 * chunk.PIECE_RECORDS_MAX
         found += len(records)
     assert found == count

@@ -4,7 +4,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 
-from relatum.wire import _frames as frames
+from relatum.wire import frames
 
 
 def record(raw: bytes) -> bytes:

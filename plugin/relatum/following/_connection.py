@@ -44,10 +44,10 @@ class Connection:
         self._connection = connection
         self._placed = placed
         self._lost = lost
-        self._session = connection.session
-        self._session.reports_damage = True
-        self.subscriptions = Subscriptions(self._session)
-        self._socket = connection.hand_over()
+        self.session = connection.session
+        self.session.reports_damage = True
+        self.subscriptions = Subscriptions(self.session)
+        self._socket = connection.socket
         self._loop = asyncio.get_running_loop()
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._unsent = bytearray()
@@ -78,7 +78,7 @@ class Connection:
             if not count:
                 raise ConnectionLost("The broker closed a stream connection.")
             self._received_at = time.monotonic()
-            places = self.subscriptions.receive(self._session.receive(self._buffer[:count]))
+            places = self.subscriptions.receive(self.session.receive(self._buffer[:count]))
             if places:
                 self._placed(self, places)
             if not self._is_open or self._is_paused:
@@ -101,7 +101,7 @@ class Connection:
                 self._end(error)
 
     def _send(self) -> None:
-        self._unsent += self._session.take_outgoing()
+        self._unsent += self.session.take_outgoing()
         try:
             while self._unsent:
                 sent = self._socket.send(self._unsent)
@@ -139,13 +139,13 @@ class Connection:
     def _beat(self) -> None:
         """Send a heartbeat if one is due; end the connection if the broker has been silent for too long."""
         self._beating = self._loop.call_later(BEAT_S, self._beat)
-        now, heartbeat_s = time.monotonic(), self._session.heartbeat_s
+        now, heartbeat_s = time.monotonic(), self.session.heartbeat_s
         if not heartbeat_s:
             return
         if now - self._received_at > heartbeat_s * SILENCE_HEARTBEATS and not self._is_paused:
             self._end(ConnectionLost("A stream connection was lost: the broker sent nothing for too long."))
         elif now - self._sent_at > heartbeat_s / 2:
-            self._session.send(frames.heartbeat())
+            self.session.send(frames.heartbeat())
             self.flush()
 
     def _end(self, error: Exception) -> None:
@@ -160,13 +160,13 @@ class Connection:
         self._loop.remove_writer(self._socket)
         # The answer to the broker's Close, or our own Close.
         with contextlib.suppress(OSError, ValueError):
-            self._socket.send(bytes(self._unsent + self._session.take_outgoing()))
+            self._socket.send(bytes(self._unsent + self.session.take_outgoing()))
         self._connection.abandon()
 
     def close(self) -> None:
         """Send Close as best effort, and close the connection."""
         if self._is_open:
-            self._session.leave()
+            self.session.leave()
             self._drop()
 
 

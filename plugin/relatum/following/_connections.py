@@ -143,7 +143,7 @@ class Connections:
             if self._misplaced.get(stream) is asked:
                 del self._misplaced[stream]
         now = time.monotonic()
-        for node in other_nodes(places, home.subscriptions.own_node):
+        for node in other_nodes(places, home.session.own_node):
             if self._node(node).out_until <= now:
                 return node
         message = f"The stream {stream!r} has no replica on a reachable node."
@@ -195,7 +195,7 @@ class Connections:
         """Start to open another connection; raise if `connections_max` is reached."""
         if node.is_opening or self._is_closed:
             return
-        if len(self) >= self._connections_max + sum(each.subscriptions.is_worn for each in node.connections):
+        if len(self) >= self._connections_max + sum(each.session.is_worn for each in node.connections):
             raise ConfigurationError(
                 f"To follow more streams takes more than connections_max={self._connections_max} connections: "
                 "divide the streams among more processes"
@@ -246,7 +246,7 @@ class Connections:
         self.is_away = False
         self._back()
         connection.pause(self._is_paused)
-        for worn in [each for each in node.connections if each.subscriptions.is_worn]:
+        for worn in [each for each in node.connections if each.session.is_worn]:
             # The broker keeps too many files open for this connection.
             self._forget(node, worn)
             worn.close()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from relatum.following._events import Event, Failed, Hole, Records, Replaced
 from relatum.reading import Message, RecordBatch, UnreadableRecord
-from relatum.wire import Chunk, record_at, small_records, split
+from relatum.wire.chunk import Chunk, record_at, small_records, split
 
 if TYPE_CHECKING:
     from relatum.following._followed import Followed

@@ -25,7 +25,8 @@ from relatum.following._events import Attached, CaughtUp, Event, Hole, Replaced
 from relatum.following._subscriptions import Ended, Interrupted, Subscription
 from relatum.reading import Agreement, Message, NodeAddress, Position, RecordBatch, StreamBounds, position_of
 from relatum.waiting import Pauses, may_repeat
-from relatum.wire import Chunk, Code
+from relatum.wire.chunk import Chunk
+from relatum.wire.frames import Code
 
 if TYPE_CHECKING:
     from relatum.following._follower import StreamFollower

@@ -8,22 +8,11 @@ now.
 from typing import TYPE_CHECKING, Final
 
 from relatum.errors import RelatumError, StreamUnavailable
-from relatum.reading import ATTACHES_MAX, CLOSES_SINCE, NodeAddress, StreamPlaces, refusal
-from relatum.wire import (
-    SUBSCRIPTIONS,
-    Answer,
-    Chunk,
-    Code,
-    CreditRefused,
-    Damaged,
-    Event,
-    Start,
-    StartSpec,
-    StreamMoved,
-    StreamSession,
-    frames,
-    is_before,
-)
+from relatum.reading import StreamPlaces, refusal
+from relatum.wire import frames
+from relatum.wire.chunk import Chunk
+from relatum.wire.frames import Code, Start, StartSpec
+from relatum.wire.session import SUBSCRIPTIONS, Answer, CreditRefused, Damaged, Event, StreamMoved, StreamSession
 
 if TYPE_CHECKING:
     from relatum.following._connection import Connection
@@ -109,37 +98,16 @@ class Subscriptions:
         self._awaiting: dict[int, None] = {}
         self._barriers: dict[int, list[int]] = {}
         self._places: set[int] = set()
-        self._attaches = 0
 
     @property
     def room(self) -> int:
         """The number of subscriptions that still fit; numbers being unsubscribed are not free yet."""
-        return min(SUBSCRIPTIONS - self._session.subscription_count, self._attaches_left)
+        return min(SUBSCRIPTIONS - self._session.subscription_count, self._session.attaches_left)
 
     @property
     def is_crowded(self) -> bool:
         """Whether the streams on this connection would delay another one."""
-        return len(self._all) >= CROWD and is_before(self._version, WAITS_BEFORE)
-
-    @property
-    def is_worn(self) -> bool:
-        """Whether the connection must be replaced: old brokers leak files for each subscription, up to a limit."""
-        return self._attaches_left <= 0
-
-    @property
-    def _attaches_left(self) -> int:
-        return ATTACHES_MAX - self._attaches if is_before(self._version, CLOSES_SINCE) else SUBSCRIPTIONS
-
-    @property
-    def _version(self) -> str:
-        return self._session.server_properties.get("version", "")
-
-    @property
-    def own_node(self) -> NodeAddress:
-        """The connection's node, by the name it advertises."""
-        properties = self._session.connection_properties
-        port = properties.get("advertised_port", "")
-        return NodeAddress(properties.get("advertised_host", ""), int(port) if port.isdecimal() else 0)
+        return len(self._all) >= CROWD and self._session.is_of_before(WAITS_BEFORE)
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -147,7 +115,6 @@ class Subscriptions:
         """Subscribe, with one credit and a barrier."""
         number = self._session.take_subscription()
         correlation = self._session.next_correlation()
-        self._attaches += 1
         self._answers[correlation] = number
         subscription = self._all[number] = Subscription(followed, number, window_bytes)
         start = StartSpec(Start.OFFSET, offset)

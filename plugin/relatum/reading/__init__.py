@@ -16,15 +16,13 @@ from relatum.reading._async_reader import AsyncStreamReader
 from relatum.reading._bounds import StreamBounds, bounds_or_error, ends_of_known, is_of_all, refusal
 from relatum.reading._connecting import HEARTBEAT_S
 from relatum.reading._connection import (
-    ATTACHES_MAX,
-    CLOSES_SINCE,
     NOT_BY_STREAMS,
     RECEIVE_BYTES,
     SILENCE_HEARTBEATS,
     SocketConnection,
     stream_connection,
 )
-from relatum.reading._login import BrokerLogin, login_of_query
+from relatum.reading._login import AuthMechanism, BrokerLogin, login_of_query
 from relatum.reading._many import KeptChunks
 from relatum.reading._message import Message, type_and_id_of
 from relatum.reading._message_parts import (
@@ -42,11 +40,10 @@ from relatum.reading._plan import Result
 from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.reading._reader import StreamReader
 from relatum.reading._scan import RecordBatch
-from relatum.wire import AuthMechanism, NodeAddress, StreamPlaces, UnreadableRecord
+from relatum.wire.chunk import UnreadableRecord
+from relatum.wire.frames import NodeAddress, StreamPlaces
 
 __all__ = [
-    "ATTACHES_MAX",
-    "CLOSES_SINCE",
     "CONNECTIONS_MAX",
     "GOODBYE_S",
     "HEARTBEAT_S",

@@ -26,7 +26,8 @@ from relatum.reading._message import Message
 from relatum.reading._message_parts import property_text
 from relatum.reading._plan import Result
 from relatum.waiting import left_s
-from relatum.wire import Code, Confirmed, Refused, amqp10, frames
+from relatum.wire import amqp10, frames
+from relatum.wire.frames import Code, Confirmed, Refused
 
 if TYPE_CHECKING:
     from relatum.reading._many import KeptChunks

@@ -8,7 +8,10 @@ time-out, and many can be in flight. Yet if nothing came, this does not prove th
 
 from relatum.reading._bounds import moved, refusal
 from relatum.reading._connection import SocketConnection
-from relatum.wire import Answer, Chunk, Code, Event, StartSpec, StreamMoved, frames
+from relatum.wire import frames
+from relatum.wire.chunk import Chunk
+from relatum.wire.frames import Code, StartSpec
+from relatum.wire.session import Answer, Event, StreamMoved
 
 
 class Attach:
@@ -38,7 +41,7 @@ class Attach:
     def __init__(self, connection: SocketConnection, stream: str, start: StartSpec, chunks: int = 1) -> None:
         self._session = session = connection.session
         self.stream = stream
-        self.subscription = connection.next_subscription()
+        self.subscription = session.take_subscription()
         self.subscribed = session.next_correlation()
         self.barrier = session.next_correlation()
         self.granted = chunks

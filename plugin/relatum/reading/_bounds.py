@@ -20,7 +20,8 @@ from relatum.errors import (
 )
 from relatum.limits import INTEGER_MAX
 from relatum.waiting import current, has_passed
-from relatum.wire import Code, code_name
+from relatum.wire.frames import Code
+from relatum.wire.session import code_name
 
 if TYPE_CHECKING:
     from relatum.reading._reader import StreamReader

@@ -17,7 +17,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from concurrent.futures import wait
 from typing import Final, TypeVar
 
 from pika.adapters.utils.connection_workflow import AMQPConnectorStackTimeout
@@ -33,7 +33,7 @@ from relatum.errors import (
     TlsRefused,
 )
 from relatum.reading._address import BrokerAddress
-from relatum.waiting import LOOK_S, ended, has_passed
+from relatum.waiting import LOOK_S, Threads, ended, has_passed
 
 logger = logging.getLogger("relatum.broker")
 
@@ -49,8 +49,14 @@ HANDSHAKE_S_MIN: Final = 0.5
 BROKERS_MAX: Final = 256
 """Brokers whose last address is remembered; more than a process has."""
 
+WOULD_BLOCK: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+"""Errors of a socket that can neither be read nor written now."""
+
 PASSED_OVER: Final = (BrokerUnavailable, ReadTimeout, AccessRefused, ConfigurationError, ProtocolError)
 """Errors after which the next address is tried: a node may be configured differently."""
+
+_resolving: Final = Threads(4, "relatum-resolving")
+"""Resolvers ignore deadlines: so they run in threads of their own, and no caller's thread hangs."""
 
 _Connection = TypeVar("_Connection")
 
@@ -123,18 +129,32 @@ def open_socket(host: str, port: int, tls: ssl.SSLContext | None, name: str | No
     return stream
 
 
-def slice_s(until: float, error: OSError | None = None) -> float:
-    """Return seconds until the next look at the call's deadline, which may be moved up; raises `TimeoutError`."""
+def is_ready(stream: socket.socket, event: int, until: float) -> bool:
+    """Wait until a socket can be read or written, or until the next look at the call's deadline, which may be moved up.
+
+    Raises:
+        TimeoutError: No time is left.
+    """
+    poll = select.poll()
+    poll.register(stream, event)
+    return bool(poll.poll(_slice_s(until) * 1000))
+
+
+def _slice_s(until: float) -> float:
+    """Return the seconds until the next look at the call's deadline; `TimeoutError` if no time is left."""
     left_s = until - time.monotonic()
     if left_s <= 0 or has_passed():
-        raise TimeoutError("timed out") from error
+        raise TimeoutError("timed out")
     return min(left_s, LOOK_S)
 
 
 def _connected(host: str, port: int, until: float) -> socket.socket:
     """Connect to the first of a host's addresses that answers, each within its share of the time."""
     error: OSError = OSError(f"{host} has no address")
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    resolving = _resolving.submit(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    while not resolving.done():
+        wait([resolving], _slice_s(until))
+    addresses = resolving.result()
     for number, (family, kind, protocol, _, where) in enumerate(addresses):
         now = time.monotonic()
         share_s = (until - now) / (len(addresses) - number)
@@ -143,7 +163,8 @@ def _connected(host: str, port: int, until: float) -> socket.socket:
             stream.setblocking(False)
             code = stream.connect_ex(where)
             if code == errno.EINPROGRESS:
-                _wait_until_writable(stream, now + share_s)
+                while not is_ready(stream, select.POLLOUT, now + share_s):
+                    pass
                 code = stream.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
                 raise OSError(code, os.strerror(code))  # noqa: TRY301 - the next address is tried
@@ -158,18 +179,15 @@ def _connected(host: str, port: int, until: float) -> socket.socket:
     raise error
 
 
-def _wait_until_writable(stream: socket.socket, until: float) -> None:
-    poll = select.poll()
-    poll.register(stream, select.POLLOUT)
-    while not poll.poll(slice_s(until) * 1000):
-        pass
-
-
 def _shake_hands(stream: ssl.SSLSocket, until: float) -> None:
     while True:
-        stream.settimeout(slice_s(until))
-        with suppress(TimeoutError):
+        try:
             stream.do_handshake()
+        except ssl.SSLWantReadError:
+            is_ready(stream, select.POLLIN, until)
+        except ssl.SSLWantWriteError:
+            is_ready(stream, select.POLLOUT, until)
+        else:
             return
 
 

@@ -1,10 +1,9 @@
-"""A blocking connection of the stream protocol: a socket and its session."""
+"""A blocking connection of the stream protocol: a socket, the login, and requests."""
 
 import contextlib
 import math
+import select
 import socket
-import ssl
-import struct
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -21,20 +20,29 @@ from relatum.errors import (
 from relatum.processes import after_fork
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp import NamelessCluster, cluster_meant, forget_cluster
-from relatum.reading._connecting import HEARTBEAT_S, first_answering, not_reached, open_socket, slice_s
-from relatum.waiting import LOOK_S, has_passed
-from relatum.wire import (
-    AnotherCluster,
-    AnotherProtocol,
-    Answer,
-    Event,
-    Login,
-    MechanismNotTaken,
-    NodeAddress,
-    StreamSession,
-    frames,
-    is_before,
-)
+from relatum.reading._connecting import HEARTBEAT_S, WOULD_BLOCK, first_answering, is_ready, not_reached, open_socket
+from relatum.waiting import has_passed
+from relatum.wire import frames
+from relatum.wire.frames import Code
+from relatum.wire.session import AnotherProtocol, Answer, Event, StreamSession, code_name
+
+CLIENT_PROPERTIES: Final = {"product": "Relatum", "platform": "Python", "connection_name": "relatum"}
+
+EXTERNAL_SINCE: Final = (3, 12, 1)
+"""The first version that is known to accept EXTERNAL by the stream protocol.
+
+Before, a connection that asks for it ends with a crash report in the broker's log (seen with 3.10.8). The last versions
+of 3.10 and 3.11 may accept it, and are not asked. Source: rabbitmq-server, pull request 8488.
+"""
+
+
+class AnotherCluster(BrokerUnavailable):
+    """Another cluster answers, or one that does not give its name; nothing of a login was sent."""
+
+
+class MechanismNotTaken(ConfigurationError):
+    """The server does not accept the mechanism by the stream protocol."""
+
 
 NOT_BY_STREAMS: Final = (AnotherProtocol, TlsRefused, MechanismNotTaken, NamelessCluster)
 """Errors that are final for a stream port that was given; a guessed port with one of them is another server's."""
@@ -51,21 +59,18 @@ SEND_S_MIN: Final = 0.5
 GOODBYE_S: Final = 1.0
 """Time limit in seconds for sending the last bytes."""
 
-ATTACHES_MAX: Final = 500
-"""Attaches after which a connection to a leaking broker is replaced; a new one takes as long as a few attaches."""
-
-CLOSES_SINCE: Final = (3, 12)
-"""The version from which Unsubscribe certainly closes the file that was read. RabbitMQ 3.10.8 keeps one open for each
-attach until the connection ends, up to the node's limit, and then the node fails. Source: rabbitmq-server issue 6317,
-fixed in patch releases of 3.10 and 3.11 after November 2022; those count as leaking, too, which costs little."""
-
 _ENABLE: Final = "If RabbitMQ runs there, enable its stream plugin: rabbitmq-plugins enable rabbitmq_stream."
 
 
 class SocketConnection:
     """One connection, for one thread at a time.
 
+    Args:
+        stream: A connected socket.
+        heartbeat_s: The requested heartbeat interval in seconds; 0 for none.
+
     Attributes:
+        socket: The socket, which never blocks.
         session: The session on it.
         deadline: When answers must have come, by `time.monotonic`; set by the caller.
         is_usable: False once it failed or timed out: the next bytes on the socket are then unknown.
@@ -73,18 +78,11 @@ class SocketConnection:
         settled: Exchanges whose bindings are all recovered.
     """
 
-    def __init__(self, stream: socket.socket, login: Login) -> None:
-        self._socket = stream
-        self._slice_s = LOOK_S
-        # The kernel's time-outs are free; Python's, which TLS needs, cost a system call more each time.
-        self._has_kernel_timeouts = not isinstance(stream, ssl.SSLSocket)
-        stream.settimeout(None if self._has_kernel_timeouts else LOOK_S)
-        if self._has_kernel_timeouts:
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                stream.setsockopt(socket.SOL_SOCKET, option, _timeval(LOOK_S))
+    def __init__(self, stream: socket.socket, heartbeat_s: int = 0) -> None:
+        stream.setblocking(False)
+        self.socket = stream
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
-        self._attaches = 0
-        self.session = StreamSession(login)
+        self.session = StreamSession(heartbeat_s)
         self.deadline = math.inf
         self.is_usable = True
         self.is_reused = False
@@ -114,16 +112,15 @@ class SocketConnection:
                 "rabbitmq-stream:// URL."
             )
         cluster = cluster_meant(address, timeout_s=timeout_s) if address.stream_port_guessed else None
-        mechanism = address.login.mechanism
-        login = Login(address.user, address.secret(), address.vhost, mechanism, heartbeat_s, cluster)
+        secret = address.secret()
         tls = address.login.tls_context() if address.stream_tls else None
         deadline = time.monotonic() + timeout_s
         stream: socket.socket | None = None
         try:
             stream = open_socket(host, port, tls, address.login.server_name_for(host), deadline)
-            connection = cls(stream, login)
+            connection = cls(stream, heartbeat_s)
             connection.deadline = deadline
-            connection.session.log_in(connection.exchange)
+            connection._log_in(address, secret, cluster)
         except BaseException as error:
             if stream is not None:
                 stream.close()
@@ -134,6 +131,45 @@ class SocketConnection:
                 raise
             raise explained from error
         return connection
+
+    # --- login --------------------------------------------------------------------------------------------
+
+    def _log_in(self, address: BrokerAddress, secret: str, cluster: str | None) -> None:
+        """Log in, to the cluster of that name (None: any): servers name theirs before they get user and password."""
+        session, mechanism = self.session, address.login.mechanism
+        greeting = self.answer(frames.peer_properties, CLIENT_PROPERTIES)
+        session.server_properties = frames.decode_table(_body(greeting, "greets"))
+        if cluster is not None and session.server_properties.get("cluster_name") != cluster:
+            raise AnotherCluster(f"The server of the stream protocol there is not the cluster {cluster!r}.")
+        # One at a time: RabbitMQ (3.10 and 4.3) closes the connection if frames are sent ahead during the login.
+        handshake = self.answer(frames.about, frames.Command.SASL_HANDSHAKE)
+        offered = frames.decode_strings(_body(handshake, "offers mechanisms"))
+        if mechanism not in offered:
+            raise MechanismNotTaken(f"The broker does not offer {mechanism}, only {', '.join(offered)}.")
+        if mechanism == "EXTERNAL" and session.is_of_before(EXTERNAL_SINCE):
+            raise MechanismNotTaken(
+                f"RabbitMQ {session.server_properties['version']} cannot take EXTERNAL by the stream protocol: update "
+                "it to 3.12.1 or later, or log in by PLAIN."
+            )
+        response = b"" if mechanism == "EXTERNAL" else f"\0{address.user}\0{secret}".encode()
+        answer = self.answer(frames.sasl_authenticate, mechanism, response)
+        if answer.code == Code.AUTHENTICATION_FAILURE_LOOPBACK:
+            raise AccessRefused(f"The user {address.user!r} may connect to the broker from its own machine only.")
+        if answer.code in (Code.AUTHENTICATION_FAILURE, Code.SASL_ERROR, Code.SASL_CHALLENGE):
+            raise AccessRefused(
+                f"The broker refuses the user {address.user!r} (virtual host {address.vhost!r}): the name, the "
+                "password or the certificate is wrong; RabbitMQ does not say which."
+            )
+        _body(answer, "logs in")
+        while not session.is_tuned:
+            self.exchange()
+        opened = self.answer(frames.about, frames.Command.OPEN, address.vhost)
+        if opened.code in (Code.VHOST_ACCESS_FAILURE, Code.ACCESS_REFUSED):
+            raise AccessRefused(
+                f"The user {address.user!r} may not use the virtual host {address.vhost!r}, or there is none."
+            )
+        session.connection_properties = frames.decode_table(_body(opened, "opens the virtual host"))
+        session.is_open = True
 
     # --- bytes --------------------------------------------------------------------------------------------
 
@@ -187,25 +223,11 @@ class SocketConnection:
     def _receive(self, timeout_s: float) -> memoryview:
         """Receive bytes, valid until the next call; empty if the peer hung up. 0 takes what has arrived."""
         until = time.monotonic() + timeout_s
-        self._wait_for(min(timeout_s, LOOK_S))
-        flags = socket.MSG_DONTWAIT if self._has_kernel_timeouts and not timeout_s else 0
         while True:
             try:
-                return self._buffer[: self._socket.recv_into(self._buffer, 0, flags)]
-            except (BlockingIOError, ssl.SSLWantReadError, TimeoutError) as error:
-                self._wait_for(slice_s(until, error))
-
-    def _wait_for(self, seconds: float) -> None:
-        """Set the time-out of the next call. It costs a system call, so it is set only if it changes."""
-        if seconds == self._slice_s:
-            return
-        if not self._has_kernel_timeouts:
-            self._socket.settimeout(seconds)
-        elif seconds:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
-        else:
-            return  # The kernel takes 0 for no time-out.
-        self._slice_s = seconds
+                return self._buffer[: self.socket.recv_into(self._buffer)]
+            except WOULD_BLOCK:
+                is_ready(self.socket, select.POLLIN, until)
 
     def _received(self, data: memoryview) -> list[Event]:
         if not data:
@@ -233,13 +255,16 @@ class SocketConnection:
             self._sent_at = time.monotonic()
 
     def _send(self, data: bytes, until: float) -> None:
-        self._wait_for(LOOK_S)
         unsent = memoryview(data)
         while unsent:
             try:
-                unsent = unsent[self._socket.send(unsent) :]
-            except (BlockingIOError, ssl.SSLWantWriteError, TimeoutError) as error:
-                slice_s(until, error)
+                unsent = unsent[self.socket.send(unsent) :]
+            except WOULD_BLOCK:
+                is_ready(self.socket, select.POLLOUT, until)
+
+    def is_idle_for(self, seconds: float) -> bool:
+        """Whether nothing was sent for so long."""
+        return time.monotonic() - self._sent_at >= seconds
 
     def put_by(self, timeout_s: float) -> None:
         """Send pending bytes without waiting for an answer; abandon a connection that has ended."""
@@ -271,40 +296,19 @@ class SocketConnection:
 
     def answers(self, *correlations: int) -> list[Answer]:
         """Wait for the answers to sent requests; other events are dropped."""
-        return self.session.answers_to(self.exchange, *correlations)
-
-    def next_subscription(self) -> int:
-        """Return a number for a subscription, and count it for `is_worn`."""
-        self._attaches += 1
-        return self.session.take_subscription()
-
-    @property
-    def is_worn(self) -> bool:
-        """True if the connection should be replaced: the broker holds too many files open for it."""
-        return self._attaches >= ATTACHES_MAX and self.is_of_before(CLOSES_SINCE)
-
-    def is_of_before(self, version: tuple[int, ...]) -> bool:
-        """Whether the broker is older than a version."""
-        return is_before(self.session.server_properties.get("version", ""), version)
-
-    @property
-    def own_node(self) -> NodeAddress:
-        """The node of this connection, as it advertises itself."""
-        properties = self.session.connection_properties
-        port = properties.get("advertised_port", "")
-        return NodeAddress(properties.get("advertised_host", ""), int(port) if port.isdecimal() else 0)
+        answers: dict[int, Answer] = {}
+        while len(answers) < len(correlations):
+            for event in self.exchange():
+                if type(event) is Answer and event.correlation in correlations:
+                    answers[event.correlation] = event
+        return [answers[correlation] for correlation in correlations]
 
     # --- the end ------------------------------------------------------------------------------------------
-
-    def hand_over(self) -> socket.socket:
-        """Return the socket, non-blocking from now on, for a loop that exchanges the session's bytes itself."""
-        self._socket.setblocking(False)
-        return self._socket
 
     def abandon(self) -> None:
         """Close the socket without a Close frame: a late answer would be taken for another request's."""
         self.is_usable = self.session.is_open = False
-        self._socket.close()
+        self.socket.close()
 
     def close(self) -> None:
         """Send a Close, best effort, and close the socket."""
@@ -318,10 +322,13 @@ class SocketConnection:
         self.abandon()
 
 
-def _timeval(seconds: float) -> bytes:
-    """Encode a time-out for the kernel."""
-    whole = int(seconds)
-    return struct.pack("@ll", whole, max(1, round((seconds - whole) * 1_000_000)))
+def _body(answer: Answer, step: str) -> bytes:
+    """Return the body of an answer in the login that must be OK, or raise its error."""
+    if answer.code == Code.OK:
+        return answer.body
+    if answer.code == Code.ACCESS_REFUSED:
+        raise AccessRefused("The broker refuses this user.")
+    raise BrokerUnavailable(f"The broker answered {code_name(answer.code)} where a connection {step}.")
 
 
 def stream_connection(address: BrokerAddress, timeout_s: float, heartbeat_s: int = HEARTBEAT_S) -> SocketConnection:

@@ -19,7 +19,9 @@ from relatum.reading._bounds import refusal
 from relatum.reading._connection import SocketConnection
 from relatum.reading._nodes import Nodes, missing
 from relatum.waiting import pause
-from relatum.wire import Answer, Code, frames
+from relatum.wire import frames
+from relatum.wire.frames import Code
+from relatum.wire.session import Answer
 
 ROUTE_SINCE: Final = (4, 3)
 """The version from which Route is known to be safe. In 3.10.8 the one process that serves all stream connections of a
@@ -136,7 +138,7 @@ def _partitions(connection: SocketConnection, exchange: str, before: list[str] |
     found = _strings(answer, exchange)
     if found == before:
         connection.settled.add(exchange)
-    may_lack = exchange not in connection.settled and connection.is_of_before(RECOVERED_SINCE)
+    may_lack = exchange not in connection.settled and connection.session.is_of_before(RECOVERED_SINCE)
     return found, bool(found) and may_lack
 
 

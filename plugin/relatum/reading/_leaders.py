@@ -41,7 +41,9 @@ from relatum.reading._many import LANES_MAX, KeptChunks
 from relatum.reading._nodes import Node, Nodes, OutOfReach, places_in
 from relatum.reading._pool import Use
 from relatum.waiting import pause
-from relatum.wire import FIRST, LAST, Chunk, Code, NodeAddress, frames
+from relatum.wire import frames
+from relatum.wire.chunk import Chunk
+from relatum.wire.frames import FIRST, LAST, Code, NodeAddress
 
 STATS_SINCE: Final = (3, 11)
 """The version from which StreamStats is answered."""
@@ -247,7 +249,7 @@ def _bounds(connection: SocketConnection, stream: str, *, any_node: bool = False
     if shown is not None:
         return shown
     may_be_empty = not first.chunks
-    if may_be_empty and not any_node and not connection.is_of_before(STATS_SINCE):
+    if may_be_empty and not any_node and not connection.session.is_of_before(STATS_SINCE):
         if _has_no_message(connection, stream):
             return StreamBounds(None, None, is_proven=True)
         # A leader shows nothing until another replica has answered, however long that takes after an election.
@@ -308,7 +310,7 @@ def check_leading(connection: SocketConnection, last: Attach, *, any_node: bool)
     if last.code not in (Code.OK, Code.STREAM_NOT_AVAILABLE):
         last.check()
     places = places_in(last.answer, last.stream)
-    if not any_node and (places.code != Code.OK or places.leader != connection.own_node):
+    if not any_node and (places.code != Code.OK or places.leader != connection.session.own_node):
         message = f"The stream {last.stream!r} is led by another node, or by none at present."
         raise LedElsewhere(message, stream=last.stream, leader=places.leader)
 

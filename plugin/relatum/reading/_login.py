@@ -4,20 +4,20 @@ import base64
 import logging
 import os
 import ssl
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import parse_qsl
 
 from relatum.checks import checked_text, shown
 from relatum.errors import ConfigurationError
-from relatum.wire import AuthMechanism
 
 logger = logging.getLogger("relatum.broker")
+
+AuthMechanism: TypeAlias = Literal["PLAIN", "EXTERNAL"]
+"""The SASL mechanism: a password, or the certificate of the TLS connection."""
 
 MECHANISMS: Final = ("PLAIN", "EXTERNAL")
 
@@ -35,7 +35,7 @@ _PARAMETERS: Final = {
     "auth": "mechanism",
     "auth_mechanism": "mechanism",
     "cacertfile": "ca",
-    "cadata": "ca",
+    "cadata": "ca_text",
     "cafile": "ca",
     "capath": "ca_directory",
     "certfile": "certificate",
@@ -58,9 +58,8 @@ _warned: Final[set[str]] = set()
 class BrokerLogin:
     """The login to a broker. Neither `repr` nor errors show keys and passwords.
 
-    Files are read when connecting, and again if they have changed. A file may be given as its PEM text, for processes
-    on other machines (Spark's executors). An `ssl_context` replaces the files, and is used as it is; it is not
-    compared, since each connection may have its own.
+    Files are read when connecting, and again if they have changed. An `ssl_context` replaces the files, and is used as
+    it is; it is not compared, since each connection may have its own.
 
     Raises:
         ConfigurationError: options contradict each other.
@@ -68,10 +67,11 @@ class BrokerLogin:
 
     mechanism: AuthMechanism = "PLAIN"
     ssl_context: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
-    ca: str | None = field(default=None, repr=False)
+    ca: str | None = None
+    ca_text: str | None = field(default=None, repr=False)
     ca_directory: str | None = None
-    certificate: str | None = field(default=None, repr=False)
-    key: str | None = field(default=None, repr=False)
+    certificate: str | None = None
+    key: str | None = None
     key_password: str | None = field(default=None, repr=False)
     verifies: bool = True
     server_name: str | None = None
@@ -81,9 +81,10 @@ class BrokerLogin:
             raise ConfigurationError(f"auth_mechanism= takes 'PLAIN' or 'EXTERNAL', not {shown(self.mechanism)}")
         if self.ssl_context is not None and not isinstance(self.ssl_context, ssl.SSLContext):
             raise ConfigurationError(f"ssl_context= takes an ssl.SSLContext, not {type(self.ssl_context).__name__}")
-        for name in ("ca", "ca_directory", "certificate", "key", "server_name"):
-            if getattr(self, name) is not None:
-                checked_text(name, getattr(self, name))
+        for name in ("ca", "ca_text", "ca_directory", "certificate", "key", "server_name"):
+            given = getattr(self, name)
+            if given is not None and _PEM in checked_text(name, given) and name != "ca_text":
+                raise ConfigurationError(f"{name} is the name of a file, not its content")
         if self.ssl_context is not None and self._has_files:
             raise ConfigurationError("TLS is configured by an ssl_context or by files and options, not by both")
         if self.key is not None and self.certificate is None:
@@ -95,7 +96,7 @@ class BrokerLogin:
 
     @property
     def _has_files(self) -> bool:
-        files = (self.ca, self.ca_directory, self.certificate, self.key, self.key_password)
+        files = (self.ca, self.ca_text, self.ca_directory, self.certificate, self.key, self.key_password)
         return any(given is not None for given in files) or not self.verifies
 
     @property
@@ -118,28 +119,21 @@ class BrokerLogin:
         """
         if self.ssl_context is not None:
             return self.ssl_context
-        return _context(self, tuple(_written(name, given) for name, given in self._files().items()))
-
-    def _files(self) -> dict[str, str | None]:
         files = {
             "the certificate authorities": self.ca,
             "the directory of certificate authorities": self.ca_directory,
             "the client certificate": self.certificate,
             "the client key": self.key,
         }
-        if self.ca is None and self.ca_directory is None:
+        if self.ca is self.ca_text is self.ca_directory is None:
             files["SSL_CERT_FILE"] = os.environ.get("SSL_CERT_FILE") or None
-        return files
+        return _context(self, tuple(_written(what, path) for what, path in files.items() if path is not None))
 
     def _new_context(self) -> ssl.SSLContext:
-        ca = self.ca
-        text = ca if ca is not None and _is_text(ca) else None
         try:
-            context = ssl.create_default_context(
-                cafile=None if text is not None else ca, capath=self.ca_directory, cadata=text
-            )
+            context = ssl.create_default_context(cafile=self.ca, capath=self.ca_directory, cadata=self.ca_text)
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            raise ConfigurationError(f"{_named('the certificate authorities', ca)}: no certificate in PEM") from error
+            raise ConfigurationError(f"the certificate authorities {self.ca!r}: no certificate in PEM") from error
         if self.server_name == NO_SERVER_NAME or not self.verifies:
             context.check_hostname = False
         if not self.verifies:
@@ -151,16 +145,14 @@ class BrokerLogin:
     def _show_certificate(self, context: ssl.SSLContext, certificate: str) -> None:
         # A function, because otherwise OpenSSL asks for an encrypted key's password on the terminal.
         password: Callable[[], str] = lambda: self.key_password or ""  # noqa: E731
-        with _as_file(certificate) as chain, _as_file(self.key) as key:
-            assert chain is not None, "it was given"
-            try:
-                context.load_cert_chain(chain, key, password)
-            except (OSError, ValueError) as error:
-                where = _named("the client certificate", certificate)
-                if self.key is not None:
-                    where += f", {_named('the client key', self.key)}"
-                is_encrypted = "ENCRYPTED" in Path(key or chain).read_text(errors="replace")
-                raise ConfigurationError(f"{where}: {_why_unusable(error, is_encrypted)}") from None
+        try:
+            context.load_cert_chain(certificate, self.key, password)
+        except (OSError, ValueError) as error:
+            where = f"the client certificate {certificate!r}"
+            if self.key is not None:
+                where += f", the client key {self.key!r}"
+            is_encrypted = "ENCRYPTED" in Path(self.key or certificate).read_text(errors="replace")
+            raise ConfigurationError(f"{where}: {_why_unusable(error, is_encrypted)}") from None
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.ssl_context is not None:
@@ -218,48 +210,23 @@ def _context(login: BrokerLogin, _written: tuple[Any, ...]) -> ssl.SSLContext:
     return login._new_context()
 
 
-def _is_text(given: str) -> bool:
-    return _PEM in given
-
-
-def _named(what: str, given: str | None) -> str:
-    """Name a file for an error, without its content."""
-    if given is None:
-        return what
-    return f"{what} (PEM text)" if _is_text(given) else f"{what} {given!r}"
-
-
-def _written(what: str, given: str | None) -> tuple[int, int] | None:
-    """Return when a file was written, and its size; None for text.
+def _written(what: str, path: str) -> tuple[int, int]:
+    """Return when a file was written, and its size.
 
     Raises:
         ConfigurationError: it does not exist, or cannot be read.
     """
-    if given is None or _is_text(given):
-        return None
-    path = Path(given)
+    file = Path(path)
     try:
-        if path.is_dir() or "directory" in what:
-            next(path.iterdir(), None)
+        if file.is_dir() or "directory" in what:
+            next(file.iterdir(), None)
         else:
-            path.open("rb").close()
-        found = path.stat()
+            file.open("rb").close()
+        found = file.stat()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "cannot be a file"
-        raise ConfigurationError(f"{_named(what, given)} cannot be read: {reason}") from error
+        raise ConfigurationError(f"{what} {path!r} cannot be read: {reason}") from error
     return found.st_mtime_ns, found.st_size
-
-
-@contextmanager
-def _as_file(given: str | None) -> Iterator[str | None]:
-    """Give a file, or text as a temporary file: OpenSSL reads client certificates only from files."""
-    if given is None or not _is_text(given):
-        yield given
-        return
-    with tempfile.TemporaryDirectory() as directory:  # for this user alone
-        path = Path(directory) / "given.pem"
-        path.write_text(given)
-        yield str(path)
 
 
 def _why_unusable(error: Exception, is_encrypted: bool) -> str:

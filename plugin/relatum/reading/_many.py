@@ -16,7 +16,9 @@ from relatum.reading._message import Message
 from relatum.reading._nodes import Nodes
 from relatum.reading._plan import Density, Part, Place, PlannedAttach, Result, StreamPlan
 from relatum.reading._pool import Use
-from relatum.wire import Chunk, Code, Event, Start, StartSpec, records_at
+from relatum.wire.chunk import Chunk, records_at
+from relatum.wire.frames import Code, Start, StartSpec
+from relatum.wire.session import Event
 
 ATTACHES_IN_FLIGHT: Final = 8
 """Attaches in flight on a connection. The broker handles them one by one; more only hide the network's latency."""
@@ -95,7 +97,7 @@ class _Lane:
     @property
     def has_room(self) -> bool:
         """Whether one more attach may be sent; False for a worn connection."""
-        return len(self.in_flight) < ATTACHES_IN_FLIGHT and not self.connection.is_worn
+        return len(self.in_flight) < ATTACHES_IN_FLIGHT and not self.connection.session.is_worn
 
 
 class ManyReader:
@@ -190,7 +192,7 @@ class ManyReader:
     def _renew(self) -> None:
         """Give worn connections back, and make sure that there is one."""
         for lane in self._lanes.copy():
-            if lane.connection.is_worn and not lane.in_flight:
+            if lane.connection.session.is_worn and not lane.in_flight:
                 self._lanes.remove(lane)
                 lane.stack.close()
         if not self._lanes:

@@ -5,14 +5,12 @@ answered last.
 """
 
 import contextlib
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
 
-from relatum.closing import Keeper
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -20,22 +18,21 @@ from relatum.errors import (
     NotFound,
     ProtocolError,
     ReadTimeout,
-    RelatumError,
     StreamNotFound,
     StreamNotHere,
     Transient,
     UsedAfterClose,
 )
-from relatum.processes import after_fork
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp import name_missing
 from relatum.reading._bounds import check_time
 from relatum.reading._connecting import CONNECT_S_MIN, HEARTBEAT_S, in_turn
 from relatum.reading._connection import SocketConnection, stream_connection
 from relatum.reading._plan import Density
-from relatum.reading._pool import CONNECTIONS_MAX, Pool, ReaderStatistics, Turns, Use
+from relatum.reading._pool import CONNECTIONS_MAX, IDLE_S, Pool, ReaderStatistics, Turns, Use
 from relatum.waiting import left_s
-from relatum.wire import Code, NodeAddress, StreamPlaces, frames
+from relatum.wire import frames
+from relatum.wire.frames import Code, NodeAddress, StreamPlaces
 
 OUT_OF_REACH_S: Final = 5.0
 """Seconds for which a node that could not be reached is not tried again."""
@@ -87,17 +84,10 @@ class Nodes:
         self.server_properties: dict[str, str] = {}
         self._timeout_s = timeout_s
         self._heartbeat_s = heartbeat_s
-        self._pool: Pool[Node, SocketConnection] = Pool(connections_max)
+        self._pool = Pool(connections_max)
         self._reached: set[NodeAddress] = set()
         self._out_of_reach: dict[NodeAddress, float] = {}
         self._is_closed = False
-        self._keeper: Keeper | None = None
-        self._lock = threading.Lock()
-        after_fork(self, Nodes._renew)
-
-    def _renew(self) -> None:
-        # The thread is the parent's; the next request starts another.
-        self._lock, self._keeper = threading.Lock(), None
 
     def open(self) -> None:
         """Connect once, so that setup errors show at once."""
@@ -115,10 +105,7 @@ class Nodes:
 
     def close(self) -> None:
         """Close all idle connections; those in use are closed when they are given back."""
-        with self._lock:
-            self._is_closed = True
-        if self._keeper is not None:
-            self._keeper.end()
+        self._is_closed = True
         for connection in self._pool.end():
             connection.close()
 
@@ -135,24 +122,26 @@ class Nodes:
                 connection.is_reused = True
             else:
                 self._pool.make_room()
-                connection = self._open(node, max(CONNECT_S_MIN, deadline - time.monotonic()))
+                # Nothing exchanges heartbeats on an idle connection, so they are rare: see `IDLE_S`.
+                is_followed = use is Use.FOLLOW or not self._heartbeat_s
+                heartbeat_s = self._heartbeat_s if is_followed else max(self._heartbeat_s, int(IDLE_S))
+                connection = self._open(node, max(CONNECT_S_MIN, deadline - time.monotonic()), heartbeat_s)
                 self._pool.note_opened()
-                self._keep_alive()
             connection.deadline = deadline
             yield connection
         finally:
             self._give_back(turns, use, node, connection)
 
-    def _give_back(self, turns: Turns | None, use: Use, node: Node, connection: SocketConnection | None) -> None:
+    def _give_back(self, turns: Turns, use: Use, node: Node, connection: SocketConnection | None) -> None:
         if connection is not None and not connection.is_usable:
             self.losses[node] += 1
             connection = None
-        elif connection is not None and (self._is_closed or connection.is_worn):
+        elif connection is not None and (self._is_closed or connection.session.is_worn):
             connection.close()
             connection = None
         self._pool.give_back(turns, use, node, connection)
 
-    def _open(self, node: Node, within_s: float) -> SocketConnection:
+    def _open(self, node: Node, within_s: float, heartbeat_s: int) -> SocketConnection:
         """Connect to a node.
 
         Raises:
@@ -160,12 +149,11 @@ class Nodes:
         """
         within_s = max(CONNECT_S_LEAST, left_s(within_s))
         if node is None:
-            connection = stream_connection(self.address, within_s, self._heartbeat_s)
+            connection = stream_connection(self.address, within_s, heartbeat_s)
             at = in_turn(self.address)[0]
-            with self._lock:
-                if at != self.at:
-                    self.at = at
-                    self.losses[None] += 1
+            if at != self.at:
+                self.at = at
+                self.losses[None] += 1
             return connection
         message = (
             f"The node that advertises {node.host}:{node.port} is unreachable from here: it is down, or "
@@ -176,7 +164,7 @@ class Nodes:
         # A node that knows the password already has named it, so nothing is guessed.
         there = replace(self.at, stream_host=node.host, stream_port=node.port, stream_port_guessed=False)
         try:
-            connection = SocketConnection.open(there, min(NODE_CONNECT_S, within_s), self._heartbeat_s)
+            connection = SocketConnection.open(there, min(NODE_CONNECT_S, within_s), heartbeat_s)
         except (BrokerUnavailable, ReadTimeout) as error:
             # A call that ran out of time proves nothing about the node.
             check_time()
@@ -186,29 +174,6 @@ class Nodes:
             raise OutOfReach(message) from error
         self._reached.add(node)
         return connection
-
-    def _keep_alive(self) -> None:
-        """Start exchanging heartbeats on idle connections."""
-        if self._heartbeat_s and self._keeper is None:
-            with self._lock:
-                if self._keeper is None and not self._is_closed:
-                    every_s = self._heartbeat_s / 4
-                    self._keeper = Keeper(self, Nodes._beat, every_s=every_s, name="relatum-heartbeats")
-
-    def _beat(self) -> None:
-        """Exchange heartbeats on the idle connections, and drop those that have ended."""
-        for _ in self._pool.idle:
-            # Taken from the pool, because a connection is for one thread at a time.
-            taken = self._pool.take_oldest()
-            if taken is None:
-                return
-            node, connection = taken
-            try:
-                connection.wait(0.0)
-            except RelatumError:
-                pass  # Abandoned, and dropped below.
-            finally:
-                self._give_back(None, Use.ANSWER, node, connection)
 
     @contextlib.contextmanager
     def connection(self, use: Use, node: Node = None) -> Iterator[SocketConnection]:
@@ -234,7 +199,7 @@ class Nodes:
         """Return a logged-in connection to a node, which the caller owns and no limit counts. Errors as for `ask`."""
         if self._is_closed:
             raise UsedAfterClose("the reader was closed: open another one")
-        return self._open(node, self._timeout_s)
+        return self._open(node, self._timeout_s, self._heartbeat_s)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -290,7 +255,7 @@ class Nodes:
 
         def others(connection: SocketConnection) -> list[NodeAddress]:
             answer = connection.answer(frames.metadata, [stream])
-            return other_nodes(places_in(answer.body, stream), connection.own_node)
+            return other_nodes(places_in(answer.body, stream), connection.session.own_node)
 
         out: BrokerUnavailable | None = None
         for broker in self.ask(others, asked):

@@ -5,25 +5,24 @@ for another, with one exception: the caller of an iteration (`Use.LENT`) may mak
 So iterations never get the last quarter of the turns: requests end by themselves, and always make progress.
 
 Connections in use and idle together never exceed the limit: before another is opened, the one that was idle longest is
-closed. A followed stream has a connection beside the limit.
+closed. A followed stream has a connection of its own beside the limit.
 """
 
 import threading
 import time
-from collections import deque
-from collections.abc import Hashable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from enum import Enum
-from itertools import count
-from typing import Annotated, Final, Generic, Protocol, TypeVar
+from typing import Annotated, Final
 
 from relatum.checks import checked_count, seconds_text
 from relatum.errors import ConnectionsInUse
 from relatum.metrics import Counter, Gauge, reported
 from relatum.processes import after_fork, leave_to_parent
 from relatum.reading._bounds import check_time
+from relatum.reading._connection import SocketConnection
 from relatum.waiting import LOOK_S
+from relatum.wire.frames import NodeAddress
 
 CONNECTIONS_MAX: Final = 16
 """The default limit of a reader's connections: about what keeps one broker node busy."""
@@ -34,6 +33,10 @@ another for each thirty; and a login takes as long as ten lookups."""
 
 CONNECTIONS_MIN: Final = 2
 """The least limit: one connection for an iteration, and one for its caller's requests."""
+
+IDLE_S: Final = 60.0
+"""Seconds after which an idle connection is closed, not used again: networks forget connections without traffic. It is
+also the heartbeat interval of these connections, so that the broker closes those of a client that is gone."""
 
 NEVER_LENT: Final = 4
 """The divisor of the share of turns that iterations never get; at least one turn."""
@@ -93,13 +96,12 @@ class Turns:
         self.lock = threading.RLock()
         self.in_use = self.lent = self.following = 0
         self._lent_max = limit - max(1, limit // NEVER_LENT)
-        self._waiting: dict[Use, deque[tuple[int, Future[None]]]] = {Use.ANSWER: deque(), Use.LENT: deque()}
-        self._numbers = count()
+        self._waiting: list[tuple[Use, Future[None]]] = []
 
     @property
     def waiting(self) -> int:
         """The number of waiting calls."""
-        return sum(map(len, self._waiting.values()))
+        return len(self._waiting)
 
     def enter(self, use: Use) -> "Future[None] | None":
         """Take a turn; if none is free, return a future that is done when the turn has come."""
@@ -110,7 +112,7 @@ class Turns:
                 self._take(use)
             else:
                 turn: Future[None] = Future()
-                self._waiting[use].append((next(self._numbers), turn))
+                self._waiting.append((use, turn))
                 return turn
         return None
 
@@ -122,9 +124,13 @@ class Turns:
                 return
             self.in_use -= 1
             self.lent -= use is Use.LENT
-            while heads := [(*line[0], kind) for kind, line in self._waiting.items() if line and self._has_room(kind)]:
-                _, turn, kind = min(heads, key=lambda head: head[0])
-                self._waiting[kind].popleft()
+            place = 0
+            while self.in_use < self.limit and place < len(self._waiting):
+                kind, turn = self._waiting[place]
+                if not self._has_room(kind):
+                    place += 1
+                    continue
+                del self._waiting[place]
                 if turn.set_running_or_notify_cancel():
                     self._take(kind)
                     turn.set_result(None)
@@ -136,7 +142,7 @@ class Turns:
                 self.leave(use)
             else:
                 turn.cancel()
-                self._waiting[use] = deque(each for each in self._waiting[use] if each[1] is not turn)
+                self._waiting = [each for each in self._waiting if each[1] is not turn]
 
     def none_free(self, waited_s: float) -> ConnectionsInUse:
         """Return the error for a turn that did not come in time."""
@@ -156,15 +162,7 @@ class Turns:
         self.lent += use is Use.LENT
 
 
-class _Closable(Protocol):
-    def close(self) -> object: ...
-
-
-_Node = TypeVar("_Node", bound=Hashable)
-_Connection = TypeVar("_Connection", bound=_Closable)
-
-
-class Pool(Generic[_Node, _Connection]):
+class Pool:
     """The turns, and the idle connections by node, least recently used first. Thread-safe.
 
     In a forked child all turns are free and there is no connection: they are the parent's.
@@ -172,7 +170,7 @@ class Pool(Generic[_Node, _Connection]):
 
     def __init__(self, limit: int = CONNECTIONS_MAX) -> None:
         self._turns = Turns(limit)
-        self._idle: list[tuple[_Node, _Connection]] = []
+        self._idle: list[tuple[NodeAddress | None, SocketConnection]] = []
         self._opened = self._out = 0
         self._is_closed = False
         after_fork(self, Pool._renew)
@@ -184,7 +182,7 @@ class Pool(Generic[_Node, _Connection]):
         self._idle, self._out = [], 0
 
     @property
-    def idle(self) -> list[_Connection]:
+    def idle(self) -> list[SocketConnection]:
         """The idle connections."""
         return [connection for _, connection in self._idle]
 
@@ -200,7 +198,7 @@ class Pool(Generic[_Node, _Connection]):
             turns.limit, turns.in_use, len(self._idle), turns.waiting, turns.following, opened=self._opened
         )
 
-    def take(self, node: _Node, use: Use, deadline: float) -> tuple[Turns, _Connection | None]:
+    def take(self, node: NodeAddress | None, use: Use, deadline: float) -> tuple[Turns, SocketConnection | None]:
         """Wait for a turn until `deadline`, and take the most recently used idle connection to a node.
 
         Returns:
@@ -215,17 +213,21 @@ class Pool(Generic[_Node, _Connection]):
         turn = turns.enter(use)
         if turn is not None:
             _wait(turns, use, turn, deadline)
+        if use is Use.FOLLOW:
+            return turns, None
         with turns.lock:
-            self._out += use is not Use.FOLLOW
+            self._out += 1
             for index in reversed(range(len(self._idle))):
-                if self._idle[index][0] == node:
+                if self._idle[index][0] == node and not self._idle[index][1].is_idle_for(IDLE_S):
                     return turns, self._idle.pop(index)[1]
         return turns, None
 
     def make_room(self) -> None:
-        """Close idle connections that would exceed the limit with the one about to be opened."""
+        """Close old idle connections, and those that would exceed the limit with the one about to be opened."""
         with self._turns.lock:
             count = max(0, self._out + len(self._idle) - self._turns.limit)
+            while count < len(self._idle) and self._idle[count][1].is_idle_for(IDLE_S):
+                count += 1
             surplus, self._idle = self._idle[:count], self._idle[count:]
         for _, connection in surplus:
             connection.close()
@@ -235,17 +237,18 @@ class Pool(Generic[_Node, _Connection]):
         with self._turns.lock:
             self._opened += 1
 
-    def give_back(self, turns: Turns | None, use: Use, node: _Node, connection: _Connection | None = None) -> None:
-        """Give a turn back (None: none was taken), and keep a usable connection for others, or close it."""
+    def give_back(
+        self, turns: Turns, use: Use, node: NodeAddress | None, connection: SocketConnection | None = None
+    ) -> None:
+        """Give a turn back, and keep a usable connection for others, or close it."""
         with self._turns.lock:
             self._out -= use is not Use.FOLLOW
-            if connection is not None and self._keeps_one_more():
+            if connection is not None and use is not Use.FOLLOW and self._keeps_one_more():
                 self._idle.append((node, connection))
                 connection = None
         if connection is not None:
             connection.close()
-        if turns is not None:
-            turns.leave(use)
+        turns.leave(use)
 
     def _keeps_one_more(self) -> bool:
         turns, idle = self._turns, len(self._idle)
@@ -254,13 +257,7 @@ class Pool(Generic[_Node, _Connection]):
         # Calls that have their turn by now, or wait for it, are about to take one.
         return idle < CONNECTIONS_KEPT or idle < turns.in_use - self._out + turns.waiting
 
-    def take_oldest(self) -> tuple[_Node, _Connection] | None:
-        """Take the connection that has been idle longest, without a turn; None if there is none."""
-        with self._turns.lock:
-            self._out += bool(self._idle)
-            return self._idle.pop(0) if self._idle else None
-
-    def end(self) -> list[_Connection]:
+    def end(self) -> list[SocketConnection]:
         """Keep no connection from now on, and return the idle ones."""
         with self._turns.lock:
             self._is_closed = True

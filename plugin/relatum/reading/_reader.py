@@ -42,11 +42,9 @@ from relatum.reading._plan import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, Turns, Use, check_limit
 from relatum.reading._scan import CREDIT, RecordBatch, Scan, Start, batches_of
 from relatum.waiting import current, has_passed
-from relatum.wire import (
-    StartSpec,
-    frames,
-    record_at,
-)
+from relatum.wire import frames
+from relatum.wire.chunk import record_at
+from relatum.wire.frames import StartSpec
 
 IDLE_S: Final = 60.0
 """Seconds between the wake-ups of a reader that waits for ever; any value will do."""
@@ -83,8 +81,8 @@ class StreamReader(Closing):
         Args:
             broker: The broker's URL, or a `Broker`.
             timeout_s: Seconds after which a call without an answer raises `ReadTimeout`; connecting included.
-            heartbeat_s: The requested heartbeat interval in seconds. While a reader waits, a broker that is silent for
-                1.5 times that counts as lost.
+            heartbeat_s: The requested heartbeat interval in seconds of followed streams: a broker that is silent for
+                1.5 times that counts as lost. Connections that answer requests have one of at least 60 s. 0: none.
             broker_connections_max: The most connections to all nodes of the broker together, in use and idle; 2 or
                 more. Calls wait for one within `timeout_s`, in their order. Each followed stream has one more beside
                 these.

@@ -19,18 +19,10 @@ from relatum.reading._message import Message
 from relatum.reading._nodes import Nodes
 from relatum.reading._pool import Use
 from relatum.waiting import left_s
-from relatum.wire import (
-    NEXT,
-    Answer,
-    Chunk,
-    Code,
-    CreditRefused,
-    Event,
-    StartSpec,
-    StreamMoved,
-    frames,
-    split,
-)
+from relatum.wire import frames
+from relatum.wire.chunk import Chunk, split
+from relatum.wire.frames import NEXT, Code, StartSpec
+from relatum.wire.session import Answer, CreditRefused, Event, StreamMoved
 
 Start = int | datetime | Literal["first", "last", "next"]
 """An offset; a moment (by the broker's clock when it wrote the message); the first message; the first message of the
@@ -258,7 +250,7 @@ class Subscription:
         self.is_over = False
         # Requested first, so that the end is known before the first chunk arrives; both go out in one write.
         self._tail = None if scan.follow else attach_at_end(connection, scan.stream)
-        self._number = connection.next_subscription()
+        self._number = session.take_subscription()
         self._correlation = session.next_correlation()
         self._credit = scan.credit if scan.stop is None else min(SHORT_SCAN_CREDIT, scan.credit)
         self._outstanding = self._credit

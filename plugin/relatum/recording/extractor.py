@@ -14,7 +14,8 @@ from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.keys import InvalidValue, KeyDefinition, KeyType, Place, SkipReason, bases, checked_text
 from relatum.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.reading import Message, TimeSource, header_value, is_header, message_time, property_text, reply_to_text
-from relatum.wire import amqp10, find_head, pick, pick_list
+from relatum.wire import amqp10
+from relatum.wire.amqp10 import find_head, pick, pick_list
 
 _PROPERTY_PLACES: Final = {
     "message_id": 0,

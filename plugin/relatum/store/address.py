@@ -17,11 +17,8 @@ from relatum.errors import ConfigurationError
 
 _SCHEMES: Final = ("postgresql", "postgres")
 
-PREPARE: Final = "prepare_threshold"
-"""Option: after how many executions a statement is prepared in the server; `none` or 0: never."""
-
 POOLER: Final = "pgbouncer"
-"""Option: a pooler assigns sessions by transaction, so no statement is prepared."""
+"""Option: true if a pooler assigns sessions by transaction, so that no statement may be prepared; false if not."""
 
 STATEMENT: Final = "statement_timeout_s"
 """Option: maximum seconds of a statement; 0: no limit."""
@@ -53,13 +50,12 @@ class DatabaseAddress:
     Attributes:
         parameters: libpq's parameters in the URL, by libpq's names; several hosts and ports are separated by commas.
             Missing parameters come from the environment, a service or libpq's defaults.
-        prepare_threshold: After how many executions a statement is prepared in the server; 0 for never, None to decide
-            when connecting.
+        is_pooled: Whether a pooler assigns sessions by transaction; None to find out when connecting.
         limits: Limits of statements and the pool in the URL, by the options' names.
     """
 
     parameters: Mapping[str, str] = field(repr=False)
-    prepare_threshold: int | None = None
+    is_pooled: bool | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
 
     def hosts(self) -> list[tuple[str, int | None]]:
@@ -101,9 +97,9 @@ class DatabaseAddress:
 def parse_database(database: str | URL) -> DatabaseAddress:
     """Parse a URL like `postgresql://user:password@h1:5432,h2/name?target_session_attrs=read-write`.
 
-    libpq itself parses the URL, so all its options are valid. In addition, `?prepare_threshold=` and `?pgbouncer=true`
-    say whether statements are prepared; `?statement_timeout_s=` and `?pool_timeout_s=` limit waits, and `?pool_size=`
-    the connections that are kept. SQLAlchemy's scheme `postgresql+psycopg://` and its URL objects are accepted, too.
+    libpq itself parses the URL, so all its options are valid. In addition, `?pgbouncer=` says whether statements may
+    not be prepared; `?statement_timeout_s=` and `?pool_timeout_s=` limit waits, and `?pool_size=` the connections that
+    are kept. SQLAlchemy's scheme `postgresql+psycopg://` and its URL objects are accepted, too.
 
     Raises:
         ConfigurationError: it is no valid PostgreSQL URL; the message does not contain the URL.
@@ -126,10 +122,11 @@ def parse_database(database: str | URL) -> DatabaseAddress:
     for name, count in Counter(name for name, _ in options).items():
         if count > 1:
             raise ConfigurationError(f"the database's URL has {name} more than once (hosts are one list: h1:5432,h2)")
-    ours = {name: value for name, value in options if name in (PREPARE, POOLER, *_LIMITS)}
+    ours = {name: value for name, value in options if name in (POOLER, *_LIMITS)}
     theirs = [(name, value) for name, value in options if name not in ours]
     parameters = _parsed(f"postgresql://{base}{'?' if theirs else ''}{urlencode(theirs, quote_via=quote)}")
-    address = DatabaseAddress(parameters, _threshold(ours), _limits(ours))
+    is_pooled = ours[POOLER].lower() not in _OFF if POOLER in ours else None
+    address = DatabaseAddress(parameters, is_pooled, _limits(ours))
     _check(address)
     return address
 
@@ -145,19 +142,6 @@ def _parsed(url: str) -> dict[str, str]:
         if unknown.startswith("invalid URI query parameter") and "@" not in url.partition("?")[2].replace("%40", "@"):
             raise ConfigurationError(f"the database's URL has an option that libpq does not know: {unknown}") from None
         raise ConfigurationError(_NO_URL) from None
-
-
-def _threshold(ours: Mapping[str, str]) -> int | None:
-    if POOLER in ours:
-        return 0 if ours[POOLER].lower() not in _OFF else None
-    if PREPARE not in ours:
-        return None
-    text = ours[PREPARE].lower()
-    if text in _OFF:
-        return 0
-    if not text.isdecimal():
-        raise ConfigurationError(f"{PREPARE} in the database's URL must be a number, or none")
-    return int(text)
 
 
 def _limits(ours: Mapping[str, str]) -> dict[str, float]:

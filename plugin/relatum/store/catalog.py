@@ -88,27 +88,16 @@ _SET_SUPER_STREAMS: Final = sql("""
         AND s.super_stream IS DISTINCT FROM new.super_stream AND new.super_stream IS NOT NULL""")
 
 
-_IS_PRESENT: Final = "vhost = :vhost::text AND replaced_at IS NULL"
-_IS_NAMED: Final = "name = ANY (:names::text[])"
+_STREAMS: Final = sql(f"""
+    SELECT {STREAM_COLUMNS} FROM relatum.streams
+    WHERE replaced_at IS NULL AND (:vhost::text IS NULL OR vhost = :vhost::text)
+        AND (:names::text[] IS NULL OR name = ANY (:names::text[])
+            OR :partitions::boolean AND super_stream = ANY (:names::text[]))
+    ORDER BY name""")
 
-_AMONG: Final = {
-    "all": "",
-    "named": f" AND {_IS_NAMED}",
-    "with partitions": f" AND ({_IS_NAMED} OR super_stream = ANY (:names::text[]))",
-}
-
-_STREAMS: Final = {
-    (is_of_any_vhost, among): sql(
-        f"SELECT {STREAM_COLUMNS} FROM relatum.streams "
-        f"WHERE {'replaced_at IS NULL' if is_of_any_vhost else _IS_PRESENT}{condition} ORDER BY name"
-    )
-    for is_of_any_vhost in (False, True)
-    for among, condition in _AMONG.items()
-}
-"""Selects present streams; the keys say whether in any virtual host, and which."""
-
-_SET_RECORD_TIME: Final = sql(f"""
-    UPDATE relatum.streams SET record_time = :on::boolean WHERE {_IS_PRESENT} AND name = :name::text""")
+_SET_RECORD_TIME: Final = sql("""
+    UPDATE relatum.streams SET record_time = :on::boolean
+    WHERE vhost = :vhost::text AND replaced_at IS NULL AND name = :name::text""")
 
 _LOCK, _LOCK_KEY_SHARE = (
     sql(f"SELECT state, name FROM relatum.streams WHERE stream_id = :stream_id::integer FOR {lock}")
@@ -346,9 +335,8 @@ def streams_named(
     `vhost`: None for all virtual hosts.
     `partitions`: If False, partitions of a named super stream are included only if they are named themselves.
     """
-    among = "all" if names is None else "with partitions" if partitions else "named"
-    parameters = {"vhost": vhost, "names": list(names or ())}
-    return [StreamRow(*row) for row in connection.execute(_STREAMS[vhost is None, among], parameters)]
+    parameters = {"vhost": vhost, "names": None if names is None else list(names), "partitions": partitions}
+    return [StreamRow(*row) for row in connection.execute(_STREAMS, parameters)]
 
 
 def check_recorded(connection: sa.Connection, vhost: str | None, names: Collection[str]) -> None:

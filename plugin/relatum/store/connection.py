@@ -7,7 +7,6 @@ pool opens another. The server is also asked to cancel the statement.
 """
 
 import math
-import selectors
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -17,7 +16,8 @@ from typing import Any, Final, TypeVar
 import psycopg
 import sqlalchemy as sa
 from psycopg import generators
-from psycopg.pq import ExecStatus, PollingStatus, TransactionStatus
+from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.waiting import wait_conn
 
 from relatum.checks import seconds_text
 from relatum.waiting import LOOK_S, Deadline, current, left_s
@@ -205,18 +205,10 @@ def _cancel(pgconn: Any) -> None:
 
 
 def _say_cancel(line: Any) -> None:
-    until = time.monotonic() + CANCEL_S
     try:
         with suppress(psycopg.Error, OSError, ValueError):
             line.start()
-            while (state := line.poll()) in (PollingStatus.READING, PollingStatus.WRITING):
-                left = until - time.monotonic()
-                if left <= 0:
-                    return
-                with selectors.DefaultSelector() as ready:
-                    is_read = state == PollingStatus.READING
-                    ready.register(line.socket, selectors.EVENT_READ if is_read else selectors.EVENT_WRITE)
-                    ready.select(left)
+            wait_conn(_ended(generators.cancel(line), time.monotonic() + CANCEL_S, None, CANCEL_S), LOOK_S)
     finally:
         line.finish()
         _cancelling.release()

@@ -145,7 +145,7 @@ class Database:
             most=most,
             wait_s=limits.get(POOL, _POOL_S if connections_max is None else _POOL_BOUNDED_S),
             statement_s=limits.get(STATEMENT, statement_s) or None,
-            prepare_threshold=self.address.prepare_threshold,
+            is_pooled=self.address.is_pooled,
         )
 
     @cached_property

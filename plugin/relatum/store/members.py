@@ -15,7 +15,7 @@ suspended between two statements and continue an hour later. So every write is f
 A suspended member finds out when its fenced write fails. Source: docs/adr/0017.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -146,23 +146,14 @@ class Member:
         holder: Its name. None (default): a unique one, and a new one each time its lease has expired.
     """
 
-    def __init__(
-        self,
-        sharing: Sharing,
-        within: str | int,
-        *,
-        lease_s: float,
-        holder: str | None = None,
-        named: Callable[[], str] = new_holder,
-    ) -> None:
+    def __init__(self, sharing: Sharing, within: str | int, *, lease_s: float, holder: str | None = None) -> None:
         self._sharing = sharing
         self.within = within
         self._lease_s = lease_s
         self._given = holder
-        self._named = named
         self._has_joined = False
         self._held: frozenset[int] = frozenset()
-        self.holder = holder or named()
+        self.holder = holder or new_holder()
 
     @property
     def renewal_s(self) -> float:
@@ -189,7 +180,7 @@ class Member:
             if not connection.execute(self._sharing.renew, self._me()).rowcount:
                 if self._has_joined:
                     # With a new name: pending writes under the old name are fenced off.
-                    self.holder = self._given or self._named()
+                    self.holder = self._given or new_holder()
                 connection.execute(self._sharing.join, self._me())
                 self._has_joined = True
             alive = set(connection.scalars(self._sharing.alive, self._me()))

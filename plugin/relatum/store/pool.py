@@ -49,7 +49,7 @@ class Pool:
         most: Maximum connections, in use and idle; None for no limit.
         wait_s: Maximum seconds to wait for a free connection.
         statement_s: Maximum seconds of a statement; None for no limit except a call's deadline.
-        prepare_threshold: After how many executions a statement is prepared; 0 for never, None to find out.
+        is_pooled: Whether a pooler assigns sessions by transaction, so that nothing is prepared; None to find out.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class Pool:
         most: int | None,
         wait_s: float,
         statement_s: float | None,
-        prepare_threshold: int | None,
+        is_pooled: bool | None,
     ) -> None:
         self._parameters = LIBPQ_OPTIONS | parameters
         self._kept = kept
         self._most = math.inf if most is None else most
         self._wait_s = wait_s
         self._statement_s = statement_s
-        self._prepare_threshold = prepare_threshold
+        self._is_pooled = is_pooled
         self._is_closed = False
         self._begin()
         after_fork(self, Pool._renew)
@@ -196,7 +196,7 @@ class Pool:
             connection = TimedConnection.connect(**parameters, autocommit=True)
             connection.statement_s, connection.generation = self._statement_s, generation
             try:
-                look_at(connection, self._prepare_threshold)
+                look_at(connection, self._is_pooled)
             except BaseException:
                 connection.end()
                 raise
@@ -259,7 +259,7 @@ def no_connection() -> DatabaseUnavailable:
     return DatabaseUnavailable(text, reason="pool")
 
 
-def look_at(connection: TimedConnection, prepare_threshold: int | None) -> None:
+def look_at(connection: TimedConnection, is_pooled: bool | None) -> None:
     """Check that a new connection can be used, and find out whether statements may be prepared on it.
 
     A pooler that assigns sessions by transaction (pgbouncer, `pool_mode = transaction`) runs each transaction in any
@@ -276,7 +276,7 @@ def look_at(connection: TimedConnection, prepare_threshold: int | None) -> None:
 
     Args:
         connection: A connection with autocommit.
-        prepare_threshold: After how many executions a statement is prepared; 0 for never, None to find out.
+        is_pooled: As for `Pool`.
 
     Raises:
         ConfigurationError: the server is older than PostgreSQL 15.
@@ -285,11 +285,10 @@ def look_at(connection: TimedConnection, prepare_threshold: int | None) -> None:
     major = connection.info.server_version // 10_000
     if major < OLDEST:
         raise ConfigurationError(f"PostgreSQL {major} is too old: Relatum needs {OLDEST} or newer")
-    if prepare_threshold is None:
+    if is_pooled is None:
         row = connection.execute("SELECT pg_catalog.pg_backend_pid()", prepare=False).fetchone()
         is_pooled = row is None or row[0] != connection.info.backend_pid
-        prepare_threshold = 0 if is_pooled else PREPARE_AFTER
-    connection.prepare_threshold = prepare_threshold or None
+    connection.prepare_threshold = None if is_pooled else PREPARE_AFTER
     if not (connection.info.parameter_status("DateStyle") or "ISO").startswith("ISO"):
         # psycopg parses no other style. Poolers keep this setting for each client.
         connection.execute("SET DateStyle = 'ISO'", prepare=False)

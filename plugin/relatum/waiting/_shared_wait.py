@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from copy import copy
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from relatum.errors import Transient
 from relatum.processes import after_fork, leave_to_parent
@@ -116,17 +116,13 @@ class SharedWait(Generic[_Question, _Answer]):
 
     async def result_in_task(self, future: "Future[_Answer | None]", until: float) -> _Answer | None:
         """As `result`, for a task."""
-        loop = asyncio.get_running_loop()
-        came: asyncio.Future[None] = loop.create_future()
-        future.add_done_callback(partial(_tell, loop, came))
         try:
             async with asyncio.timeout(max(0.0, left_s(until - time.monotonic()))):
-                await came
+                return await asyncio.wrap_future(future)
         except TimeoutError:
             return None
         finally:
             future.cancel()
-        return future.result()
 
     def end(self) -> None:
         """End all waits, with None as the answer."""
@@ -187,13 +183,3 @@ class SharedWait(Generic[_Question, _Answer]):
             is_waiting = self._questions.pop(future, None) is not None
         if is_waiting and future.set_running_or_notify_cancel():
             resolve()
-
-
-def _tell(loop: asyncio.AbstractEventLoop, came: "asyncio.Future[None]", _: "Future[Any]") -> None:
-    def tell() -> None:
-        if not came.done():
-            came.set_result(None)
-
-    # A loop that has ended has no task to wake.
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(tell)

@@ -23,9 +23,6 @@ from relatum.waiting._deadline import LOOK_S, Deadline, current, within
 IDLE_S: Final = 10.0
 """Seconds after which an idle thread ends."""
 
-OVERDUE_S: Final = 1.0
-"""Seconds after its deadline from which a call counts as hanging, and its thread as lost."""
-
 LET_GO_S: Final = 2 * LOOK_S
 """The most seconds that a cancelled task waits for its thread to release what it holds."""
 
@@ -40,10 +37,6 @@ class NoThreadInTime(TimeoutError):
 class _Call(Protocol):
     """A call that waits for a thread, or runs in one."""
 
-    @property
-    def deadline(self) -> Deadline | None:
-        """The call's deadline; None for none."""
-
     def run(self) -> None:
         """Make the call, unless it was cancelled. It never raises."""
 
@@ -51,16 +44,12 @@ class _Call(Protocol):
 class Threads:
     """Up to `most` daemon threads for calls, started on demand; idle threads end after a while.
 
-    A call takes along the deadline that is set where it is submitted. An overdue call, which hangs in code that ignores
-    deadlines, no longer counts against the limit: another thread takes its place, for up to `most` lost threads.
-    `replaced` counts the lost threads.
-
-    A forked child starts anew; calls of the parent are the parent's.
+    Calls must look at deadlines, or have an end of their own: a call that hangs keeps its thread. A forked child starts
+    anew; calls of the parent are the parent's.
     """
 
     def __init__(self, most: int, name: str) -> None:
         self.most = most
-        self.replaced = 0
         self._name = name
         self._begin()
         after_fork(self, Threads._renew)
@@ -68,15 +57,13 @@ class Threads:
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._queue: SimpleQueue[_Call | None] = SimpleQueue()
-        self._calls: dict[threading.Thread, _Call | None] = {}
-        self._lost: set[threading.Thread] = set()
+        self._threads: set[threading.Thread] = set()
         self._ending: list[threading.Thread] = []
-        self._watcher: threading.Thread | None = None
         self._unfinished = 0
-        self._is_watched = self._is_shut = False
+        self._is_shut = False
 
     def _renew(self) -> None:
-        leave_to_parent(self._lock, self._queue, self._calls)
+        leave_to_parent(self._lock, self._queue, self._threads)
         self._begin()
 
     def submit(self, function: Callable[..., _Result], /, *args: Any, **options: Any) -> "Future[_Result]":
@@ -91,49 +78,36 @@ class Threads:
             if self._is_shut:
                 raise RuntimeError("these threads were shut down")
             self._unfinished += 1
-            if self.waiting and len(self._calls) < self.most:
-                self._start(self._work)
-            has_threads, is_waiting = bool(self._calls), bool(self.waiting)
-            if not has_threads:
-                self._unfinished -= 1
-            else:
+            if self.waiting and len(self._threads) < self.most:
+                self._start()
+            has_threads, is_waiting = bool(self._threads), bool(self.waiting)
+            if has_threads:
                 # With the lock held: no thread would take a call queued after `shutdown`.
                 self._queue.put(call)
-                if is_waiting and not self._is_watched:
-                    self._is_watched = self._start(self._watch)
+            else:
+                self._unfinished -= 1
         if not has_threads:
             call.run()
         return has_threads and is_waiting
 
-    def _start(self, target: Callable[[], None]) -> bool:
-        thread = threading.Thread(target=target, name=self._name, daemon=True)
-        if target == self._work:
-            self._calls[thread] = None
-        else:
-            self._watcher = thread
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+        self._threads.add(thread)
         try:
             thread.start()
         except RuntimeError:
             # No more threads can start. While the interpreter ends none can, from Python 3.12 on.
-            self._calls.pop(thread, None)
-            return False
-        return True
+            self._threads.discard(thread)
 
     def _work(self) -> None:
-        thread = threading.current_thread()
-        while (call := self._next(thread)) is not None:
-            self._calls[thread] = call
+        while (call := self._next()) is not None:
             call.run()
             del call
             with self._lock:
-                if thread not in self._calls:
-                    self._lost.discard(thread)
-                    return
-                self._calls[thread] = None
                 self._unfinished -= 1
 
-    def _next(self, thread: threading.Thread) -> _Call | None:
-        """Return the next call; None if the thread is to end."""
+    def _next(self) -> _Call | None:
+        """Return the next call; None if this thread is to end."""
         while True:
             call, is_over = None, False
             with suppress(Empty):
@@ -145,43 +119,24 @@ class Threads:
                 if is_over:
                     # Queued again, so that every thread ends.
                     self._queue.put(None)
-                if is_over or self._unfinished < len(self._calls):
-                    del self._calls[thread]
+                if is_over or self._unfinished < len(self._threads):
+                    self._threads.discard(threading.current_thread())
                     return None
-
-    def _watch(self) -> None:
-        """Replace lost threads while calls wait for one."""
-        while True:
-            time.sleep(OVERDUE_S / 4)
-            with self._lock:
-                if not self.waiting:
-                    self._is_watched = False
-                    return
-                overdue = [thread for thread, call in self._calls.items() if _is_overdue(call)]
-                for thread in overdue[: max(0, self.most - len(self._lost))]:
-                    del self._calls[thread]
-                    self._lost.add(thread)
-                    self._unfinished -= 1
-                    self.replaced += 1
-                while self.waiting and len(self._calls) < self.most and self._start(self._work):
-                    pass
 
     @property
     def waiting(self) -> int:
         """The number of calls that wait for a thread."""
-        return max(0, self._unfinished - len(self._calls))
+        return max(0, self._unfinished - len(self._threads))
 
     def has(self, thread: threading.Thread) -> bool:
         """Whether a thread is one of these."""
-        return thread in self._calls or thread in self._lost
+        return thread in self._threads
 
     def shutdown(self, *, wait: bool = False) -> None:
         """Stop accepting calls. Accepted calls still run; then the threads end. `wait=True` waits for that."""
         with self._lock:
             if not self._is_shut:
-                self._is_shut, self._ending = True, list(self._calls)
-                if self._is_watched and self._watcher is not None:
-                    self._ending.append(self._watcher)
+                self._is_shut, self._ending = True, list(self._threads)
             self._queue.put(None)
         if wait:
             self.join(None)
@@ -194,16 +149,10 @@ class Threads:
             thread.join(None if left_s == math.inf else max(0.0, left_s))
 
 
-def _is_overdue(call: _Call | None) -> bool:
-    """Whether a call is long past its deadline."""
-    return call is not None and call.deadline is not None and call.deadline.left_s() < -OVERDUE_S
-
-
 class _Submitted:
     """A call whose result a thread may wait for."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
-        self.deadline = current()
         self.future: Future[Any] = Future()
         self._function = function
 
@@ -229,7 +178,7 @@ class _Awaited(Generic[_Result]):
         *,
         to_end: bool,
     ) -> None:
-        self.deadline = deadline
+        self._deadline = deadline
         self._to_end = to_end
         self._threads = threads
         self._function = function
@@ -242,7 +191,7 @@ class _Awaited(Generic[_Result]):
 
     async def result(self) -> _Result:
         timer, came = None, self._came
-        if self._threads._take(self) and (left_s := self.deadline.left_s()) < math.inf:
+        if self._threads._take(self) and (left_s := self._deadline.left_s()) < math.inf:
             timer = self._loop.call_later(max(0.0, left_s), self._end)
         try:
             return await came
@@ -260,7 +209,7 @@ class _Awaited(Generic[_Result]):
             if self._came.exception() is None:
                 self._give_back(self._came.result())
         elif not self._has_ended:
-            self.deadline.end_in(0)
+            self._deadline.end_in(0)
             self._left = self._loop.create_future()
             if not self._to_end:
                 await asyncio.wait([self._left], timeout=LET_GO_S)
@@ -285,7 +234,7 @@ class _Awaited(Generic[_Result]):
 
     def _end(self) -> None:
         if not self._came.done() and self._begins():
-            self._came.set_exception(NoThreadInTime(f"no thread became free in time ({self.deadline})"))
+            self._came.set_exception(NoThreadInTime(f"no thread became free in time ({self._deadline})"))
 
     def _tell(self, tell: Callable[[Any], None], what: Any) -> None:
         try:

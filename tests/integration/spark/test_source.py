@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import IntegerType, StructType
 
-import relatum.wire._chunk
+import relatum.wire.chunk
 from pyspark_relatum import DefaultSource
 from relatum.errors import (
     InvalidInput,
@@ -170,12 +170,12 @@ def test_workers_are_used_again_and_run_what_is_compiled(spark: SparkSession, am
         for _ in batches:
             DefaultSource(options).schema()
             again, spared = "SPARK_REUSE_WORKER" in os.environ, gc.get_freeze_count() > 10_000
-            file = relatum.wire._chunk.__file__
+            file = relatum.wire.chunk.__file__
             yield pa.RecordBatch.from_pydict({"again": [again], "spared": [spared], "file": [file]})
 
     kinds = "again boolean, spared boolean, file string"
     assert [tuple(row) for row in spark.range(1).mapInArrow(seen, kinds).collect()] == [
-        (True, True, relatum.wire._chunk.__file__)
+        (True, True, relatum.wire.chunk.__file__)
     ]
     before = gc.get_freeze_count()
     DefaultSource(options).schema()

@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from relatum.errors import ChunkCorrupt, ProtocolError
-from relatum.wire._plain_records import plain_records
+from relatum.wire.plain_records import plain_records
 
 PIECE_BYTES_MAX: Final = 4 << 20
 """Approximate bytes of records in one piece: a compressed batch is cut piece by piece."""
@@ -56,6 +56,7 @@ class UnreadableRecord(bytes):
     is_broken: bool
 
     def __new__(cls, reason: str, *, is_broken: bool = True) -> "UnreadableRecord":
+        """Make one with a reason."""
         record = super().__new__(cls)
         record.reason, record.is_broken = reason, is_broken
         return record
@@ -291,6 +292,8 @@ class UnpackError(Exception):
 
 
 class NotHereError(UnpackError):
+    """A sub-entry batch cannot be unpacked in this installation."""
+
     is_broken = False
 
 

@@ -1,13 +1,11 @@
 """A connection of the stream protocol as a state machine: bytes in, events out, bytes to send. No I/O.
 
-The session logs in, answers the server's Tune and Close, consumes its heartbeats, numbers requests, and cuts frames out
-of the received bytes in linear time. Its owner sends `take_outgoing()` and feeds `receive()`.
+The session answers the server's Tune and Close, consumes its heartbeats, numbers requests, and cuts frames out of the
+received bytes in linear time. Its owner logs in, sends `take_outgoing()` and feeds `receive()`.
 """
 
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from relatum.errors import (
     AccessRefused,
@@ -17,21 +15,20 @@ from relatum.errors import (
     ConnectionLost,
     ProtocolError,
 )
-from relatum.wire import _frames as frames
-from relatum.wire._chunk import Chunk, decode_deliver
-from relatum.wire._frames import Code, Command, Confirmed, Refused
-
-CLIENT_PROPERTIES: Final = {"product": "Relatum", "platform": "Python", "connection_name": "relatum"}
-
-EXTERNAL_SINCE: Final = (3, 12, 1)
-"""The first version that is known to accept EXTERNAL by the stream protocol.
-
-Before, a connection that asks for it ends with a crash report in the broker's log (seen with 3.10.8). The last versions
-of 3.10 and 3.11 may accept it, and are not asked. Source: rabbitmq-server, pull request 8488.
-"""
+from relatum.wire import frames
+from relatum.wire.chunk import Chunk, decode_deliver
+from relatum.wire.frames import Code, Command, Confirmed, NodeAddress, Refused
 
 SUBSCRIPTIONS: Final = 256
 """Subscription ids of one connection: one byte."""
+
+ATTACHES_MAX: Final = 500
+"""Attaches after which a connection to a leaking broker is replaced; a new one takes as long as a few attaches."""
+
+CLOSES_SINCE: Final = (3, 12)
+"""The version from which Unsubscribe certainly closes the file that was read. RabbitMQ 3.10.8 keeps one open for each
+attach until the connection ends, up to the node's limit, and then the node fails. Source: rabbitmq-server issue 6317,
+fixed in patch releases of 3.10 and 3.11 after November 2022; those count as leaking, too, which costs little."""
 
 _SIZE: Final = struct.Struct(">I")
 _KEYS: Final = struct.Struct(">HH")
@@ -41,48 +38,8 @@ _MAY_LACK_RESPONSE_BIT: Final = (Command.ROUTE, Command.PARTITIONS)
 _OUTCOMES: Final = (Command.PUBLISH_CONFIRM, Command.PUBLISH_ERROR)
 
 
-AuthMechanism: TypeAlias = Literal["PLAIN", "EXTERNAL"]
-"""The SASL mechanism: a password, or the certificate of the TLS connection."""
-
-
-class AnotherCluster(BrokerUnavailable):
-    """Another cluster answers, or one that does not give its name; nothing of a login was sent."""
-
-
 class AnotherProtocol(ConfigurationError):
     """The server does not speak the stream protocol; nothing of a login was sent."""
-
-
-class MechanismNotTaken(ConfigurationError):
-    """The server does not accept the mechanism by the stream protocol."""
-
-
-@dataclass(frozen=True, slots=True)
-class Login:
-    """The login: its user, its target, and the options to request.
-
-    Attributes:
-        user: The user name.
-        password: The password; never shown.
-        vhost: The virtual host.
-        mechanism: "PLAIN", or "EXTERNAL" for a client certificate.
-        heartbeat_s: The requested interval in seconds; the smaller of this and the server's is used. 0: no heartbeats.
-        cluster_name: User and password are sent only to the cluster of that name, which servers give before a login.
-            None: any.
-    """
-
-    user: str
-    password: str = field(repr=False)
-    vhost: str = "/"
-    mechanism: AuthMechanism = "PLAIN"
-    heartbeat_s: int = 60
-    cluster_name: str | None = None
-
-    def sasl_response(self) -> bytes:
-        """Return the response for SaslAuthenticate."""
-        if self.mechanism == "EXTERNAL":
-            return b""
-        return f"\0{self.user}\0{self.password}".encode()
 
 
 class Answer(NamedTuple):
@@ -116,36 +73,35 @@ class Damaged(NamedTuple):
 
 Event = Answer | Chunk | StreamMoved | CreditRefused | Confirmed | Refused | Damaged
 
-Exchange: TypeAlias = Callable[[], list[Event]]
-"""Sends pending bytes, waits for bytes, and returns their events, possibly none yet."""
-
 
 class StreamSession:
     """The state of a connection. For one user at a time; it has no socket and reads no clock.
+
+    Args:
+        heartbeat_s: The requested heartbeat interval in seconds; 0 for none. The server may demand a shorter one.
 
     Attributes:
         server_properties: The server's properties (`cluster_name`, `version`, ...), once connected.
         connection_properties: Its properties for the virtual host (`advertised_host`, `advertised_port`).
         heartbeat_s: The negotiated heartbeat interval in seconds; 0 means none.
         send_bytes_max: The most bytes of a frame to the server, as it demands; 0 means no limit.
+        is_tuned: True once the server has sent its limits, after it has accepted user and password.
         is_open: True between login and close.
         reports_damage: True reports a damaged chunk as `Damaged`, and goes on: other streams share the connection.
     """
 
-    def __init__(self, login: Login) -> None:
-        self._login = login
+    def __init__(self, heartbeat_s: int = 0) -> None:
         self._buffer = bytearray()
         self._outgoing = bytearray()
         self._correlation = 0
         self._subscriptions: set[int] = set()
         self._ending: dict[int, int] = {}
-        self._frame_bytes_max = frames.HANDSHAKE_FRAME_BYTES_MAX
-        self._tuned = False
+        self._attaches = 0
         self.server_properties: dict[str, str] = {}
         self.connection_properties: dict[str, str] = {}
-        self.heartbeat_s = login.heartbeat_s
+        self.heartbeat_s = heartbeat_s
         self.send_bytes_max = frames.HANDSHAKE_FRAME_BYTES_MAX
-        self.is_open = False
+        self.is_tuned = self.is_open = False
         self.reports_damage = False
 
     # --- bytes --------------------------------------------------------------------------------------------
@@ -176,6 +132,7 @@ class StreamSession:
         for number in range(SUBSCRIPTIONS):
             if number not in self._subscriptions:
                 self._subscriptions.add(number)
+                self._attaches += 1
                 return number
         raise BrokerUnavailable(f"All {SUBSCRIPTIONS} subscriptions of a connection are in use.")
 
@@ -183,6 +140,28 @@ class StreamSession:
     def subscription_count(self) -> int:
         """The number of ids in use, including those that are ending."""
         return len(self._subscriptions)
+
+    @property
+    def attaches_left(self) -> int:
+        """How many more subscriptions the broker can serve before it holds too many files open for the connection."""
+        return ATTACHES_MAX - self._attaches if self.is_of_before(CLOSES_SINCE) else SUBSCRIPTIONS
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether the connection should be replaced, because none is left."""
+        return self._attaches >= ATTACHES_MAX and self.attaches_left <= 0
+
+    def is_of_before(self, release: tuple[int, ...]) -> bool:
+        """Whether the broker is older than a release; one whose version cannot be parsed counts as new."""
+        parts = self.server_properties.get("version", "").split(".")[: len(release)]
+        return all(part.isdecimal() for part in parts) and tuple(map(int, parts)) < release
+
+    @property
+    def own_node(self) -> NodeAddress:
+        """The node of this connection, as it advertises itself."""
+        properties = self.connection_properties
+        port = properties.get("advertised_port", "")
+        return NodeAddress(properties.get("advertised_host", ""), int(port) if port.isdecimal() else 0)
 
     def unsubscribe(self, number: int, correlation: int | None = None) -> None:
         """End a subscription. The broker answers in order: chunks in flight for its id come before the answer."""
@@ -203,10 +182,11 @@ class StreamSession:
         buffer += data
         events: list[Event] = []
         position, available = 0, len(buffer)
+        most = frames.FRAME_BYTES_MAX if self.is_open else frames.HANDSHAKE_FRAME_BYTES_MAX
         with memoryview(buffer) as view:
             while available - position >= 4:
                 (size,) = _SIZE.unpack_from(view, position)
-                if not 4 <= size <= self._frame_bytes_max:
+                if not 4 <= size <= most:
                     if not self.server_properties:
                         raise AnotherProtocol("The first bytes of the answer are no frame of the stream protocol.")
                     raise ProtocolError(f"A frame of the stream protocol claims {size} bytes.")
@@ -265,112 +245,24 @@ class StreamSession:
             if len(frame) < _TUNE.size:
                 raise ProtocolError("A Tune frame ends too early.")
             _, _, frame_bytes_max, heartbeat_s = _TUNE.unpack_from(frame)
-            self.heartbeat_s = min(self._login.heartbeat_s, heartbeat_s or self._login.heartbeat_s)
+            self.heartbeat_s = min(self.heartbeat_s, heartbeat_s or self.heartbeat_s)
             self.send_bytes_max = frame_bytes_max
             self.send(frames.tune(frame_bytes_max, self.heartbeat_s))
-            self._tuned = True
+            self.is_tuned = True
         elif key == Command.CLOSE:
             cursor = frames.Cursor(frame, 4)
             correlation, code, reason = cursor.uint32(), cursor.uint16(), cursor.string()
             self.send(frames.answer(Command.CLOSE, correlation, Code.OK))
             self.is_open = False
             if code == Code.VHOST_ACCESS_FAILURE:
-                raise _vhost_refused(self._login)
+                raise AccessRefused("This user may not use the virtual host, or there is none.")
             raise ConnectionLost(f"The broker closed the stream connection: {reason or 'no reason given'} ({code}).")
-
-    # --- login --------------------------------------------------------------------------------------------
-
-    def log_in(self, exchange: Exchange) -> None:
-        """Log in.
-
-        Raises:
-            AccessRefused: User, password, virtual host or mechanism are refused.
-            MechanismNotTaken: The server does not offer the mechanism.
-            ProtocolError: The peer does not speak the stream protocol.
-            AnotherCluster: It is another cluster than expected; nothing of the login was sent.
-            AnotherProtocol: The peer's first bytes are no frame; nothing of the login was sent.
-        """
-        properties = self.next_correlation()
-        self.send(frames.peer_properties(properties, CLIENT_PROPERTIES))
-        self.server_properties = frames.decode_table(_expect(self._answer_to(exchange, properties), "greets"))
-        meant = self._login.cluster_name
-        if meant is not None and self.server_properties.get("cluster_name") != meant:
-            raise AnotherCluster(f"The server of the stream protocol there is not the cluster {meant!r}.")
-        # One at a time: RabbitMQ (3.10 and 4.3) closes the connection if frames are sent ahead during the login.
-        handshake = self.next_correlation()
-        self.send(frames.about(handshake, Command.SASL_HANDSHAKE))
-        offered = _expect(self._answer_to(exchange, handshake), "offers mechanisms")
-        self._authenticate(exchange, frames.decode_strings(offered))
-        while not self._tuned:
-            exchange()
-        opened = self.next_correlation()
-        self.send(frames.about(opened, Command.OPEN, self._login.vhost))
-        answer = self._answer_to(exchange, opened)
-        if answer.code in (Code.VHOST_ACCESS_FAILURE, Code.ACCESS_REFUSED):
-            raise _vhost_refused(self._login)
-        self.connection_properties = frames.decode_table(_expect(answer, "opens the virtual host"))
-        self._frame_bytes_max = frames.FRAME_BYTES_MAX
-        self.is_open = True
-
-    def _authenticate(self, exchange: Exchange, offered: list[str]) -> None:
-        login = self._login
-        if login.mechanism not in offered:
-            message = f"The broker does not offer {login.mechanism}, only {', '.join(offered)}."
-            raise MechanismNotTaken(message)
-        version = self.server_properties.get("version", "")
-        if login.mechanism == "EXTERNAL" and is_before(version, EXTERNAL_SINCE):
-            raise MechanismNotTaken(
-                f"RabbitMQ {version} cannot take EXTERNAL by the stream protocol: update it to 3.12.1 or later, or log "
-                "in by PLAIN."
-            )
-        correlation = self.next_correlation()
-        self.send(frames.sasl_authenticate(correlation, login.mechanism, login.sasl_response()))
-        answer = self._answer_to(exchange, correlation)
-        if answer.code == Code.AUTHENTICATION_FAILURE_LOOPBACK:
-            raise AccessRefused(f"The user {login.user!r} may connect to the broker from its own machine only.")
-        if answer.code in (Code.AUTHENTICATION_FAILURE, Code.SASL_ERROR, Code.SASL_CHALLENGE):
-            raise AccessRefused(
-                f"The broker refuses the user {login.user!r} (virtual host {login.vhost!r}): the name, the password or "
-                "the certificate is wrong; RabbitMQ does not say which."
-            )
-        _expect(answer, "logs in")
-
-    def answers_to(self, exchange: Exchange, *correlations: int) -> list[Answer]:
-        """Wait for answers, and drop other events. Only for use while nothing is subscribed."""
-        answers: dict[int, Answer] = {}
-        while len(answers) < len(correlations):
-            for event in exchange():
-                if type(event) is Answer and event.correlation in correlations:
-                    answers[event.correlation] = event
-        return [answers[correlation] for correlation in correlations]
-
-    def _answer_to(self, exchange: Exchange, correlation: int) -> Answer:
-        return self.answers_to(exchange, correlation)[0]
 
     def leave(self) -> None:
         """Append Close to the bytes to send; its answer need not be waited for."""
         if self.is_open:
             self.send(frames.close(self.next_correlation()))
             self.is_open = False
-
-
-def _expect(answer: Answer, what: str) -> bytes:
-    """Return the body of an answer that must be OK, or raise its error."""
-    if answer.code == Code.OK:
-        return answer.body
-    if answer.code == Code.ACCESS_REFUSED:
-        raise AccessRefused("The broker refuses this user.")
-    raise BrokerUnavailable(f"The broker answered {code_name(answer.code)} where a connection {what}.")
-
-
-def is_before(version: str, release: tuple[int, ...]) -> bool:
-    """Whether a broker is older than a release; one whose version cannot be parsed counts as new."""
-    parts = version.split(".")[: len(release)]
-    return all(part.isdecimal() for part in parts) and tuple(map(int, parts)) < release
-
-
-def _vhost_refused(login: Login) -> AccessRefused:
-    return AccessRefused(f"The user {login.user!r} may not use the virtual host {login.vhost!r}, or there is none.")
 
 
 def code_name(code: int) -> str:

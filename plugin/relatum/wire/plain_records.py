@@ -1,6 +1,6 @@
 """Records of a chunk without sub-entry batches: the work of every reader for each message.
 
-Source: as for `relatum.wire._chunk`.
+Source: as for `relatum.wire.chunk`.
 """
 
 

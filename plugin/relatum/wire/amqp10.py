@@ -14,7 +14,7 @@ from struct import error as struct_error
 from typing import Any, Final, TypeAlias
 
 from relatum.errors import UndecodableMessage
-from relatum.wire._scalars import SCALARS, TEXTS, Opaque, text_of
+from relatum.wire.scalars import SCALARS, TEXTS, Opaque, text_of
 
 HEADER: Final = 0x70
 DELIVERY_ANNOTATIONS: Final = 0x71
