@@ -15,8 +15,8 @@ from relatum.contexts._placement_cache import NameLocks, Sent
 from relatum.contexts._placements import PartitionRow, Placement
 from relatum.contexts._predecessors import NO_SET, Found, Predecessors, set_request_of
 from relatum.contexts._router_core import CLOSED, Places, RouterCore, rejected, unsettled
+from relatum.contexts._router_sets import SetKeeper
 from relatum.contexts._routers import Options, RouterBase
-from relatum.contexts._set_keeper import SetKeeper
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable, RelatumError, UsedAfterClose
 from relatum.superstreams.connections import vhost_of
 from relatum.superstreams.targets import channel_of

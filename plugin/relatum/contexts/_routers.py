@@ -17,7 +17,7 @@ from relatum.contexts._placement_cache import NameLocks, Sent
 from relatum.contexts._placements import PartitionRow, Placement
 from relatum.contexts._predecessors import NO_SET, Found, Predecessors, set_request_of
 from relatum.contexts._router_core import Places, RouterCore, rejected, unsettled
-from relatum.contexts._set_keeper import SetKeeper
+from relatum.contexts._router_sets import SetKeeper
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, RelatumError
 from relatum.processes import of_one_process
 from relatum.publishing import OwnProperties, copy_with
