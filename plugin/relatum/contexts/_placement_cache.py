@@ -2,10 +2,10 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 from relatum.contexts._entries import Adoption, Placed
 from relatum.contexts._placements import Placement, PlacementState
@@ -52,7 +52,6 @@ class PlacementCache:
         return self._generation
 
     def get(self, name: str) -> Known | None:
-        """Return the placement of a name, or None."""
         with self._lock:
             placement = self._placements.get(name)
             if placement is None or self._generation is None:
@@ -126,11 +125,9 @@ class Unchecked:
 
     @property
     def is_full(self) -> bool:
-        """Whether the limit is reached."""
         return self._count >= self._most
 
     def names(self) -> list[str]:
-        """The names with unchecked messages."""
         with self._lock:
             return list(self._sent)
 
@@ -153,7 +150,6 @@ class Unchecked:
             of_name[:] = [(self._tick, by) if each is sent else (tick, each) for tick, each in of_name]
 
     def remove(self, sent: Sent) -> None:
-        """Remove a message that is valid."""
         with self._lock:
             self._forget(sent.name, lambda _tick, each: each is sent)
 
@@ -184,25 +180,14 @@ class Unchecked:
 
 
 class NameLocks(Generic[_Lock]):
-    """Locks of names, for threads or tasks, made on demand: `with locks(name) as lock, lock:`."""
+    """A lock for each name in use, for threads or tasks: `with locks(name):`. A lock is dropped with its last user."""
 
     def __init__(self, make: Callable[[], _Lock]) -> None:
         self._make = make
         self._lock = threading.Lock()
-        self._used: dict[str, tuple[_Lock, int]] = {}
+        self._used: WeakValueDictionary[str, _Lock] = WeakValueDictionary()
 
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[_Lock]:
-        """Return the name's lock; it is dropped when the last block that uses it ends."""
+    def __call__(self, name: str) -> _Lock:
+        """Return the name's lock; keep it while it is used or waited for."""
         with self._lock:
-            lock, users = self._used.get(name) or (self._make(), 0)
-            self._used[name] = (lock, users + 1)
-        try:
-            yield lock
-        finally:
-            with self._lock:
-                users = self._used[name][1] - 1
-                if users:
-                    self._used[name] = (lock, users)
-                else:
-                    del self._used[name]
+            return self._used.setdefault(name, self._make())

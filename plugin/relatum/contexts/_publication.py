@@ -1,6 +1,6 @@
 """How a router publishes a message to the partition of its context or affinity set.
 
-All input and output goes through a `World`, and the router may be suspended for any time between two calls:
+All input and output goes through a `RouterCore`, and the router may be suspended for any time between two calls:
 
 1. Look up the placement, or make it. While the context moves, wait.
 2. Publish the message to that partition, and wait for the confirm.
@@ -27,9 +27,9 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from relatum.checks import seconds_text
 from relatum.contexts._entries import CONTROL_BYTES, Adoption, Entry, Fence, Marker, Placed
@@ -38,6 +38,9 @@ from relatum.contexts._placements import Move, Placement, PlacementState
 from relatum.errors import ContextMoving, DatabaseUnavailable
 from relatum.metrics import Histogram
 from relatum.processes import after_fork
+
+if TYPE_CHECKING:
+    from relatum.contexts._router_core import RouterCore
 
 WhenAway: TypeAlias = Literal["known", "wait", "fail"]
 """What to do while the database is unavailable: use known placements, wait, or fail."""
@@ -76,35 +79,6 @@ def elapsed_s() -> float:
     return time.clock_gettime(_CLOCK) if _CLOCK is not None else time.monotonic()
 
 
-class World(Protocol):
-    """The calls of the database and the broker. Implemented by routers, and by the tests' model."""
-
-    def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:
-        """The generation, and the placements changed since another one; None if that is not known."""
-
-    def place(self, name: str, stream: str | None) -> Placement:
-        """The placement of a name, open or moving; if there is none, make one in a stream or by the balance rule."""
-
-    def fence_after(self, name: str, epoch: int, stream: str) -> Move | None:
-        """The first move of a name out of or into a stream whose fence or marker has a higher epoch."""
-
-    def search(self, sent: Sent, from_offset: int, anywhere: bool) -> int | None:
-        """The offset of a published message, if a fence or marker of its name with a higher epoch precedes it.
-
-        Reads from an offset to the stream's present end. A message before such a fence or marker, or none, is no stray;
-        `anywhere` finds it in any place.
-        """
-
-    def adopt(self, stream: str, adoption: Adoption) -> None:
-        """Publish an adoption to a stream and wait for the broker's confirm."""
-
-    def take_over(self, seconds: float) -> None:
-        """Complete abandoned moves of the super stream, if any, for so many seconds at most."""
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep."""
-
-
 class StrayFinder:
     """The state of a `search`: it is fed with the entries of a partition, one after the other."""
 
@@ -139,7 +113,7 @@ class Publications:
 
     def __init__(
         self,
-        world: World,
+        world: "RouterCore",
         clock: Callable[[], float],
         *,
         timeout_s: float = 10.0,
@@ -185,7 +159,6 @@ class Publications:
         return known
 
     def next_of(self, known: Known) -> Sent:
-        """The next message with a placement."""
         placement = known.placement
         placed = Placed(placement.epoch, self.name, next(self._numbers))
         return Sent(placement.name, placement.stream, placed, known.as_of)
@@ -216,8 +189,6 @@ class Publications:
         self._look(self._clock() + self._timeout_s, must=True)
         return self._stray(sent) is None
 
-    # --- the last look --------------------------------------------------------------------------------------------
-
     def _trusts(self) -> bool:
         """Whether the last look is young enough to prove a message valid that was confirmed before this call."""
         return self._trust_clock and self._looked_lately()
@@ -233,8 +204,6 @@ class Publications:
 
     def _forget_look(self) -> None:
         self._looked_at = _NEVER
-
-    # --- before the message ---------------------------------------------------------------------------------------
 
     def _placed(self, name: str, deadline: float, stream: str | None = None) -> Known:
         """The open placement of a name."""
@@ -294,8 +263,6 @@ class Publications:
             or bool(self.unchecked.of(name, self._checked_mark))
         )
 
-    # --- the look at the database ---------------------------------------------------------------------------------
-
     def _look(self, deadline: float, *, must: bool = False) -> bool:
         """Read the generation and the changes; False if the database is unavailable (unless `must`)."""
         may_be_away = self._when_away == "known" and not must
@@ -318,8 +285,6 @@ class Publications:
             self.unchecked.checked(mark, self.cache)
             self._looked(mark, began)
             return True
-
-    # --- after the confirm ----------------------------------------------------------------------------------------
 
     def _settle_all(self, name: str, deadline: float, *, must: bool = False) -> None:
         """Return once all messages of a name are valid, in order, or may stay unchecked for now."""
