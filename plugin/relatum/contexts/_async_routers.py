@@ -157,12 +157,12 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         if not core.is_open:
             await self._connect(await sending.source())
         core.check_vhost(await sending.vhost())
-        known = publications.at_hand(name)
-        if known is None:
-            known = await self._in_thread(publications.place, name, stream)
-        sent = publications.next_of(known)
+        placement = publications.at_hand(name)
+        if placement is None:
+            placement = await self._in_thread(publications.place, name, stream)
+        sent = publications.next_of(placement)
         try:
-            result = await sending.send_named(core, known.placement, core.headers_for(sent, sending.headers))
+            result = await sending.send_named(core, placement, core.headers_for(sent, sending.headers))
         except PublishOutcomeUnknown as error:
             error.settle = partial(self._settle_unknown, error.settle, sent)
             raise
@@ -172,7 +172,7 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         except RelatumError as error:
             raise unsettled(name, error, partial(self._settle, name)) from error
         core.published()
-        return known.placement, result
+        return placement, result
 
     async def _unnamed_partition(self, sending: AsyncSending) -> PartitionRow:
         """Choose the partition of a message without a name, without waiting for the database."""

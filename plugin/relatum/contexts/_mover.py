@@ -137,7 +137,7 @@ class Mover:
         is_further = self._known is None or found.state is not self._known.state
         self._known = found
         if is_further:
-            self._tell(self._store.move(found.move_id))
+            self._tell(found)
         return found
 
 

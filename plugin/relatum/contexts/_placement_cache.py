@@ -4,7 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from relatum.contexts._entries import Adoption, Placed
@@ -21,17 +21,8 @@ class Sent:
     stream: str
     wanted: Placed | Adoption
     """The header that identifies it."""
-    as_of: int
-    """The generation at which its placement was read."""
     is_doubtful: bool = False
     """Whether it may not have arrived, as an adoption without a confirm."""
-
-
-class Known(NamedTuple):
-    """A placement, and the generation at which it is known to be in force."""
-
-    placement: Placement
-    as_of: int
 
 
 class PlacementCache:
@@ -51,13 +42,12 @@ class PlacementCache:
         """The generation of the cache; None before the first was read."""
         return self._generation
 
-    def get(self, name: str) -> Known | None:
+    def get(self, name: str) -> Placement | None:
         with self._lock:
             placement = self._placements.get(name)
-            if placement is None or self._generation is None:
-                return None
-            self._placements.move_to_end(name)
-            return Known(placement, self._generation)
+            if placement is not None:
+                self._placements.move_to_end(name)
+            return placement
 
     def add(self, placement: Placement, as_of: int) -> None:
         """Add a placement that was read at this generation of the cache.
@@ -98,12 +88,8 @@ class PlacementCache:
 
     def still(self, sent: Sent) -> bool:
         """Whether the placement of a message is known to be in force."""
-        known = self.get(sent.name)
-        return (
-            known is not None
-            and known.placement.state is PlacementState.OPEN
-            and known.placement.epoch == sent.wanted.epoch
-        )
+        placement = self.get(sent.name)
+        return placement is not None and placement.state is PlacementState.OPEN and placement.epoch == sent.wanted.epoch
 
 
 class Unchecked:
@@ -160,14 +146,9 @@ class Unchecked:
 
     def checked(self, mark: int, cache: PlacementCache) -> None:
         """Remove messages confirmed before the mark whose placements the cache, read later, still has."""
-        generation = cache.generation
-
-        def counts(tick: int, sent: Sent) -> bool:
-            return tick <= mark and not sent.is_doubtful and (sent.as_of == generation or cache.still(sent))
-
         with self._lock:
             for name in list(self._sent):
-                self._forget(name, counts)
+                self._forget(name, lambda tick, sent: tick <= mark and not sent.is_doubtful and cache.still(sent))
 
     def _forget(self, name: str, which: Callable[[int, Sent], bool]) -> None:
         before = self._sent.get(name, [])

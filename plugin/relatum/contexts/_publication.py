@@ -6,8 +6,8 @@ All input and output goes through a `RouterCore`, and the router may be suspende
 2. Publish the message to that partition, and wait for the confirm.
 3. Only then, read the clock. If the last query of the database (a look) began a moment ago and the placement is still
    in force, the message is valid: a mover waits longer than that before its fence (`MOVE_WAIT_S`). Otherwise, look
-   again. If the generation is the same, no move of the context had begun: a mover writes `moving` to the database
-   before it publishes its fence, so the message precedes any fence.
+   again. If it is in force then, no move of the context had begun: a mover writes `moving` to the database before it
+   publishes its fence, so the message precedes any fence.
 4. If the context has changed, the partition decides. Read it from the lowest possible offset of the move's fence: a
    message after the fence is a stray, which consumers skip. An `Adoption`, published to the context's present
    partition, makes it valid there. The adoption is checked like a message, since the context may have moved again.
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from relatum.checks import seconds_text
 from relatum.contexts._entries import CONTROL_BYTES, Adoption, Entry, Fence, Marker, Placed
-from relatum.contexts._placement_cache import Known, PlacementCache, Sent, Unchecked
+from relatum.contexts._placement_cache import PlacementCache, Sent, Unchecked
 from relatum.contexts._placements import Move, Placement, PlacementState
 from relatum.errors import ContextMoving, DatabaseUnavailable
 from relatum.metrics import Histogram
@@ -142,26 +142,25 @@ class Publications:
         # A forked child starts without a look.
         after_fork(self, Publications._forget_look)
 
-    def at_hand(self, name: str) -> Known | None:
+    def at_hand(self, name: str) -> Placement | None:
         """The placement with which a message of a name may be sent at once; None if `place` must be called."""
-        known = None if self.unchecked.is_full or not self._looked_lately() else self.cache.get(name)
-        if known is None or known.placement.state is not PlacementState.OPEN:
+        placement = None if self.unchecked.is_full or not self._looked_lately() else self.cache.get(name)
+        if placement is None or placement.state is not PlacementState.OPEN:
             return None
-        return None if self._comes_first(name, known.placement) else known
+        return None if self._comes_first(name, placement) else placement
 
-    def place(self, name: str, stream: str | None = None) -> Known:
+    def place(self, name: str, stream: str | None = None) -> Placement:
         """The placement with which a message of a name may be sent; `ContextMoving` if a move does not end in time."""
         deadline = self._clock() + self._timeout_s
-        known = self._placed(name, deadline, stream)
-        if self._comes_first(name, known.placement):
+        placement = self._placed(name, deadline, stream)
+        if self._comes_first(name, placement):
             self._settle_all(name, deadline, must=True)
-            known = self._placed(name, deadline, stream)
-        return known
+            placement = self._placed(name, deadline, stream)
+        return placement
 
-    def next_of(self, known: Known) -> Sent:
-        placement = known.placement
+    def next_of(self, placement: Placement) -> Sent:
         placed = Placed(placement.epoch, self.name, next(self._numbers))
-        return Sent(placement.name, placement.stream, placed, known.as_of)
+        return Sent(placement.name, placement.stream, placed)
 
     def counts_at_once(self, sent: Sent) -> bool:
         """Whether a message confirmed just now is known to be valid; else `settle` must be called."""
@@ -205,7 +204,7 @@ class Publications:
     def _forget_look(self) -> None:
         self._looked_at = _NEVER
 
-    def _placed(self, name: str, deadline: float, stream: str | None = None) -> Known:
+    def _placed(self, name: str, deadline: float, stream: str | None = None) -> Placement:
         """The open placement of a name."""
         must_look, began = False, self._clock()
         take_over_at = began + WAITED_S
@@ -213,14 +212,11 @@ class Publications:
             # With a fresh look hardly a message becomes a stray: a mover waits longer before its fence.
             if must_look or self.unchecked.is_full or not self._looked_lately():
                 self._look(deadline, must=self.unchecked.is_full)
-            known = self.cache.get(name)
-            if known is None:
-                known = self._place(name, stream, deadline)
-            placement = known.placement
+            placement = self.cache.get(name) or self._place(name, stream, deadline)
             if placement.state is PlacementState.OPEN:
                 if must_look:
                     self.move_wait_s.observe(self._clock() - began)
-                return known
+                return placement
             if self._clock() >= deadline:
                 raise ContextMoving(
                     f"a move of {name!r} did not end within {seconds_text(self._timeout_s)}; nothing was sent",
@@ -233,7 +229,7 @@ class Publications:
             self._world.sleep(POLL_S)
             must_look = True
 
-    def _place(self, name: str, stream: str | None, deadline: float) -> Known:
+    def _place(self, name: str, stream: str | None, deadline: float) -> Placement:
         """Read or make the placement of a name that is not cached; this needs the database."""
         while True:
             if self.cache.generation is None:
@@ -248,7 +244,7 @@ class Publications:
                 self._world.sleep(RETRY_S)
                 continue
             self.cache.add(placement, as_of)
-            return Known(placement, as_of)
+            return placement
 
     def _comes_first(self, name: str, placement: Placement) -> bool:
         """Whether messages of a name must be settled before another one is sent with a placement.
@@ -303,13 +299,13 @@ class Publications:
     def _adopt(self, sent: Sent, origin: tuple[str, int] | None, deadline: float) -> Sent:
         """Adopt a stray into its context's present partition; the adoption is then the unchecked message."""
         assert origin is not None, "what an adoption stands for is known"
-        known = self._placed(sent.name, deadline)
-        adoption = Adoption(sent.name, known.placement.epoch, *origin)
-        adopted = Sent(sent.name, known.placement.stream, adoption, known.as_of)
+        placement = self._placed(sent.name, deadline)
+        adoption = Adoption(sent.name, placement.epoch, *origin)
+        adopted = Sent(sent.name, placement.stream, adoption)
         # Remember it before publishing: without a confirm, search for it before the next attempt.
         doubtful = replace(adopted, is_doubtful=True)
         self.unchecked.replace(sent, doubtful)
-        self._world.adopt(known.placement.stream, adoption)
+        self._world.adopt(placement.stream, adoption)
         with self._lock:
             self.adopted += 1
         self.unchecked.replace(doubtful, adopted)
@@ -324,7 +320,7 @@ class Publications:
 
     def _stray(self, sent: Sent) -> int | None:
         """The offset of a message after the end of its placement; None if it is valid. Call it after a look."""
-        if sent.as_of == self.cache.generation or self.cache.still(sent):
+        if self.cache.still(sent):
             return None
         move = self._world.fence_after(sent.name, sent.wanted.epoch, sent.stream)
         if move is None:

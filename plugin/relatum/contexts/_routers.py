@@ -231,10 +231,10 @@ class Router(RouterBase[Options], Target, Closing):
         if not core.is_open:
             core.open(sending.source())
         core.check_vhost(sending.vhost())
-        known = publications.at_hand(name) or publications.place(name, stream)
-        sent = publications.next_of(known)
+        placement = publications.at_hand(name) or publications.place(name, stream)
+        sent = publications.next_of(placement)
         try:
-            result = sending.send_named(core, known.placement, core.headers_for(sent, sending.headers))
+            result = sending.send_named(core, placement, core.headers_for(sent, sending.headers))
         except PublishOutcomeUnknown as error:
             error.settle = partial(self._settle_unknown, error.settle, sent)
             raise
@@ -244,7 +244,7 @@ class Router(RouterBase[Options], Target, Closing):
         except RelatumError as error:
             raise unsettled(name, error, partial(self._settle, name)) from error
         core.published()
-        return known.placement, result
+        return placement, result
 
     def _unnamed_partition(self, sending: Sending) -> PartitionRow:
         """Choose the partition of a message without a name, without waiting for the database."""
