@@ -67,8 +67,6 @@ class Part(StrEnum):
     """Bulks of collectors."""
     SERIAL = "serial"
     """Batches of serial consumers."""
-    MOVES = "moves"
-    """Moves of serialization contexts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ def configure(*, without: Iterable[str] = (), values_of: Iterable[str] = (), ids
     """Choose which spans this process makes, and what they may show. Each call replaces the previous one.
 
     Args:
-        without: Parts without spans, of "lookups", "recorder", "collector", "serial" and "moves". Default: none.
+        without: Parts without spans, of "lookups", "recorder", "collector" and "serial". Default: none.
         values_of: Keys whose sought values lookups' spans show as `relatum.key.NAME`, unless they are masked. Default:
             none.
         ids: Whether links to messages show `messaging.message.id` and `messaging.message.conversation_id`, from the
@@ -287,25 +285,6 @@ def note(part: Part, attributes: Callable[[], Attributes]) -> None:
     current = _current.get()
     if current.part is part:
         current.tell(attributes)
-
-
-def carried(part: Part, function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Bind a function to the current span, for a call in another thread."""
-    if not is_on(part):
-        return function
-    from opentelemetry import context
-
-    here = context.get_current()
-
-    @wraps(function)
-    def called(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
-        token = context.attach(here)
-        try:
-            return function(*arguments, **named)
-        finally:
-            context.detach(token)
-
-    return called
 
 
 # --- links to the spans that sent messages, from the messages' headers ------------------------------------------------

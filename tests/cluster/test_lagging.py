@@ -239,8 +239,8 @@ def test_a_router_finds_a_stray_that_a_replica_does_not_have_yet(cluster: Cluste
     cluster.lag(2)
     bed.control(0, Fence(1, epoch + 1, frozenset("a")))
     at = bed.stray(0, "a", "late")
-    sent = Sent("a", bed.streams[0], Placed(epoch, SESSION, 2), 0)
-    nowhere = Sent("a", bed.streams[0], Placed(epoch, SESSION, 3), 0)
+    sent = Sent("a", bed.streams[0], Placed(epoch, SESSION, 2))
+    nowhere = Sent("a", bed.streams[0], Placed(epoch, SESSION, 3))
     address = BrokerAddress.of(broker_at(cluster, 2))
     with closing(ControlStreams(address, CONTEXT_HEADER)) as strays:
         assert strays.search(sent, 0) == at

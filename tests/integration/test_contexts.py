@@ -40,7 +40,7 @@ class Crash(Exception):
 class Crashing:
     """The world of a process that dies when so many steps are done."""
 
-    def __init__(self, world: moving.World, after: int) -> None:
+    def __init__(self, world: Mover, after: int) -> None:
         self._world, self._left = world, after
         self.elapsed_s = world.elapsed_s
 

@@ -1,4 +1,4 @@
-"""Spans of look-ups, recorders, collectors and moves on real servers, and what they link to."""
+"""Spans of look-ups, recorders, collectors and consumers on real servers, and what they link to."""
 
 import asyncio
 import threading
@@ -14,13 +14,12 @@ from opentelemetry import propagate, trace
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
-from relatum import Broker, otel
+from relatum import otel
 from relatum.collecting import AsyncMessageCollector, ExecutorOptions, MessageCollector
-from relatum.contexts import SerialConsumer, SerializationContexts
+from relatum.contexts import SerialConsumer
 from relatum.errors import DatabaseUnavailable, OffsetNotFound
 from relatum.keys import KeyDefinition
 from relatum.store.catalog import add_keys
-from relatum.superstreams import Layout
 from relatum_consumer import Relations
 from relatum_consumer.expectations import Expectation
 from tests.support import wait_until
@@ -303,27 +302,6 @@ def test_a_batch_that_a_function_is_given_is_a_span(place: Place, spans: Spans) 
         "error.type": "KeyError",
     }
     assert "zebra-9" not in span.to_json()
-
-
-def test_a_move_is_a_span_that_names_no_context(
-    broker: Broker, database_url: str, layout: Layout, spans: Spans
-) -> None:
-    """Where from, where to, how many, and how it ended: what contexts are called are values of messages."""
-    name, moved = layout.super_stream, ["zebra-9", "zebra-8"]
-    with SerializationContexts(name, database_url, broker=broker) as contexts:
-        contexts.assign(moved, f"{name}-0")
-        with spans.provider.get_tracer("app").start_as_current_span("deploy") as deploy:
-            (move,) = contexts.move(moved, f"{name}-1")
-    (span,) = spans.ours
-    assert span.name == "relatum move"
-    assert span.parent.span_id == deploy.get_span_context().span_id
-    assert span.attributes == {
-        "relatum.move.id": move.move_id,
-        "relatum.move.state": "switched",
-        "relatum.move.source": f"{name}-0",
-        "relatum.move.target": f"{name}-1",
-        "relatum.move.contexts": 2,
-    }
 
 
 def test_values_of_masked_keys_are_told_nowhere(place: Place, relations: Relations, spans: Spans) -> None:

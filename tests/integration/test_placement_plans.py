@@ -17,7 +17,7 @@ from relatum.contexts import _serial_member_store as members
 from relatum.contexts import _serial_status as status
 from relatum.contexts import _serial_store as consuming
 from relatum.contexts import _super_stream_rows as opening
-from relatum.contexts._predecessors import RECORDED
+from relatum.contexts._router_sets import RECORDED
 from tests.support.plans import MAKE_PARTS, PARTS, nodes_of, plan_of
 
 NAMES = 150_000

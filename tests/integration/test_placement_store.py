@@ -140,6 +140,7 @@ def test_placing_and_releasing_at_once_keeps_the_counts(database_url: str, store
 
     def work(seed: int) -> None:
         with PlacementStore(database_url, "/", "orders") as mine:
+            mine.open()
             for turn in range(25):
                 names = [f"n{(seed + turn + step) % 7}" for step in range(3)]
                 placed = mine.place(names, least)
@@ -222,6 +223,7 @@ def test_no_more_sets_are_open_than_may_be(database_url: str, store: PlacementSt
 
     def place(number: int) -> tuple[int, int] | None:
         with PlacementStore(database_url, "/", "orders") as mine:
+            mine.open()
             try:
                 mine.place([f"n{number}"], in_place(number % 3), open_sets_max=10)
             except TooManyOpenSets as error:

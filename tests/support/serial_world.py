@@ -128,9 +128,9 @@ class Unsettled(Exception):
 
 def publish(publications: publication.Publications, world: Any, name: str, stream: str | None = None) -> CheckedSent:
     """Publish a message as routers do."""
-    known = publications.at_hand(name) or publications.place(name, stream)
-    sent = publications.next_of(known)
-    world.send(known.placement, sent)
+    placement = publications.at_hand(name) or publications.place(name, stream)
+    sent = publications.next_of(placement)
+    world.send(placement, sent)
     try:
         if not publications.counts_at_once(sent):
             publications.settle(name, must=False)

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -53,7 +52,6 @@ def test_nothing_is_described_where_nobody_wants_spans() -> None:
         assert span is otel.NO_SPAN
     assert not otel.is_on(Part.LOOKUPS)
     otel.note(Part.LOOKUPS, lambda: pytest.fail("nobody asked"))
-    assert otel.carried(Part.MOVES, len) is len
 
 
 def test_parts_can_be_left_out(spans: Spans) -> None:
@@ -62,8 +60,8 @@ def test_parts_can_be_left_out(spans: Spans) -> None:
     for part in Part:
         with otel.span(part, lambda part=part: Description(part)):
             pass
-    assert spans.names == ["lookups", "collector", "serial", "moves"]
-    with pytest.raises(InvalidInput, match="lookups, recorder, collector, serial, moves"):
+    assert spans.names == ["lookups", "collector", "serial"]
+    with pytest.raises(InvalidInput, match="lookups, recorder, collector, serial"):
         otel.configure(without=["publishing"])
     assert not otel.is_on(Part.RECORDER)
 
@@ -83,20 +81,6 @@ def test_a_provider_that_makes_none_costs_nothing(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("OTEL_PYTHON_TRACER_PROVIDER", "of-another-machine")
     with otel.span(Part.LOOKUPS, described) as span:
         assert span is otel.NO_SPAN
-
-
-def test_a_span_is_carried_to_another_thread(spans: Spans) -> None:
-    """What another thread does belongs to the span that was current where it was sent off."""
-
-    def work() -> None:
-        with otel.span(Part.MOVES, described):
-            pass
-
-    with spans.provider.get_tracer("app").start_as_current_span("request") as request:
-        thread = threading.Thread(target=otel.carried(Part.MOVES, work))
-    thread.start()
-    thread.join(90)
-    assert spans.ours[0].parent.span_id == request.get_span_context().span_id
 
 
 # --- what the application set raises, or messages bring in headers ----------------------------------------------------
@@ -168,7 +152,6 @@ def test_what_is_done_in_a_span_goes_on_whatever_raises_around_it(
         assert done == 1
         with pytest.raises(KeyError, match="ours"), otel.span(Part.RECORDER, described):
             raise KeyError("ours")
-        assert otel.carried(Part.MOVES, len)("four") == 4
     said = [each for each in caplog.records if each.name == "relatum.otel"]
     assert len(said) <= 3
     assert all("nothing else is affected" in each.getMessage() and each.levelno == logging.WARNING for each in said)

@@ -414,15 +414,15 @@ def test_the_cache_is_right_as_of_its_generation(data: st.DataObject) -> None:
             case "advance" if changes:
                 cache.advance(*changes.pop(data.draw(st.integers(0, len(changes) - 1))))
         for name in names:
-            known = cache.get(name)
-            if known is not None:
+            kept = cache.get(name)
+            if kept is not None:
                 # Rows that were read later than the generation are newer than it, never older.
-                assert known.placement.epoch >= history[known.as_of][name][0]
+                assert kept.epoch >= history[cache.generation or 0][name][0]
 
 
-def sent_of(name: str, number: int, epoch: int = 1, as_of: int = 1) -> Sent:
+def sent_of(name: str, number: int, epoch: int = 1) -> Sent:
     """A message of a name."""
-    return Sent(name, "p0", Placed(epoch, "0" * 16, number), as_of)
+    return Sent(name, "p0", Placed(epoch, "0" * 16, number))
 
 
 def test_a_look_forgets_what_was_confirmed_before_it_and_counts() -> None:
@@ -447,7 +447,8 @@ def test_what_replaces_another_keeps_its_place_and_is_confirmed_anew() -> None:
     """An adoption stands where its message stood; a look that began before its confirm says nothing about it."""
     cache, unchecked = PlacementCache(10), Unchecked(10)
     cache.advance(1, None)
-    first, second, by = sent_of("x", 1, as_of=0), sent_of("x", 2, as_of=0), sent_of("x", 3)
+    cache.add(placed("x", 2), 1)
+    first, second, by = sent_of("x", 1), sent_of("x", 2), sent_of("x", 3, 2)
     unchecked.add(first)
     unchecked.add(second)
     mark = unchecked.mark()

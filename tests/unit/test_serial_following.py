@@ -80,6 +80,17 @@ def test_a_batch_waits_for_more_until_it_is_full_or_old() -> None:
     assert bodies(partition.take(6.0)) == ["a3"]
 
 
+def test_a_batch_given_back_while_it_was_committed_is_not_handed_out_again() -> None:
+    """A task that is cancelled as its commit is under way gives the batch back, and the commit counts all the same."""
+    partition = following()
+    put(partition, data("a", 1, "a1"))
+    step = partition.take(1.0)
+    partition.give_back()
+    partition.committed(step, 1.0)
+    assert partition.due_at() is None
+    assert partition.position == 1
+
+
 def test_a_fence_is_stored_at_once_with_what_is_before_it() -> None:
     """A step ends behind a fence and is due at once: a target waits for it."""
     partition = following()

@@ -37,7 +37,7 @@ def start_move(world: World, moved: frozenset[str], target: str) -> None:
         world.start("mover", stepwise(moving.move, world.asking, source, target, together))
 
 
-def old_go_on(world: moving.World, move_id: int) -> moving.MoveStep:
+def old_go_on(world: Any, move_id: int) -> moving.MoveStep:
     """What a mover of an earlier release does first with a move that it finds."""
     found = world.look(move_id)
     if found.state is MoveState.FENCING:

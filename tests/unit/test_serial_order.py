@@ -7,13 +7,13 @@ import pytest
 from relatum.contexts._entries import Adoption, Data, Entry, Fence, Marker, Placed
 from relatum.contexts._order import (
     FINDINGS_MAX,
+    NO_ENTRY,
     ContextMessage,
     Finding,
     FindingKind,
     OrderCheck,
     PartitionsReading,
     SerialReport,
-    Unreadable,
 )
 
 A, B = "a" * 16, "b" * 16
@@ -46,11 +46,11 @@ def read(
     begin = {stream: (first or {}).get(stream, 0) for stream in partitions}
     report = SerialReport("s", "serialization_context")
 
-    def look(stream: str, offset: int) -> Entry | Unreadable:
+    def look(stream: str, offset: int) -> Entry | None:
         if offset < begin[stream]:
-            return Unreadable.OUT_OF_REACH
+            return None
         entries = partitions[stream]
-        return entries[offset - begin[stream]] if offset - begin[stream] < len(entries) else Unreadable.MISSING
+        return entries[offset - begin[stream]] if offset - begin[stream] < len(entries) else NO_ENTRY
 
     reading, order = PartitionsReading(look, report.add), OrderCheck(report.add)
     counted = []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum.contexts._assignments import spread
+from relatum.contexts._placements import spread
 from relatum.errors import InvalidInput
 from relatum.store.members import target
 

@@ -1,7 +1,6 @@
 """Sets of messages placed over the partitions of a super stream: affinity sets, and contexts consumed in order."""
 
 from relatum.contexts._affinity_sets import AffinitySet, AffinitySets
-from relatum.contexts._assignments import Assignment, ContextsStatus, MoveProgress, Plan, Progress
 from relatum.contexts._async_routers import AsyncAffinityRouter, AsyncContextRouter
 from relatum.contexts._async_serial_consumer import AsyncSerialConsumer
 from relatum.contexts._context_options import (
@@ -13,7 +12,15 @@ from relatum.contexts._context_options import (
 )
 from relatum.contexts._order import ContextMessage, Finding, FindingKind, SerialReport, verify
 from relatum.contexts._placement_prune import forget_placements
-from relatum.contexts._placements import Move, MoveState
+from relatum.contexts._placements import (
+    Assignment,
+    ContextsStatus,
+    Move,
+    MoveProgress,
+    MoveState,
+    Plan,
+    Progress,
+)
 from relatum.contexts._routers import AffinityRouter, ContextRouter
 from relatum.contexts._serial_batch import AsyncSerialBatch, SerialBatch
 from relatum.contexts._serial_consumer import SerialConsumer

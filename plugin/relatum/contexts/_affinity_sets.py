@@ -14,10 +14,9 @@ from relatum.checks import (
     checked_text,
     checked_weights,
 )
-from relatum.contexts._assignments import Progress
-from relatum.contexts._placements import Move, Placement, check_name
+from relatum.contexts._placements import Move, Placement, Progress, check_name
+from relatum.contexts._router_sets import close_idle
 from relatum.contexts._serialization_contexts import SerializationContexts
-from relatum.contexts._set_keeper import close_idle
 from relatum.contexts._super_stream_rows import IDLE_S_MIN
 from relatum.errors import PlacementNotFound, SuperStreamConflict
 from relatum.headers import CONTEXT_HEADER

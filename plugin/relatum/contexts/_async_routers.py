@@ -13,10 +13,9 @@ from relatum.closing import AsyncClosing
 from relatum.contexts._context_options import AffinityOptions, ContextOptions
 from relatum.contexts._placement_cache import NameLocks, Sent
 from relatum.contexts._placements import PartitionRow, Placement
-from relatum.contexts._predecessors import NO_SET, Found, Predecessors, set_request_of
 from relatum.contexts._router_core import CLOSED, Places, RouterCore, rejected, unsettled
+from relatum.contexts._router_sets import NO_SET, Found, Predecessors, SetKeeper, set_request_of
 from relatum.contexts._routers import Options, RouterBase
-from relatum.contexts._set_keeper import SetKeeper
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable, RelatumError, UsedAfterClose
 from relatum.superstreams.connections import vhost_of
 from relatum.superstreams.targets import channel_of
@@ -91,6 +90,8 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
     def _set_up(self) -> None:
         self._locks = NameLocks(asyncio.Lock)
         self._threads = Threads(THREADS, "relatum-router")
+        # Closing does not queue behind messages that wait for moves.
+        self._closing_thread = Threads(1, "relatum-router-close")
         self._has_threads = True
 
     async def open(self, source: Any = None) -> None:
@@ -144,8 +145,6 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         """Return an exchange-like object for one channel: it has `publish(message, routing_key)`."""
         return RouterExchange(self, channel)
 
-    # --- for routers of contexts and of sets ----------------------------------------------------------------------
-
     async def _publish_locked(
         self, sending: AsyncSending, name: str, *, stream: str | None = None
     ) -> tuple[Placement, Any]:
@@ -158,12 +157,12 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         if not core.is_open:
             await self._connect(await sending.source())
         core.check_vhost(await sending.vhost())
-        known = publications.at_hand(name)
-        if known is None:
-            known = await self._in_thread(publications.place, name, stream)
-        sent = publications.next_of(known)
+        placement = publications.at_hand(name)
+        if placement is None:
+            placement = await self._in_thread(publications.place, name, stream)
+        sent = publications.next_of(placement)
         try:
-            result = await sending.send_named(core, known.placement, core.headers_for(sent, sending.headers))
+            result = await sending.send_named(core, placement, core.headers_for(sent, sending.headers))
         except PublishOutcomeUnknown as error:
             error.settle = partial(self._settle_unknown, error.settle, sent)
             raise
@@ -173,7 +172,7 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         except RelatumError as error:
             raise unsettled(name, error, partial(self._settle, name)) from error
         core.published()
-        return known.placement, result
+        return placement, result
 
     async def _unnamed_partition(self, sending: AsyncSending) -> PartitionRow:
         """Choose the partition of a message without a name, without waiting for the database."""
@@ -184,9 +183,8 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         return core.unnamed(sending.routing_key)
 
     async def _settle_name(self, name: str, timeout_s: float | None = None) -> None:
-        with self._locks(name) as lock:
-            async with lock:
-                await self._in_thread(self._core.publications.settle, name, timeout_s)
+        async with self._locks(name):
+            await self._in_thread(self._core.publications.settle, name, timeout_s)
 
     async def _settle(self, name: str, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> Places:
         """Wait until a confirmed message is valid; return no places, since its partition is known."""
@@ -210,11 +208,14 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
             source = (await source.get_underlay_channel()).connection
         elif getattr(source, "transport", None) is not None:
             source = source.transport.connection
-        await in_thread(None, partial(self._core.open, source, with_database=with_database))
+        await self._in_thread(partial(self._core.open, source, with_database=with_database))
 
     async def _end(self) -> None:
-        await asyncio.to_thread(self._core.close)
+        if not self._has_threads:
+            return
         self._has_threads = False
+        await in_thread(self._closing_thread, self._core.close)
+        self._closing_thread.shutdown()
         # Calls that still wait for a thread run, and raise because the router is closed.
         self._threads.shutdown()
 
@@ -242,9 +243,8 @@ class AsyncContextRouter(AsyncRouter[ContextOptions]):
         if name is None:
             return await sending.send_unnamed(self._core, await self._unnamed_partition(sending))
         # Nothing is awaited before the lock: tasks with the same name publish in the order of their calls.
-        with self._locks(name) as lock:
-            async with lock:
-                return (await self._publish_locked(sending, name))[1]
+        async with self._locks(name):
+            return (await self._publish_locked(sending, name))[1]
 
 
 class AsyncAffinityRouter(AsyncRouter[AffinityOptions]):
@@ -276,17 +276,15 @@ class AsyncAffinityRouter(AsyncRouter[AffinityOptions]):
             place = predecessors.place_of(request)
         else:
             await self._connect(await sending.source())
-            place = await asyncio.to_thread(predecessors.place_of, request)
+            place = await self._in_thread(predecessors.place_of, request)
         if place.name is None:
             return await self._publish_of_none(sending, core.active(place.stream or ""))
-        with self._locks(place.name) as lock:
-            async with lock:
-                if sets.is_ending(place.name):
-                    await self._in_thread(core.publications.settle, place.name)
-                    await asyncio.to_thread(sets.end_now, place.name)
-                placement, result = await self._publish_locked(sending, place.name, stream=place.stream)
-                predecessors.published(Found(placement.name, placement.stream), sending.message_id)
-                sets.used(placement.name, placement.epoch, is_last=request.is_last)
+        async with self._locks(place.name):
+            if sets.is_ending(place.name):
+                await self._in_thread(sets.end_now, place.name)
+            placement, result = await self._publish_locked(sending, place.name, stream=place.stream)
+            predecessors.published(Found(placement.name, placement.stream), sending.message_id)
+            sets.used(placement.name, placement.epoch, is_last=request.is_last)
         return result
 
     async def _publish_of_none(self, sending: AsyncSending, partition: PartitionRow | None = None) -> Any:
@@ -299,7 +297,8 @@ class AsyncAffinityRouter(AsyncRouter[AffinityOptions]):
     async def close(self) -> None:
         """Close the sets that have ended, and then the router; see `AffinityRouter.close`."""
         try:
-            await asyncio.to_thread(self._sets.close)
+            if self._has_threads:
+                await in_thread(self._closing_thread, self._sets.close)
         finally:
             await super().close()
 

@@ -1,7 +1,6 @@
 """The serial consumer for asyncio: tasks wait in the event loop for batches that threads read."""
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
@@ -13,11 +12,10 @@ from relatum.checks import checked_callable, checked_seconds
 from relatum.closing import AsyncClosing
 from relatum.contexts._batch_queue import Taken
 from relatum.contexts._serial_batch import AsyncSerialBatch, consuming
-from relatum.contexts._serial_consumer import CLOSE_S, LOOK_S, ConsumerBase, logger
+from relatum.contexts._serial_consumer import CLOSE_S, LOOK_S, ConsumerBase
 from relatum.contexts._serial_status import SerialStatus
-from relatum.errors import PartitionLost
 from relatum.reading import Message
-from relatum.waiting import Threads, backoff, in_thread, log_failure
+from relatum.waiting import Threads, backoff, in_thread
 
 THREADS_MAX: Final = 32
 """The most concurrent calls of PostgreSQL: commits and others."""
@@ -111,14 +109,11 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
     async def messages(self, timeout_s: float | None = None) -> AsyncIterator[Message]:
         """Iterate over messages; see `SerialConsumer.messages`."""
         async for batch in self.batches(timeout_s):
-            try:
+            # If the loop ends inside a batch, the whole batch is delivered again.
+            with self._handling(batch):
                 for message in batch.messages:
                     yield message
-            except GeneratorExit:
-                # The loop ended inside a batch: deliver the whole batch again.
-                batch.give_back()
-                raise
-            await self._acknowledge(batch)
+                await self._acknowledge(batch)
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self.messages()
@@ -132,18 +127,11 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
             batch = await self.next_batch(LOOK_S)
             if batch is None:
                 continue
-            try:
+            with self._handling(batch):
                 with consuming(self.super_stream, self.name, batch):
                     await handler(batch)
-            except PartitionLost as error:
-                # Another member took the partition over; go on with the others.
-                log_failure(logger, error, "batch not consumed here", level=logging.INFO)
-                continue
-            except BaseException:
-                batch.give_back()
-                raise
-            if not batch.is_acknowledged:
-                await self._acknowledge(batch, stop)
+                if not batch.is_acknowledged:
+                    await self._acknowledge(batch, stop)
 
     async def _acknowledge(self, batch: AsyncSerialBatch, stop: asyncio.Event | None = None) -> None:
         """Acknowledge a batch, and wait for PostgreSQL if necessary."""

@@ -111,7 +111,6 @@ class Batches:
                 self.give_back(*taken)
 
     def give_back(self, following: Following, step: Step) -> None:
-        """Return a batch, to be handed out again."""
         self.loop.call(self._change, following, self._given_back, step)
 
     def stop(self) -> None:
@@ -311,7 +310,6 @@ class Batches:
         self._note(following, step)
 
     def _drop(self, following: Following) -> None:
-        """Drop a partition and its unstored state."""
         following.is_over = True
         self.loop.call(self._change, following)
 

@@ -98,7 +98,6 @@ class ContextOptions(RouterOptions):
 
     @property
     def names_max(self) -> int:
-        """How many placements to cache."""
         return self.contexts_max
 
     def __post_init__(self) -> None:
@@ -161,11 +160,9 @@ class AffinityOptions(RouterOptions):
 
     @property
     def names_max(self) -> int:
-        """How many placements to cache."""
         return self.known_sets_max
 
     def rules(self) -> tuple[Balance, Balance]:
-        """Return new balance rules: one for sets, one for messages without a set."""
         return balance_of(self.balance), _by_messages(balance_of(self.balance))
 
     def __post_init__(self) -> None:

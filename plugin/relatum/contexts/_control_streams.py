@@ -77,7 +77,6 @@ class ControlStreams(Closing):
         self._opened: StreamReader | None = None
 
     def publish(self, stream: str, control: Control) -> None:
-        """Publish a control message to a stream and wait for its confirm."""
         headers, body = encode(control)
         properties = BasicProperties(content_type=CONTENT_TYPE, delivery_mode=2, headers=headers)
         self._publisher.publish(stream, body, properties)
@@ -101,7 +100,7 @@ class ControlStreams(Closing):
             return next((message.offset for message in messages if _is_it(message, control)), None)
 
     def search(self, sent: Sent, from_offset: int, anywhere: bool = False) -> int | None:
-        """Find a published message after a fence or marker of its name; see `World.search`."""
+        """Find a published message after a fence or marker of its name; see `RouterCore.search`."""
         search = StrayFinder(sent, anywhere=anywhere)
         found = scan(self.reader(), sent.stream, from_offset, search.may_matter, is_whole=True)
         with contextlib.closing(found) as messages:
@@ -112,7 +111,6 @@ class ControlStreams(Closing):
         return None
 
     def close(self) -> None:
-        """Close the connections."""
         self._publisher.close()
         with self._lock:
             reader, self._opened = self._opened, None

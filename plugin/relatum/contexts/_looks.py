@@ -53,7 +53,6 @@ class Looks:
                     self._thread.start()
 
     def close(self) -> None:
-        """End the thread."""
         self._stop.set()
         self._wanted.set()
         if self._thread is not None and self._thread is not threading.current_thread():

@@ -1,6 +1,6 @@
 """The steps of a move of serialization contexts from one partition to another.
 
-A mover performs each step through a `World`, and may die between any two. The state of the move is in the database and
+A `Mover` performs each step, and may die between any two. The state of the move is in the database and
 the streams: another mover reads it (`go_on`) and performs the rest. Two movers may do so at the same time: the database
 accepts each step of a move once, and repeating a fence or marker changes nothing.
 
@@ -20,12 +20,15 @@ are valid again only after a marker with a higher epoch.
 """
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from relatum.contexts._entries import Control, Fence, Marker
+from relatum.contexts._entries import Fence, Marker
 from relatum.contexts._placements import Move, MoveState
 from relatum.contexts._publication import MOVE_WAIT_S
 from relatum.errors import MoveConflict, StreamUnavailable
+
+if TYPE_CHECKING:
+    from relatum.contexts._mover import Mover
 
 WAIT_S: Final = 0.01
 """The wait before a fence is cut into steps of so many seconds; the mover renews its lease between them."""
@@ -47,59 +50,7 @@ class MoveStep(Move):
     names: frozenset[str]
 
 
-class World(Protocol):
-    """The calls of the database and the broker that the steps make. Implemented by `Mover`, and by the tests' model.
-
-    Each call may be repeated if its outcome is unknown. Calls of the database return the present state of the move,
-    whether they changed it or not.
-    """
-
-    def end_of(self, stream: str) -> int:
-        """The offset after a stream's last message, 0 if it is empty."""
-
-    def begin(
-        self, source: str, target: str, contexts: frozenset[str], scan_from: int, target_scan_from: int
-    ) -> MoveStep:
-        """Begin a move in the database, in one transaction.
-
-        The contexts' placements become `moving`, and the generation is raised. Contexts that are no longer open in the
-        source are left out; if none remains, the call fails and nothing is written.
-        """
-
-    def look(self, move_id: int) -> MoveStep:
-        """Read the move."""
-
-    def let_fence(self, move_id: int) -> MoveStep:
-        """Assign the fence's epoch, unless it has one. The epoch in the target is not below it."""
-
-    def publish(self, stream: str, control: Control) -> None:
-        """Publish a control message to a stream and wait for the broker's confirm."""
-
-    def find(self, stream: str, control: Fence | Marker, from_offset: int) -> int | None:
-        """Find the first such message from an offset to the stream's present end."""
-
-    def set_fenced(self, move_id: int, attempt: int, fence_offset: int) -> MoveStep:
-        """Set the state from `fencing` to `fenced`, if the attempt is current."""
-
-    def switch(self, move_id: int, attempt: int, marker_offset: int) -> MoveStep:
-        """Set the state from `fenced` to `switched` (or `aborted`), if the attempt is current.
-
-        In the same transaction the placements move to the target and are open, with the move's epoch, and the
-        generation is raised.
-        """
-
-    def set_aborting(self, move_id: int) -> MoveStep:
-        """Make the source the target, with a new epoch and attempt, unless this was done or the move has ended."""
-
-    def elapsed_s(self) -> float:
-        """The mover's clock."""
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep."""
-
-
-def move(world: World, source: str, target: str, contexts: frozenset[str]) -> MoveStep:
-    """Move contexts from one partition to another."""
+def move(world: "Mover", source: str, target: str, contexts: frozenset[str]) -> MoveStep:
     scan_from = world.end_of(source)
     target_scan_from = world.end_of(target)
     begun = world.begin(source, target, contexts, scan_from, target_scan_from)
@@ -109,12 +60,12 @@ def move(world: World, source: str, target: str, contexts: frozenset[str]) -> Mo
     return _complete(world, found)
 
 
-def go_on(world: World, move_id: int) -> MoveStep:
+def go_on(world: "Mover", move_id: int) -> MoveStep:
     """Perform the remaining steps of a move. An ended move is returned unchanged."""
     return _complete(world, world.look(move_id))
 
 
-def abort(world: World, move_id: int) -> MoveStep:
+def abort(world: "Mover", move_id: int) -> MoveStep:
     """Abort a move: its contexts stay in the source. A completed move raises `MoveConflict`."""
     found = world.set_aborting(move_id)
     if found.state is MoveState.SWITCHED:
@@ -126,7 +77,7 @@ def abort(world: World, move_id: int) -> MoveStep:
     return _complete(world, found)
 
 
-def _wait_for_publishers(world: World, move_id: int) -> MoveStep:
+def _wait_for_publishers(world: "Mover", move_id: int) -> MoveStep:
     """Wait until no publisher relies on a query from before the move; then it may be fenced."""
     began = world.elapsed_s()
     while world.elapsed_s() - began <= MOVE_WAIT_S:
@@ -134,7 +85,7 @@ def _wait_for_publishers(world: World, move_id: int) -> MoveStep:
     return world.let_fence(move_id)
 
 
-def _complete(world: World, found: MoveStep) -> MoveStep:
+def _complete(world: "Mover", found: MoveStep) -> MoveStep:
     """Perform step after step. The database returns the state after each: another mover may be ahead."""
     while not found.state.is_ended:
         if not found.fence_epoch:
@@ -148,7 +99,7 @@ def _complete(world: World, found: MoveStep) -> MoveStep:
     return found
 
 
-def _ensure(world: World, stream: str, control: Fence | Marker, from_offset: int) -> int:
+def _ensure(world: "Mover", stream: str, control: Fence | Marker, from_offset: int) -> int:
     """Return the offset of the first such message; publish it if there is none.
 
     Once one was seen, the first cannot change: offsets only ascend.

@@ -16,7 +16,7 @@ from relatum.contexts._entries import Control, Fence, Marker
 from relatum.contexts._move_steps import MoveStep
 from relatum.contexts._placements import Move, MoveState, PartitionState, PlacementState
 from relatum.contexts._placing import KEEP_COMMITS
-from relatum.contexts._super_stream_rows import RAISE_GENERATION
+from relatum.contexts._super_stream_rows import RAISE_GENERATION, Ask, asking
 from relatum.errors import Conflict, MoveConflict, NotFound, StreamNotFound, SuperStreamConflict
 from relatum.store.database import Database, sql
 from relatum.store.members import LEASE_S
@@ -190,18 +190,20 @@ class MoveStore:
 
     def __init__(self, database: Database, super_stream_id: int, super_stream: str) -> None:
         self._database = Database(database, idle_s=LEASE_S)
-        self._transaction = self._database.transaction
         self.super_stream_id = super_stream_id
         self._name = super_stream
         self.outages = Outages(logger, database=database.address.name)
         """The name of these calls in logs of an outage."""
 
     @contextmanager
-    def kept(self) -> Iterator[sa.Connection]:
-        """Open a transaction whose commit waits for the disk."""
-        with self._transaction() as connection:
+    def kept(self) -> Iterator[Ask]:
+        """Open a transaction whose commit waits for the disk; yield a function that runs its statements."""
+        with self._database.transaction() as connection:
             connection.execute(_KEEP_COMMITS)
-            yield connection
+            yield asking(connection, super_stream_id=self.super_stream_id)
+
+    def _rows(self, statement: sa.TextClause, **given: Any) -> list[Any]:
+        return self._database.rows(statement, {"super_stream_id": self.super_stream_id, **given})
 
     def begin(
         self, source: str, target: str, contexts: Collection[str], scan_from: int, target_scan_from: int, holder: str
@@ -210,80 +212,49 @@ class MoveStore:
 
         The holder performs the move, and is unique for it: a repeated call finds the move of the first one by it.
         """
-        named = {"super_stream_id": self.super_stream_id, "names": sorted(contexts)}
-        with self.kept() as connection:
-            rows = connection.execute(LOCK_NAMED, named).all()
+        with self.kept() as ask:
+            rows = ask(LOCK_NAMED, names=sorted(contexts)).all()
             for row in rows:
                 if row.state == PlacementState.MOVING:
-                    return self._begun_before(connection, row.move_id, row.name, holder)
-            source_id = self._partition(connection, source).partition_id
+                    return _begun_before(ask, row.move_id, row.name, holder)
+            source_id = _partition(ask, source).partition_id
             names = [row.name for row in rows if (row.state, row.partition_id) == ("open", source_id)]
             if not names:
                 raise NothingToMove(f"none of the contexts is in {source!r} any more; nothing was moved")
-            generation = connection.execute(RAISE_GENERATION, named).scalar_one()
+            generation = ask(RAISE_GENERATION).scalar_one()
             # After the generation's lock, which `retire` takes, too.
-            to = self._partition(connection, target)
+            to = _partition(ask, target)
             if to.state == PartitionState.RETIRED:
                 raise SuperStreamConflict(
                     f"partition {target!r} is retired: no context can go there",
                     super_stream=self._name,
                     reason="the target is retired",
                 )
-            added = {
-                "super_stream_id": self.super_stream_id,
-                "source_id": source_id,
-                "target_id": to.partition_id,
-                "contexts": len(names),
-                "scan_from": scan_from,
-                "target_scan_from": target_scan_from,
-                "holder": holder,
-                "lease_s": LEASE_S,
-                "generation": generation,
-            }
-            move_id = int(connection.execute(_ADD_MOVE, added).scalar_one())
-            stopped = {**named, "names": names, "move_id": move_id, "generation": generation}
-            connection.execute(ADD_CONTEXTS, stopped)
-            connection.execute(STOP, stopped)
-            return self._step(connection, move_id)
-
-    def _begun_before(self, connection: sa.Connection, move_id: int, context: str, holder: str) -> MoveStep:
-        """The contexts' present move, if this holder began it; else raise `MoveConflict`."""
-        row = self._row(connection, move_id)
-        if row.holder == holder:
-            return _step_of(row)
-        raise MoveConflict(
-            f"{context!r} is moved already, by move {move_id}: go on with that one, or abort it",
-            move_id=move_id,
-            state=row.state,
-        )
-
-    def _partition(self, connection: sa.Connection, stream: str) -> Any:
-        row = connection.execute(_PARTITION, {"super_stream_id": self.super_stream_id, "stream": stream}).one_or_none()
-        if row is None:
-            raise StreamNotFound(f"the super stream has no partition {stream!r}", stream=stream)
-        return row
-
-    def _row(self, connection: sa.Connection, move_id: int) -> Any:
-        row = connection.execute(ONE, {"super_stream_id": self.super_stream_id, "move_id": move_id}).one_or_none()
-        if row is None:
-            raise NotFound(f"there is no move {move_id} of this super stream")
-        return row
-
-    def _step(self, connection: sa.Connection, move_id: int) -> MoveStep:
-        return _step_of(self._row(connection, move_id))
+            move_id = ask(
+                _ADD_MOVE,
+                source_id=source_id,
+                target_id=to.partition_id,
+                contexts=len(names),
+                scan_from=scan_from,
+                target_scan_from=target_scan_from,
+                holder=holder,
+                lease_s=LEASE_S,
+                generation=generation,
+            ).scalar_one()
+            ask(ADD_CONTEXTS, names=names, move_id=move_id)
+            ask(STOP, names=names, move_id=move_id, generation=generation)
+            return _step(ask, move_id)
 
     def look(self, move_id: int) -> MoveStep:
         """Read a move for its steps; `NotFound` if there is no such move."""
-        with self._transaction() as connection:
-            return self._step(connection, move_id)
+        return _step_of(_only(self._rows(ONE, move_id=move_id), move_id))
 
     def attend(self, move_id: int, holder: str) -> None:
-        """Take a move's lease for a holder."""
-        self._database.rows(ATTEND, {"move_id": move_id, "holder": holder, "lease_s": LEASE_S})
+        self._rows(ATTEND, move_id=move_id, holder=holder, lease_s=LEASE_S)
 
     def keep_attending(self, move_id: int, holder: str) -> None:
         """Renew a holder's lease of a move, if it still has it."""
-        self._database.rows(KEEP_ATTENDING, {"move_id": move_id, "holder": holder, "lease_s": LEASE_S})
+        self._rows(KEEP_ATTENDING, move_id=move_id, holder=holder, lease_s=LEASE_S)
 
     def take_abandoned(self, holder: str) -> int | None:
         """Take over a move that has not ended and has no live holder, or None."""
@@ -292,60 +263,74 @@ class MoveStore:
 
     def let_fence(self, move_id: int) -> MoveStep:
         """Assign the fence's epoch, once no publisher relies on a query from before the move."""
-        with self.kept() as connection:
-            connection.execute(_LET_FENCE, {"super_stream_id": self.super_stream_id, "move_id": move_id})
-            return self._step(connection, move_id)
+        return self._after(_LET_FENCE, move_id)
 
     def set_fenced(self, move_id: int, attempt: int, fence_offset: int) -> MoveStep:
         """Store the offset of a move's fence, if the attempt is current and the move is not fenced yet."""
-        values = {"move_id": move_id, "attempt": attempt, "fence_offset": fence_offset}
-        with self.kept() as connection:
-            connection.execute(SET_FENCED, values)
-            return self._step(connection, move_id)
-
-    def switch(self, move_id: int, attempt: int, marker_offset: int) -> MoveStep:
-        """End a fenced move, if the attempt is current: its contexts continue in the target."""
-        of_move = {"super_stream_id": self.super_stream_id, "move_id": move_id}
-        ended = {**of_move, "attempt": attempt, "marker_offset": marker_offset}
-        with self.kept() as connection:
-            names = connection.scalars(LOCK_MOVING, of_move).all()
-            row = connection.execute(_SET_ENDED, ended).one_or_none()
-            if row is not None:
-                generation = connection.execute(RAISE_GENERATION, of_move).scalar_one()
-                gone_on = {"names": names, "partition_id": row.target_id, "epoch": row.epoch}
-                connection.execute(GO_ON, {**of_move, **gone_on, "generation": generation})
-                _count(connection, row.source_id, row.target_id, len(names))
-            return self._step(connection, move_id)
+        return self._after(SET_FENCED, move_id, attempt=attempt, fence_offset=fence_offset)
 
     def set_aborting(self, move_id: int, reason: str | None) -> MoveStep:
         """Turn a move back to its source, unless this was done or the move has ended."""
-        values = {"super_stream_id": self.super_stream_id, "move_id": move_id, "reason": reason}
-        with self.kept() as connection:
-            connection.execute(SET_ABORTING, values)
-            return self._step(connection, move_id)
+        return self._after(SET_ABORTING, move_id, reason=reason)
+
+    def _after(self, statement: sa.TextClause, move_id: int, **given: Any) -> MoveStep:
+        """Return a move as it is after a statement, whether that changed it or not."""
+        with self.kept() as ask:
+            ask(statement, move_id=move_id, **given)
+            return _step(ask, move_id)
+
+    def switch(self, move_id: int, attempt: int, marker_offset: int) -> MoveStep:
+        """End a fenced move, if the attempt is current: its contexts continue in the target."""
+        with self.kept() as ask:
+            names = ask(LOCK_MOVING, move_id=move_id).scalars().all()
+            row = ask(_SET_ENDED, move_id=move_id, attempt=attempt, marker_offset=marker_offset).one_or_none()
+            if row is not None:
+                generation = ask(RAISE_GENERATION).scalar_one()
+                to = {"partition_id": row.target_id, "epoch": row.epoch, "generation": generation}
+                ask(GO_ON, move_id=move_id, names=names, **to)
+                counts = [(row.source_id, -len(names)), (row.target_id, len(names))]
+                # In the order of the partitions' locks.
+                for partition_id, more in sorted(counts) if row.source_id != row.target_id else ():
+                    ask(_COUNT_SETS, partition_id=partition_id, more=more)
+            return _step(ask, move_id)
 
     def moves(self, *, latest: int | None = None) -> list[Move]:
         """Return the moves that have not ended, oldest first; or the `latest` ones of all, newest first."""
-        of_super_stream = {"super_stream_id": self.super_stream_id}
-        with self._transaction() as connection:
-            if latest is None:
-                rows = connection.execute(UNDER_WAY, of_super_stream)
-            else:
-                rows = connection.execute(LATEST, {**of_super_stream, "latest": latest})
-            return [move_info(row) for row in rows]
+        rows = self._rows(UNDER_WAY) if latest is None else self._rows(LATEST, latest=latest)
+        return [move_info(row) for row in rows]
 
     def move(self, move_id: int) -> Move:
         """Read a move; `NotFound` if there is no such move."""
-        with self._transaction() as connection:
-            return move_info(self._row(connection, move_id))
+        return move_info(_only(self._rows(ONE, move_id=move_id), move_id))
 
 
-def _count(connection: sa.Connection, source_id: int, target_id: int, moved: int) -> None:
-    """Recount the placements of both partitions, in the order of their locks."""
-    if source_id == target_id:
-        return
-    for partition_id, more in sorted([(source_id, -moved), (target_id, moved)]):
-        connection.execute(_COUNT_SETS, {"partition_id": partition_id, "more": more})
+def _partition(ask: Ask, stream: str) -> Any:
+    row = ask(_PARTITION, stream=stream).one_or_none()
+    if row is None:
+        raise StreamNotFound(f"the super stream has no partition {stream!r}", stream=stream)
+    return row
+
+
+def _begun_before(ask: Ask, move_id: int, context: str, holder: str) -> MoveStep:
+    """The contexts' present move, if this holder began it; else raise `MoveConflict`."""
+    found = _step(ask, move_id)
+    if found.holder == holder:
+        return found
+    raise MoveConflict(
+        f"{context!r} is moved already, by move {move_id}: go on with that one, or abort it",
+        move_id=move_id,
+        state=found.state.value,
+    )
+
+
+def _step(ask: Ask, move_id: int) -> MoveStep:
+    return _step_of(_only(ask(ONE, move_id=move_id).all(), move_id))
+
+
+def _only(rows: Sequence[Any], move_id: int) -> Any:
+    if not rows:
+        raise NotFound(f"there is no move {move_id} of this super stream")
+    return rows[0]
 
 
 def _step_of(row: Any) -> MoveStep:

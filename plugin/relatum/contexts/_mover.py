@@ -4,25 +4,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
-from relatum import otel
 from relatum.contexts import _move_steps as moving
-from relatum.contexts._assignments import MoveProgress, Progress
 from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._entries import Control, Fence, Marker
 from relatum.contexts._move_steps import MoveStep
 from relatum.contexts._move_store import MoveStore, NothingToMove, logger
 from relatum.contexts._placement_store import PlacementStore, in_parts
-from relatum.contexts._placements import Move, Placement
+from relatum.contexts._placements import Move, MoveProgress, Placement, Progress
 from relatum.contexts._publication import elapsed_s
 from relatum.errors import Conflict, MoveConflict, NotFound, PublishNacked, PublishUnroutable, RelatumError, Transient
-from relatum.otel import Description, Part
 from relatum.processes import new_holder
 from relatum.store.members import LEASE_S, renewal_s
-from relatum.waiting import Server, has_passed, log_failure
+from relatum.waiting import Server, Threads, has_passed, log_failure
 
 T = TypeVar("T")
 
@@ -37,7 +32,11 @@ _PASSING: Final = (Transient, PublishNacked, PublishUnroutable)
 
 
 class Mover:
-    """Performs the steps of one move, and retries them while a server does not answer."""
+    """Performs the steps of one move, and retries them while a server does not answer.
+
+    Its public methods are the calls of `_move_steps`, which the tests' model answers, too. Each may be repeated if its
+    outcome is unknown: calls of the database return the present state of the move, whether they changed it or not.
+    """
 
     def __init__(
         self,
@@ -65,15 +64,12 @@ class Mover:
 
         If it stops, the error names the state of the move, and its field `move_id` has the number.
         """
-        with otel.span(Part.MOVES, lambda: Description("relatum move")):
-            try:
-                return steps(self, *given)
-            except RelatumError as error:
-                if self._known is None or self._known.state.is_ended:
-                    raise
-                raise _stopped(self._known, error) from error
-
-    # --- the calls of steps: see `World` --------------------------------------------------------------------------
+        try:
+            return steps(self, *given)
+        except RelatumError as error:
+            if self._known is None or self._known.state.is_ended:
+                raise
+            raise _stopped(self._known, error) from error
 
     def end_of(self, stream: str) -> int:
         return self._persist(self._streams.end_of, stream)
@@ -141,8 +137,7 @@ class Mover:
         is_further = self._known is None or found.state is not self._known.state
         self._known = found
         if is_further:
-            otel.note(Part.MOVES, partial(_attributes_of, found))
-            self._tell(self._store.move(found.move_id))
+            self._tell(found)
         return found
 
 
@@ -159,17 +154,6 @@ def go_on_with_abandoned(moves: MoveStore, streams: ControlStreams) -> None:
         except (Conflict, NotFound) as error:
             # Another mover has completed or aborted it.
             log_failure(logger, error, f"move {move_id} is another's", level=logging.INFO)
-
-
-def _attributes_of(move: MoveStep) -> dict[str, str | int]:
-    """The span attributes of a move; without the contexts' names, which are values of messages."""
-    return {
-        "relatum.move.id": move.move_id,
-        "relatum.move.state": move.state.value,
-        "relatum.move.source": move.source,
-        "relatum.move.target": move.target,
-        "relatum.move.contexts": move.contexts,
-    }
 
 
 def _stopped(move: MoveStep, error: RelatumError) -> RelatumError:
@@ -190,13 +174,8 @@ CONTEXTS_MAX: Final = 500
 ROUNDS_MAX: Final = 10
 """How often contexts that had left the source before their move began are looked up again."""
 
-
-class Wanted(NamedTuple):
-    """A move to begin: contexts that were in the source when they were looked up."""
-
-    source: str
-    target: str
-    contexts: frozenset[str]
+_Wanted: TypeAlias = tuple[str, str, frozenset[str]]
+"""A move to begin: source, target, and contexts that were in the source when they were looked up."""
 
 
 class Movers:
@@ -229,23 +208,20 @@ class Movers:
         except RelatumError as error:
             log_failure(logger, error, "an abandoned move was not completed here")
         ended: list[Move] = []
-        left = dict(contexts)
+        moved: set[str] = set()
         for _ in range(ROUNDS_MAX):
-            wanted = [each for target, names in left.items() for each in self._needed(names, target)]
+            wanted = [
+                each for target, names in contexts.items() for each in self._needed(_without(names, moved), target)
+            ]
             if not wanted:
                 return ended
-            self._contexts_all = self._contexts_done + sum(len(each.contexts) for each in wanted)
-            left = {}
-            for move, missed in self._perform_all(wanted):
-                if move is not None:
-                    ended.append(move)
-                if missed.contexts:
-                    left[missed.target] = [*left.get(missed.target, ()), *missed.contexts]
+            self._contexts_all = self._contexts_done + sum(len(names) for _, _, names in wanted)
+            for step in self._perform_all(wanted):
+                ended.append(self._moves.move(step.move_id))
+                moved |= step.names
         raise Conflict("contexts go elsewhere before they can be moved: others move them, too; repeat it later")
 
-    def perform(
-        self, steps: Callable[[moving.World, int], MoveStep], move_id: int, *, reason: str | None = None
-    ) -> Move:
+    def perform(self, steps: Callable[[Mover, int], MoveStep], move_id: int, *, reason: str | None = None) -> Move:
         """Complete or abort a move, and return the ended move."""
         self._contexts_all = self._moves.move(move_id).contexts
         return self._moves.move(self._mover(reason).run(steps, move_id).move_id)
@@ -260,7 +236,7 @@ class Movers:
             if self._progress is not None:
                 self._progress(MoveProgress(move, self._contexts_done, self._contexts_all))
 
-    def _needed(self, names: Collection[str], target: str) -> list[Wanted]:
+    def _needed(self, names: Collection[str], target: str) -> list[_Wanted]:
         """Return the moves that bring names to the target."""
         leaving: dict[str, list[str]] = {}
         for placement in self._placements.find(names).values():
@@ -268,7 +244,7 @@ class Movers:
             if placement.stream != target:
                 leaving.setdefault(placement.stream, []).append(placement.name)
         return [
-            Wanted(source, target, frozenset(some))
+            (source, target, frozenset(some))
             for source, those in leaving.items()
             for some in in_parts(those, CONTEXTS_MAX)
         ]
@@ -284,23 +260,26 @@ class Movers:
                 state=found.state.value,
             )
 
-    def _perform_all(self, wanted: Sequence[Wanted]) -> list[tuple[Move | None, Wanted]]:
+    def _perform_all(self, wanted: Sequence[_Wanted]) -> list[MoveStep]:
         """Perform several moves at a time. If one stops, running moves are completed and no other begins.
 
-        Returns each move, or None if it did not begin, with its contexts that had left the source by then.
+        Moves whose contexts had all left the source by then are left out.
         """
-        perform = otel.carried(Part.MOVES, self._perform_one)
-        with ThreadPoolExecutor(self._at_once, "relatum-move") as pool:
-            futures = [pool.submit(perform, each) for each in wanted]
-            try:
-                return [future.result() for future in futures]
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-
-    def _perform_one(self, wanted: Wanted) -> tuple[Move | None, Wanted]:
+        threads = Threads(self._at_once, "relatum-move")
+        moves = [threads.submit(self._perform_one, *each) for each in wanted]
         try:
-            ended = self._mover().run(moving.move, wanted.source, wanted.target, wanted.contexts)
+            return [ended for move in moves if (ended := move.result()) is not None]
+        finally:
+            for move in moves:
+                move.cancel()
+            threads.shutdown(wait=True)
+
+    def _perform_one(self, source: str, target: str, contexts: frozenset[str]) -> MoveStep | None:
+        try:
+            return self._mover().run(moving.move, source, target, contexts)
         except NothingToMove:
-            return None, wanted
-        return self._moves.move(ended.move_id), wanted._replace(contexts=wanted.contexts - ended.names)
+            return None
+
+
+def _without(names: Collection[str], moved: Collection[str]) -> list[str]:
+    return [name for name in names if name not in moved]

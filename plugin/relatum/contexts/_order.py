@@ -113,17 +113,13 @@ class SerialReport:
             self.findings.append(finding)
 
 
-class Unreadable(StrEnum):
-    """Why an offset has no entry."""
+Look: TypeAlias = Callable[[str, int], Entry | None]
+"""Returns the entry at an offset of a partition: `NO_ENTRY` if there is no message, None if that is not known.
 
-    MISSING = "missing"
-    """The stream has no message there."""
-    OUT_OF_REACH = "out of reach"
-    """Retention dropped it, or it was published after reading began."""
+Retention may have dropped the message, or it was published after reading began.
+"""
 
-
-Look: TypeAlias = Callable[[str, int], Entry | Unreadable]
-"""Returns the entry at an offset of a partition."""
+NO_ENTRY: Final = Data(None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +199,7 @@ class PartitionsReading:
     def _adoption(self, at: MessageId, entry: Adoption) -> ContextMessage | None:
         message = MessageId(entry.stream, entry.offset)
         seen = self._look(entry.stream, entry.offset)
-        if seen is Unreadable.OUT_OF_REACH:
+        if seen is None:
             return None
         if not isinstance(seen, Data) or seen.context != entry.context or seen.placed is None:
             self._false_adoption(at, entry.context, f"{message} is no message of the context")
@@ -314,13 +310,13 @@ def verify(
     with StreamReader.open(address) as reader:
         header, ranges, floors = _begin(reader, address, database, super_stream, header)
 
-        def look(stream: str, offset: int) -> Entry | Unreadable:
+        def look(stream: str, offset: int) -> Entry | None:
             try:
                 message = reader.read(stream, offset)
             except (OffsetExpired, StreamNotFound):
-                return Unreadable.OUT_OF_REACH
+                return None
             except OffsetNotFound:
-                return Unreadable.MISSING
+                return NO_ENTRY
             return entry_of(message.headers, message.body, header)
 
         report = SerialReport(super_stream, header, dict(ranges))

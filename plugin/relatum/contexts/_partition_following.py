@@ -74,12 +74,10 @@ class Piece:
         return len(self.batch)
 
     def message(self, at: int) -> Message:
-        """Return one message."""
         [message] = self.cut(at, at + 1).each_message()
         return message
 
     def cut(self, start: int, end: int) -> RecordBatch:
-        """Return some messages."""
         batch, offsets = self.batch, self.batch.offsets[start:end]
         return replace(batch, first_offset=offsets[0], offsets=offsets, records=batch.records[start:end])
 
@@ -111,7 +109,6 @@ class Step:
     _runs: list[RecordBatch | list[Message]] = field(default_factory=list)
 
     def add(self, messages: RecordBatch | list[Message], bytes_: int, now: float) -> None:
-        """Add messages for the application."""
         if self.first_at is None and messages:
             self.first_at = now
         self._runs.append(messages)
@@ -173,8 +170,6 @@ class Following:
         self._held_bytes = 0
         self._released: list[int] = []
 
-    # --- reading ----------------------------------------------------------------------------------------------------
-
     @property
     def held(self) -> tuple[int, int]:
         """The number and the bytes of held messages."""
@@ -182,7 +177,6 @@ class Following:
 
     @property
     def has_room(self) -> bool:
-        """Whether to read ahead."""
         options = self._options
         return self._waiting_messages < 2 * options.batch_messages and self._waiting_bytes < options.batch_bytes
 
@@ -202,8 +196,6 @@ class Following:
             self._step.position = offset
             self._step.is_closed = True
             self._step.since = now
-
-    # --- steps ------------------------------------------------------------------------------------------------------
 
     def gather(self, now: float) -> None:
         """Judge messages until the step is full or all are judged."""
@@ -293,8 +285,6 @@ class Following:
             self._held[offset] = message
             self._held_bytes += bytes_
 
-    # --- holds ------------------------------------------------------------------------------------------------------
-
     def waiting_holds(self) -> list[int]:
         """The moves with stored holds that wait for their source; none before held messages were read again."""
         if not self.log.is_caught_up:
@@ -335,8 +325,6 @@ class Following:
         self._held_bytes = self._held_bytes - each * len(messages) if self._held else 0
         self.log.delivered(hold.move_id, offsets[-1])
 
-    # --- handing out, and results -----------------------------------------------------------------------------------
-
     def due_at(self) -> float | None:
         """When a batch can be handed out; None: not before more is read or the last one is returned."""
         if self.outstanding is not None or self.is_over or self.is_leaving:
@@ -371,7 +359,6 @@ class Following:
         return step
 
     def give_back(self) -> None:
-        """Return the batch in use, to be handed out again."""
         self._again, self.outstanding = self.outstanding, None
 
     def committed(self, step: Step, now: float) -> list[float]:
@@ -379,6 +366,9 @@ class Following:
         self.version += 1
         self.in_doubt = None
         self.outstanding = None
+        if self._again is step:
+            # It was given back while the commit was under way, as by a cancelled task.
+            self._again = None
         self.position = step.position
         self.stored_holds.update(hold.move_id for hold in step.begun)
         self.stored_holds.difference_update(step.ended)

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-import sqlalchemy as sa
-
 from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._move_store import MoveStore
 from relatum.contexts._placement_store import PlacementStore
 from relatum.contexts._placements import PartitionRow, PartitionState
+from relatum.contexts._super_stream_rows import Ask
 from relatum.errors import PartitionInUse, StreamNotFound, SuperStreamConflict
 from relatum.store.database import sql
 
@@ -79,25 +78,24 @@ def retire(moves: MoveStore, stream: str) -> None:
     Raises:
         StreamNotFound, PartitionInUse: nothing was changed.
     """
-    of_super_stream = {"super_stream_id": moves.super_stream_id}
-    with moves.kept() as connection:
-        connection.execute(_LOCK_SUPER_STREAM, of_super_stream)
-        rows = connection.execute(_LOCK_PARTITIONS, of_super_stream).all()
+    with moves.kept() as ask:
+        ask(_LOCK_SUPER_STREAM)
+        rows = ask(_LOCK_PARTITIONS).all()
         row = next((row for row in rows if row.stream == stream), None)
         if row is None:
             raise StreamNotFound(f"the super stream has no partition {stream!r}", stream=stream)
         if not any(row.stream != stream and row.state == PartitionState.ACTIVE for row in rows):
             raise PartitionInUse(f"{stream!r} is the last partition", stream=stream, reason="it is the last one")
-        _check_unused(connection, stream, {**of_super_stream, "partition_id": row.partition_id})
-        connection.execute(_RETIRE, {"partition_id": row.partition_id})
+        _check_unused(ask, stream, row.partition_id)
+        ask(_RETIRE, partition_id=row.partition_id)
 
 
-def _check_unused(connection: sa.Connection, stream: str, of_partition: dict[str, int]) -> None:
-    move_id = connection.execute(MOVES_OF, of_partition).scalar()
+def _check_unused(ask: Ask, stream: str, partition_id: int) -> None:
+    move_id = ask(MOVES_OF, partition_id=partition_id).scalar()
     if move_id is not None:
         reason = f"move {move_id} has not ended"
         raise PartitionInUse(f"{stream!r} cannot be retired: {reason}", stream=stream, reason=reason)
-    context = connection.execute(PLACED_IN, of_partition).scalar()
+    context = ask(PLACED_IN, partition_id=partition_id).scalar()
     if context is not None:
         reason = f"{context!r} is placed there, and maybe more"
         raise PartitionInUse(f"{stream!r} cannot be retired: {reason}; move them", stream=stream, reason=reason)

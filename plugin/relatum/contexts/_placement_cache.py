@@ -2,10 +2,10 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from relatum.contexts._entries import Adoption, Placed
 from relatum.contexts._placements import Placement, PlacementState
@@ -21,17 +21,8 @@ class Sent:
     stream: str
     wanted: Placed | Adoption
     """The header that identifies it."""
-    as_of: int
-    """The generation at which its placement was read."""
     is_doubtful: bool = False
     """Whether it may not have arrived, as an adoption without a confirm."""
-
-
-class Known(NamedTuple):
-    """A placement, and the generation at which it is known to be in force."""
-
-    placement: Placement
-    as_of: int
 
 
 class PlacementCache:
@@ -51,14 +42,12 @@ class PlacementCache:
         """The generation of the cache; None before the first was read."""
         return self._generation
 
-    def get(self, name: str) -> Known | None:
-        """Return the placement of a name, or None."""
+    def get(self, name: str) -> Placement | None:
         with self._lock:
             placement = self._placements.get(name)
-            if placement is None or self._generation is None:
-                return None
-            self._placements.move_to_end(name)
-            return Known(placement, self._generation)
+            if placement is not None:
+                self._placements.move_to_end(name)
+            return placement
 
     def add(self, placement: Placement, as_of: int) -> None:
         """Add a placement that was read at this generation of the cache.
@@ -99,12 +88,8 @@ class PlacementCache:
 
     def still(self, sent: Sent) -> bool:
         """Whether the placement of a message is known to be in force."""
-        known = self.get(sent.name)
-        return (
-            known is not None
-            and known.placement.state is PlacementState.OPEN
-            and known.placement.epoch == sent.wanted.epoch
-        )
+        placement = self.get(sent.name)
+        return placement is not None and placement.state is PlacementState.OPEN and placement.epoch == sent.wanted.epoch
 
 
 class Unchecked:
@@ -126,11 +111,9 @@ class Unchecked:
 
     @property
     def is_full(self) -> bool:
-        """Whether the limit is reached."""
         return self._count >= self._most
 
     def names(self) -> list[str]:
-        """The names with unchecked messages."""
         with self._lock:
             return list(self._sent)
 
@@ -153,7 +136,6 @@ class Unchecked:
             of_name[:] = [(self._tick, by) if each is sent else (tick, each) for tick, each in of_name]
 
     def remove(self, sent: Sent) -> None:
-        """Remove a message that is valid."""
         with self._lock:
             self._forget(sent.name, lambda _tick, each: each is sent)
 
@@ -164,14 +146,9 @@ class Unchecked:
 
     def checked(self, mark: int, cache: PlacementCache) -> None:
         """Remove messages confirmed before the mark whose placements the cache, read later, still has."""
-        generation = cache.generation
-
-        def counts(tick: int, sent: Sent) -> bool:
-            return tick <= mark and not sent.is_doubtful and (sent.as_of == generation or cache.still(sent))
-
         with self._lock:
             for name in list(self._sent):
-                self._forget(name, counts)
+                self._forget(name, lambda tick, sent: tick <= mark and not sent.is_doubtful and cache.still(sent))
 
     def _forget(self, name: str, which: Callable[[int, Sent], bool]) -> None:
         before = self._sent.get(name, [])
@@ -184,25 +161,14 @@ class Unchecked:
 
 
 class NameLocks(Generic[_Lock]):
-    """Locks of names, for threads or tasks, made on demand: `with locks(name) as lock, lock:`."""
+    """A lock for each name in use, for threads or tasks: `with locks(name):`. A lock is dropped with its last user."""
 
     def __init__(self, make: Callable[[], _Lock]) -> None:
         self._make = make
         self._lock = threading.Lock()
-        self._used: dict[str, tuple[_Lock, int]] = {}
+        self._used: WeakValueDictionary[str, _Lock] = WeakValueDictionary()
 
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[_Lock]:
-        """Return the name's lock; it is dropped when the last block that uses it ends."""
+    def __call__(self, name: str) -> _Lock:
+        """Return the name's lock; keep it while it is used or waited for."""
         with self._lock:
-            lock, users = self._used.get(name) or (self._make(), 0)
-            self._used[name] = (lock, users + 1)
-        try:
-            yield lock
-        finally:
-            with self._lock:
-                users = self._used[name][1] - 1
-                if users:
-                    self._used[name] = (lock, users)
-                else:
-                    del self._used[name]
+            return self._used.setdefault(name, self._make())

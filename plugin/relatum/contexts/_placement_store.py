@@ -13,7 +13,6 @@ import sqlalchemy as sa
 
 from relatum.closing import Closing
 from relatum.contexts._move_store import FENCE_AFTER, FIND_MOVE, move_info
-from relatum.contexts._placement_prune import forget_released
 from relatum.contexts._placements import (
     Choose,
     Move,
@@ -48,12 +47,6 @@ COUNTS_S: Final = 0.1
 
 FOUND_AT_ONCE: Final = 5_000
 """How many names one statement looks up."""
-
-FORGET_EVERY_S: Final = 10.0
-"""Seconds between two deletions of old released placements."""
-
-FORGET_MOST: Final = 20_000
-"""Placements deleted each time: twice as many as one process opens and releases in the interval."""
 
 _TRIES: Final = 20
 """Attempts to place names: a chosen partition may be retired, or others place and release a name meanwhile."""
@@ -105,32 +98,22 @@ TOUCH: Final = sql("""
 
 
 class PlacementStore(Closing):
-    """The placements of one super stream. Thread-safe. The caller closes a `Database` that it passed."""
+    """The placements of one super stream. Thread-safe. The caller closes a `Database` that it passed.
+
+    Call `open` first.
+    """
+
+    super_stream_id: int
+    header: str
+    """The header that names the sets."""
 
     def __init__(self, database: "AnyDatabase", vhost: str, super_stream: str) -> None:
         self._is_own = not isinstance(database, Database)
-        self._database = database if isinstance(database, Database) else Database(database, writes=True, idle_s=LEASE_S)
+        self.database = database if isinstance(database, Database) else Database(database, writes=True, idle_s=LEASE_S)
         self._vhost = vhost
         self._name = super_stream
-        self._known: tuple[int, str] | None = None
         self._active: Sequence[PartitionRow] = ()
         self._active_until = 0.0
-        self._forget_at = time.monotonic() + FORGET_EVERY_S
-
-    @property
-    def database(self) -> Database:
-        """The database, for statements about moves."""
-        return self._database
-
-    @property
-    def super_stream_id(self) -> int:
-        """The id of the super stream's row."""
-        return self._opened()[0]
-
-    @property
-    def header(self) -> str:
-        """The header that names the sets."""
-        return self._opened()[1]
 
     def open(
         self,
@@ -151,16 +134,15 @@ class PlacementStore(Closing):
                 f"super stream {self._name!r} has no partition", super_stream=self._name, reason="it has no partition"
             )
         self._active_until = 0.0
-        found = self._database.run(
+        found = self.database.run(
             lambda connection: open_super_stream(connection, (self._vhost, self._name), header, wanted, idle_s)
         )
-        self._known = found.super_stream_id, found.header
+        self.super_stream_id, self.header = found.super_stream_id, found.header
         return found.partitions
 
     def close(self) -> None:
-        """Close the connections."""
         if self._is_own:
-            self._database.close()
+            self.database.close()
 
     def partitions(self) -> list[PartitionRow]:
         """Read the partitions in order, retired ones included."""
@@ -172,7 +154,7 @@ class PlacementStore(Closing):
         if unknown:
             raise StreamNotFound(f"{min(unknown)!r} is no partition of {self._name!r}", stream=min(unknown))
         wanted = self._with_id(streams=list(weights), weights=list(map(float, weights.values())))
-        self._database.rows(SET_WEIGHTS, wanted)
+        self.database.rows(SET_WEIGHTS, wanted)
         self._active_until = 0.0
 
     def generation(self) -> int:
@@ -184,7 +166,7 @@ class PlacementStore(Closing):
 
         The placements are None if there is no other generation, or its changes are no longer stored: drop the cache.
         """
-        rows = self._database.rows(CHANGES, self._with_id(since=since, most=CHANGES_MAX + 1), on_primary=True)
+        rows = self.database.rows(CHANGES, self._with_id(since=since, most=CHANGES_MAX + 1), on_primary=True)
         if not rows:
             raise not_found(self._name)
         now, floor = rows[0][:2]
@@ -196,7 +178,7 @@ class PlacementStore(Closing):
         """Read the placements of names, without released ones, by name."""
         found = {}
         for some in in_parts(map(check_name, names), FOUND_AT_ONCE):
-            rows = self._database.rows(FIND, self._with_id(names=some), on_primary=on_primary)
+            rows = self.database.rows(FIND, self._with_id(names=some), on_primary=on_primary)
             found.update({row.name: _placement(row) for row in rows})
         return found
 
@@ -215,7 +197,7 @@ class PlacementStore(Closing):
                 break
             active = self._active_partitions(fresh=attempt > 0)
             chosen = [row.partition_id for row in chosen_among(missing, active, choose).values()]
-            rows = place(self._database, self._name, self._with_id(names=missing, partition_ids=chosen), open_sets_max)
+            rows = place(self.database, self._name, self._with_id(names=missing, partition_ids=chosen), open_sets_max)
             found |= {row.name: _placement(row) for row in rows}
             # Another thread may replace the list; its counts are equally good.
             self._active = [replace(row, open_sets=row.open_sets + chosen.count(row.partition_id)) for row in active]
@@ -240,7 +222,6 @@ class PlacementStore(Closing):
         if not ended:
             return frozenset()
         rows = self._select(RELEASE, names=list(ended), epochs=list(ended.values()))
-        self._forget()
         return frozenset(row.name for row in rows)
 
     def end(self, name: str) -> Placement:
@@ -262,7 +243,7 @@ class PlacementStore(Closing):
         """Store that names are in use; see `idle`."""
         wanted = [check_name(name) for name in names]
         if wanted:
-            self._database.rows(TOUCH, self._with_id(names=wanted))
+            self.database.rows(TOUCH, self._with_id(names=wanted))
 
     def idle(self, idle_s: float, *, limit: int = 1_000) -> list[Placement]:
         """Read the open placements without use for so many seconds, longest unused first; without moving ones."""
@@ -288,8 +269,7 @@ class PlacementStore(Closing):
             first = behind(rows[-1].name)
 
     def move_of(self, move_id: int) -> Move | None:
-        """Read a move, or None."""
-        rows = self._database.rows(FIND_MOVE, {"move_id": move_id})
+        rows = self.database.rows(FIND_MOVE, {"move_id": move_id})
         return move_info(rows[0]) if rows else None
 
     def fence_after(self, name: str, epoch: int, stream: str) -> Move | None:
@@ -301,14 +281,8 @@ class PlacementStore(Closing):
         """
         wanted = self._with_id(name=check_name(name), stream=stream, above=epoch)
         # Publishers rely on the result: a standby, which may lag, is refused.
-        [row] = self._database.rows(FENCE_AFTER, wanted, on_primary=True)
+        [row] = self.database.rows(FENCE_AFTER, wanted, on_primary=True)
         return None if row.move_id is None else move_info(row)
-
-    def _opened(self) -> tuple[int, str]:
-        if self._known is None:
-            self.open()
-        assert self._known is not None, "open knows it or raises"
-        return self._known
 
     def idle_s(self) -> float | None:
         """Read after how many seconds without use sets are closed; None for never."""
@@ -316,7 +290,7 @@ class PlacementStore(Closing):
 
     def set_idle(self, idle_s: float | None) -> None:
         """Store after how many seconds without use sets are closed; None for never."""
-        self._database.rows(SET_IDLE, self._with_id(idle_s=None if idle_s is None else float(idle_s)))
+        self.database.rows(SET_IDLE, self._with_id(idle_s=None if idle_s is None else float(idle_s)))
 
     def _active_partitions(self, *, fresh: bool) -> Sequence[PartitionRow]:
         """The active partitions; a recent list, in which this store's own placements are counted."""
@@ -334,15 +308,8 @@ class PlacementStore(Closing):
         self._active_until = time.monotonic() + COUNTS_S
         return active
 
-    def _forget(self) -> None:
-        """Delete some old released placements when due: routers that release keep the table small."""
-        if time.monotonic() < self._forget_at:
-            return
-        self._forget_at = time.monotonic() + FORGET_EVERY_S
-        forget_released(self._database.engine, self.super_stream_id, most=FORGET_MOST)
-
     def _select(self, statement: sa.TextClause, **wanted: Any) -> Sequence[Any]:
-        return self._database.rows(statement, self._with_id(**wanted))
+        return self.database.rows(statement, self._with_id(**wanted))
 
     def _with_id(self, **wanted: Any) -> dict[str, Any]:
         return {"super_stream_id": self.super_stream_id, **wanted}

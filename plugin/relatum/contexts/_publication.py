@@ -1,13 +1,13 @@
 """How a router publishes a message to the partition of its context or affinity set.
 
-All input and output goes through a `World`, and the router may be suspended for any time between two calls:
+All input and output goes through a `RouterCore`, and the router may be suspended for any time between two calls:
 
 1. Look up the placement, or make it. While the context moves, wait.
 2. Publish the message to that partition, and wait for the confirm.
 3. Only then, read the clock. If the last query of the database (a look) began a moment ago and the placement is still
    in force, the message is valid: a mover waits longer than that before its fence (`MOVE_WAIT_S`). Otherwise, look
-   again. If the generation is the same, no move of the context had begun: a mover writes `moving` to the database
-   before it publishes its fence, so the message precedes any fence.
+   again. If it is in force then, no move of the context had begun: a mover writes `moving` to the database before it
+   publishes its fence, so the message precedes any fence.
 4. If the context has changed, the partition decides. Read it from the lowest possible offset of the move's fence: a
    message after the fence is a stray, which consumers skip. An `Adoption`, published to the context's present
    partition, makes it valid there. The adoption is checked like a message, since the context may have moved again.
@@ -27,17 +27,20 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from relatum.checks import seconds_text
 from relatum.contexts._entries import CONTROL_BYTES, Adoption, Entry, Fence, Marker, Placed
-from relatum.contexts._placement_cache import Known, PlacementCache, Sent, Unchecked
+from relatum.contexts._placement_cache import PlacementCache, Sent, Unchecked
 from relatum.contexts._placements import Move, Placement, PlacementState
 from relatum.errors import ContextMoving, DatabaseUnavailable
 from relatum.metrics import Histogram
 from relatum.processes import after_fork
+
+if TYPE_CHECKING:
+    from relatum.contexts._router_core import RouterCore
 
 WhenAway: TypeAlias = Literal["known", "wait", "fail"]
 """What to do while the database is unavailable: use known placements, wait, or fail."""
@@ -76,35 +79,6 @@ def elapsed_s() -> float:
     return time.clock_gettime(_CLOCK) if _CLOCK is not None else time.monotonic()
 
 
-class World(Protocol):
-    """The calls of the database and the broker. Implemented by routers, and by the tests' model."""
-
-    def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:
-        """The generation, and the placements changed since another one; None if that is not known."""
-
-    def place(self, name: str, stream: str | None) -> Placement:
-        """The placement of a name, open or moving; if there is none, make one in a stream or by the balance rule."""
-
-    def fence_after(self, name: str, epoch: int, stream: str) -> Move | None:
-        """The first move of a name out of or into a stream whose fence or marker has a higher epoch."""
-
-    def search(self, sent: Sent, from_offset: int, anywhere: bool) -> int | None:
-        """The offset of a published message, if a fence or marker of its name with a higher epoch precedes it.
-
-        Reads from an offset to the stream's present end. A message before such a fence or marker, or none, is no stray;
-        `anywhere` finds it in any place.
-        """
-
-    def adopt(self, stream: str, adoption: Adoption) -> None:
-        """Publish an adoption to a stream and wait for the broker's confirm."""
-
-    def take_over(self, seconds: float) -> None:
-        """Complete abandoned moves of the super stream, if any, for so many seconds at most."""
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep."""
-
-
 class StrayFinder:
     """The state of a `search`: it is fed with the entries of a partition, one after the other."""
 
@@ -139,7 +113,7 @@ class Publications:
 
     def __init__(
         self,
-        world: World,
+        world: "RouterCore",
         clock: Callable[[], float],
         *,
         timeout_s: float = 10.0,
@@ -168,27 +142,25 @@ class Publications:
         # A forked child starts without a look.
         after_fork(self, Publications._forget_look)
 
-    def at_hand(self, name: str) -> Known | None:
+    def at_hand(self, name: str) -> Placement | None:
         """The placement with which a message of a name may be sent at once; None if `place` must be called."""
-        known = None if self.unchecked.is_full or not self._looked_lately() else self.cache.get(name)
-        if known is None or known.placement.state is not PlacementState.OPEN:
+        placement = None if self.unchecked.is_full or not self._looked_lately() else self.cache.get(name)
+        if placement is None or placement.state is not PlacementState.OPEN:
             return None
-        return None if self._comes_first(name, known.placement) else known
+        return None if self._comes_first(name, placement) else placement
 
-    def place(self, name: str, stream: str | None = None) -> Known:
+    def place(self, name: str, stream: str | None = None) -> Placement:
         """The placement with which a message of a name may be sent; `ContextMoving` if a move does not end in time."""
         deadline = self._clock() + self._timeout_s
-        known = self._placed(name, deadline, stream)
-        if self._comes_first(name, known.placement):
+        placement = self._placed(name, deadline, stream)
+        if self._comes_first(name, placement):
             self._settle_all(name, deadline, must=True)
-            known = self._placed(name, deadline, stream)
-        return known
+            placement = self._placed(name, deadline, stream)
+        return placement
 
-    def next_of(self, known: Known) -> Sent:
-        """The next message with a placement."""
-        placement = known.placement
+    def next_of(self, placement: Placement) -> Sent:
         placed = Placed(placement.epoch, self.name, next(self._numbers))
-        return Sent(placement.name, placement.stream, placed, known.as_of)
+        return Sent(placement.name, placement.stream, placed)
 
     def counts_at_once(self, sent: Sent) -> bool:
         """Whether a message confirmed just now is known to be valid; else `settle` must be called."""
@@ -216,8 +188,6 @@ class Publications:
         self._look(self._clock() + self._timeout_s, must=True)
         return self._stray(sent) is None
 
-    # --- the last look --------------------------------------------------------------------------------------------
-
     def _trusts(self) -> bool:
         """Whether the last look is young enough to prove a message valid that was confirmed before this call."""
         return self._trust_clock and self._looked_lately()
@@ -234,9 +204,7 @@ class Publications:
     def _forget_look(self) -> None:
         self._looked_at = _NEVER
 
-    # --- before the message ---------------------------------------------------------------------------------------
-
-    def _placed(self, name: str, deadline: float, stream: str | None = None) -> Known:
+    def _placed(self, name: str, deadline: float, stream: str | None = None) -> Placement:
         """The open placement of a name."""
         must_look, began = False, self._clock()
         take_over_at = began + WAITED_S
@@ -244,14 +212,11 @@ class Publications:
             # With a fresh look hardly a message becomes a stray: a mover waits longer before its fence.
             if must_look or self.unchecked.is_full or not self._looked_lately():
                 self._look(deadline, must=self.unchecked.is_full)
-            known = self.cache.get(name)
-            if known is None:
-                known = self._place(name, stream, deadline)
-            placement = known.placement
+            placement = self.cache.get(name) or self._place(name, stream, deadline)
             if placement.state is PlacementState.OPEN:
                 if must_look:
                     self.move_wait_s.observe(self._clock() - began)
-                return known
+                return placement
             if self._clock() >= deadline:
                 raise ContextMoving(
                     f"a move of {name!r} did not end within {seconds_text(self._timeout_s)}; nothing was sent",
@@ -264,7 +229,7 @@ class Publications:
             self._world.sleep(POLL_S)
             must_look = True
 
-    def _place(self, name: str, stream: str | None, deadline: float) -> Known:
+    def _place(self, name: str, stream: str | None, deadline: float) -> Placement:
         """Read or make the placement of a name that is not cached; this needs the database."""
         while True:
             if self.cache.generation is None:
@@ -279,7 +244,7 @@ class Publications:
                 self._world.sleep(RETRY_S)
                 continue
             self.cache.add(placement, as_of)
-            return Known(placement, as_of)
+            return placement
 
     def _comes_first(self, name: str, placement: Placement) -> bool:
         """Whether messages of a name must be settled before another one is sent with a placement.
@@ -293,8 +258,6 @@ class Publications:
             any(sent.is_doubtful or sent.wanted.epoch != placement.epoch for sent in unchecked)
             or bool(self.unchecked.of(name, self._checked_mark))
         )
-
-    # --- the look at the database ---------------------------------------------------------------------------------
 
     def _look(self, deadline: float, *, must: bool = False) -> bool:
         """Read the generation and the changes; False if the database is unavailable (unless `must`)."""
@@ -319,8 +282,6 @@ class Publications:
             self._looked(mark, began)
             return True
 
-    # --- after the confirm ----------------------------------------------------------------------------------------
-
     def _settle_all(self, name: str, deadline: float, *, must: bool = False) -> None:
         """Return once all messages of a name are valid, in order, or may stay unchecked for now."""
         if self._look(deadline, must=must):
@@ -338,13 +299,13 @@ class Publications:
     def _adopt(self, sent: Sent, origin: tuple[str, int] | None, deadline: float) -> Sent:
         """Adopt a stray into its context's present partition; the adoption is then the unchecked message."""
         assert origin is not None, "what an adoption stands for is known"
-        known = self._placed(sent.name, deadline)
-        adoption = Adoption(sent.name, known.placement.epoch, *origin)
-        adopted = Sent(sent.name, known.placement.stream, adoption, known.as_of)
+        placement = self._placed(sent.name, deadline)
+        adoption = Adoption(sent.name, placement.epoch, *origin)
+        adopted = Sent(sent.name, placement.stream, adoption)
         # Remember it before publishing: without a confirm, search for it before the next attempt.
         doubtful = replace(adopted, is_doubtful=True)
         self.unchecked.replace(sent, doubtful)
-        self._world.adopt(known.placement.stream, adoption)
+        self._world.adopt(placement.stream, adoption)
         with self._lock:
             self.adopted += 1
         self.unchecked.replace(doubtful, adopted)
@@ -359,7 +320,7 @@ class Publications:
 
     def _stray(self, sent: Sent) -> int | None:
         """The offset of a message after the end of its placement; None if it is valid. Call it after a look."""
-        if sent.as_of == self.cache.generation or self.cache.still(sent):
+        if self.cache.still(sent):
             return None
         move = self._world.fence_after(sent.name, sent.wanted.epoch, sent.stream)
         if move is None:

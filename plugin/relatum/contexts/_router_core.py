@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from relatum import metrics
 from relatum.contexts._context_options import RouterOptions, RouterStatistics
@@ -48,9 +48,11 @@ TURN_S: Final = 0.1
 
 CLOSED: Final = "the router is closed: open another"
 
+_Opened = TypeVar("_Opened")
+
 
 class RouterCore:
-    """The placements of one router: the `World` of its publications. Thread-safe."""
+    """The placements of one router, and the calls that its publications make. Thread-safe."""
 
     def __init__(
         self,
@@ -109,24 +111,15 @@ class RouterCore:
             unchecked=len(publications.unchecked),
         )
 
-    # --- opening --------------------------------------------------------------------------------------------------
-
     @property
     def store(self) -> PlacementStore:
         """The placements in the database. Known after `open`."""
-        # Read once: another thread may close the router in between.
-        store = self._store
-        if store is None:
-            raise UsedAfterClose(CLOSED)
-        return store
+        return _opened(self._store)
 
     @property
     def control_streams(self) -> ControlStreams:
         """Reads partitions, and publishes control messages. Known after `open`; do not close it."""
-        streams = self._streams
-        if streams is None:
-            raise UsedAfterClose(CLOSED)
-        return streams
+        return _opened(self._streams)
 
     def open(self, source: Any = None, *, with_database: bool = True) -> None:
         """Read the partitions from the broker, and open the database's rows; see `Router.open`. Idempotent."""
@@ -179,7 +172,6 @@ class RouterCore:
         self.has_layout = False
 
     def close(self) -> None:
-        """Close the connections."""
         self._ending.end_in(END_S)
         if self._looks is not None:
             self._looks.close()
@@ -195,10 +187,11 @@ class RouterCore:
         self._database.close()
         metrics.retire(self)
 
-    # --- the world of publications --------------------------------------------------------------------------------
-
     def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:
-        """The generation, and the changes since another one. One query serves all calls made before it began."""
+        """The generation, and the placements changed since another one; None if that is not known.
+
+        One query serves all calls made before it began.
+        """
         asked = next(self._asked)
         has_turn = self._reading.acquire(timeout=TURN_S)
         try:
@@ -212,7 +205,7 @@ class RouterCore:
                 self._reading.release()
 
     def place(self, name: str, stream: str | None) -> Placement:
-        """The placement of a name; if it has none, the balance rule chooses one."""
+        """The placement of a name, open or moving; if it has none, one in this stream, or by the balance rule."""
 
         def choose(name: str, partitions: Sequence[PartitionRow]) -> PartitionRow:
             self._candidates = partitions
@@ -232,7 +225,11 @@ class RouterCore:
             return self.store.fence_after(name, epoch, stream)
 
     def search(self, sent: Sent, from_offset: int, anywhere: bool) -> int | None:
-        """The offset of a message that follows a fence or marker of its name."""
+        """The offset of a published message, if a fence or marker of its name with a higher epoch precedes it.
+
+        Reads from an offset to the stream's present end. A message before such a fence or marker, or none, is no stray;
+        `anywhere` finds it in any place.
+        """
         with self._in_time():
             return self.control_streams.search(sent, from_offset, anywhere)
 
@@ -242,7 +239,7 @@ class RouterCore:
             self.control_streams.publish(stream, adoption)
 
     def take_over(self, seconds: float) -> None:
-        """Complete abandoned moves, in one waiting thread at a time; an error that stops a move is logged."""
+        """Complete abandoned moves for so many seconds at most, in one thread at a time; errors are logged."""
         moves = self._moves
         with self._lock:
             if moves is None or time.monotonic() < self._take_over_at:
@@ -268,14 +265,11 @@ class RouterCore:
             raise Transient("what was waited for is not wanted any more")
 
     def _in_time(self, *, is_look: bool = False) -> within:
-        """Limit a database call to `timeout_s`."""
         seconds = self.options.timeout_s
         if is_look and self.options.when_database_away == "known":
             # Publishing that can continue without the database must not wait for it.
             seconds = min(seconds, KNOWN_LOOK_S)
         return within(max(seconds, LEAST_S))
-
-    # --- messages -------------------------------------------------------------------------------------------------
 
     def published(self) -> None:
         """Count a message with a name, and request a background query."""
@@ -285,7 +279,6 @@ class RouterCore:
             self._looks.want()
 
     def published_unnamed(self) -> None:
-        """Count a message without a name."""
         with self._lock:
             self._unnamed += 1
 
@@ -312,11 +305,17 @@ class RouterCore:
         return check_name(name, f"the header {self.options.header}", outcome="nothing was sent")
 
     def headers_for(self, sent: Sent, given: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The headers to publish a message with."""
         headers = dict(given) if given else {}
         headers[self.options.header] = sent.name
         headers[PLACED_HEADER] = str(sent.wanted)
         return headers
+
+
+def _opened(found: _Opened | None) -> _Opened:
+    """What `open` made, read once: another thread may close the router in between."""
+    if found is None:
+        raise UsedAfterClose(CLOSED)
+    return found
 
 
 def _candidates(partitions: Sequence[PartitionRow]) -> list[Candidate]:

@@ -15,9 +15,8 @@ from relatum.closing import Closing
 from relatum.contexts._context_options import AffinityOptions, ContextOptions, RouterOptions, RouterStatistics
 from relatum.contexts._placement_cache import NameLocks, Sent
 from relatum.contexts._placements import PartitionRow, Placement
-from relatum.contexts._predecessors import NO_SET, Found, Predecessors, set_request_of
 from relatum.contexts._router_core import Places, RouterCore, rejected, unsettled
-from relatum.contexts._set_keeper import SetKeeper
+from relatum.contexts._router_sets import NO_SET, Found, Predecessors, SetKeeper, set_request_of
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, RelatumError
 from relatum.processes import of_one_process
 from relatum.publishing import OwnProperties, copy_with
@@ -41,16 +40,13 @@ class Sending:
 
     @property
     def headers(self) -> Mapping[str, Any] | None:
-        """The message's headers, or None."""
         return self.properties.headers if self.properties else None
 
     @property
     def message_id(self) -> str | None:
-        """The property `message_id`, or None."""
         return self.properties.message_id if self.properties else None
 
     def require_confirms(self) -> None:
-        """Refuse a channel without publisher confirms."""
         if not isinstance(self.channel, BlockingChannel):
             raise ConfigurationError(
                 "messages of a context or an affinity set need a BlockingChannel of pika, not "
@@ -62,11 +58,9 @@ class Sending:
             )
 
     def source(self) -> Any:
-        """The object that identifies the broker."""
         return self.channel
 
     def vhost(self) -> str:
-        """The virtual host of the channel."""
         return vhost_of(self.channel)
 
     def send_named(self, core: RouterCore, placement: Placement, headers: dict[str, Any]) -> Any:
@@ -227,8 +221,6 @@ class Router(RouterBase[Options], Target, Closing):
         """
         raise ConfigurationError(f"a {type(self).__name__} publishes with pika: use Async{type(self).__name__}")
 
-    # --- for routers of contexts and of sets ----------------------------------------------------------------------
-
     def _publish_locked(self, sending: Sending, name: str, *, stream: str | None = None) -> tuple[Placement, Any]:
         """Publish a message while the name's lock is held; return its placement and the client's result.
 
@@ -239,10 +231,10 @@ class Router(RouterBase[Options], Target, Closing):
         if not core.is_open:
             core.open(sending.source())
         core.check_vhost(sending.vhost())
-        known = publications.at_hand(name) or publications.place(name, stream)
-        sent = publications.next_of(known)
+        placement = publications.at_hand(name) or publications.place(name, stream)
+        sent = publications.next_of(placement)
         try:
-            result = sending.send_named(core, known.placement, core.headers_for(sent, sending.headers))
+            result = sending.send_named(core, placement, core.headers_for(sent, sending.headers))
         except PublishOutcomeUnknown as error:
             error.settle = partial(self._settle_unknown, error.settle, sent)
             raise
@@ -252,7 +244,7 @@ class Router(RouterBase[Options], Target, Closing):
         except RelatumError as error:
             raise unsettled(name, error, partial(self._settle, name)) from error
         core.published()
-        return known.placement, result
+        return placement, result
 
     def _unnamed_partition(self, sending: Sending) -> PartitionRow:
         """Choose the partition of a message without a name, without waiting for the database."""
@@ -263,7 +255,7 @@ class Router(RouterBase[Options], Target, Closing):
         return core.unnamed(sending.routing_key)
 
     def _settle_name(self, name: str, timeout_s: float | None = None) -> None:
-        with self._locks(name) as lock, lock:
+        with self._locks(name):
             self._core.publications.settle(name, timeout_s)
 
     def _settle(self, name: str, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> Places:
@@ -319,7 +311,7 @@ class ContextRouter(Router[ContextOptions]):
         if name is None:
             return sending.send_unnamed(self._core, self._unnamed_partition(sending))
         # Take the lock first: threads with the same name then publish in the order of their calls.
-        with self._locks(name) as lock, lock:
+        with self._locks(name):
             return self._publish_locked(sending, name)[1]
 
 
@@ -357,9 +349,8 @@ class AffinityRouter(Router[AffinityOptions]):
         place = predecessors.place_of(request)
         if place.name is None:
             return self._publish_of_none(sending, core.active(place.stream or ""))
-        with self._locks(place.name) as lock, lock:
+        with self._locks(place.name):
             if sets.is_ending(place.name):
-                core.publications.settle(place.name)
                 sets.end_now(place.name)
             placement, result = self._publish_locked(sending, place.name, stream=place.stream)
             predecessors.published(Found(placement.name, placement.stream), sending.message_id)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Final, Self
 
 from relatum import metrics
@@ -88,6 +88,17 @@ class ConsumerBase:
         else:
             outages.over(who)
         return True
+
+    @contextmanager
+    def _handling(self, batch: BatchBase) -> Iterator[None]:
+        """Give a batch back if the block raises; go on if another member has taken its partition over."""
+        try:
+            yield
+        except PartitionLost as error:
+            log_failure(logger, error, "batch not consumed here", level=logging.INFO)
+        except BaseException:
+            batch.give_back()
+            raise
 
     def _leave(self, batch: BatchBase) -> None:
         """Give a batch back: it is delivered again later."""
@@ -223,13 +234,10 @@ class SerialConsumer(ConsumerBase, Closing):
             TlsRefused, AccessRefused, ConfigurationError: See `next_batch`.
         """
         for batch in self.batches(timeout_s):
-            try:
+            # If the loop ends inside a batch, the whole batch is delivered again.
+            with self._handling(batch):
                 yield from batch.messages
-            except GeneratorExit:
-                # The loop ended inside a batch: deliver the whole batch again.
-                batch.give_back()
-                raise
-            self._acknowledge(batch)
+                self._acknowledge(batch)
 
     def __iter__(self) -> Iterator[Message]:
         return self.messages()
@@ -248,18 +256,11 @@ class SerialConsumer(ConsumerBase, Closing):
             batch = self.next_batch(LOOK_S)
             if batch is None:
                 continue
-            try:
+            with self._handling(batch):
                 with consuming(self.super_stream, self.name, batch):
                     handler(batch)
-            except PartitionLost as error:
-                # Another member took the partition over; go on with the others.
-                log_failure(logger, error, "batch not consumed here", level=logging.INFO)
-                continue
-            except BaseException:
-                batch.give_back()
-                raise
-            if not batch.is_acknowledged:
-                self._acknowledge(batch, stop)
+                if not batch.is_acknowledged:
+                    self._acknowledge(batch, stop)
 
     def _acknowledge(self, batch: SerialBatch, stop: threading.Event | None = None) -> None:
         """Acknowledge a batch, and wait for PostgreSQL if necessary."""

@@ -75,8 +75,6 @@ class Member:
         self._surplus = 0
         self.batches.leased_until = self._renews_at = -math.inf
 
-    # --- life cycle -------------------------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Join, take free partitions, and begin to read. A failed start leaves nothing behind."""
         if self.batches.stopping.is_set():
@@ -175,8 +173,6 @@ class Member:
         self.store.dispose()
         self._ended.set()
 
-    # --- the lease --------------------------------------------------------------------------------------------------
-
     async def _keep_lease(self) -> float:
         """Renew the lease; open the partitions gained, and drop those lost."""
         if (early_s := self._renews_at - time.monotonic()) > 0:
@@ -214,7 +210,6 @@ class Member:
         self._choose_surplus()
 
     def leave(self, partition: Partition) -> None:
-        """Drop a partition."""
         partition.stop()
         if self._partitions.get(partition.stream) is partition:
             del self._partitions[partition.stream]
@@ -250,8 +245,6 @@ class Member:
         if stream not in self._streams:
             self._streams = self.store.partitions()
         return stream in self._streams
-
-    # --- reading ----------------------------------------------------------------------------------------------------
 
     def _receive(self, event: Event) -> None:
         """Pass an event to its partition. The follower repeats an event if this fails."""

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from relatum.contexts._context_options import SerialOptions
 from relatum.contexts._partition_log import MovedBefore, consistent_starts
-from relatum.contexts._super_stream_rows import FIND_SUPER_STREAM, partitions_in
+from relatum.contexts._super_stream_rows import FIND_SUPER_STREAM, asking, partitions_in
 from relatum.following import Reach
 from relatum.store.database import AnyDatabase, Database, sql
 from relatum.store.members import Member, Share, Sharing
@@ -105,12 +105,10 @@ class MemberStore:
 
     @property
     def renewal_s(self) -> float:
-        """Seconds between two renewals of the lease."""
         return self._member.renewal_s
 
     @property
     def consumer_id(self) -> int:
-        """The consumer's id."""
         return int(self._member.within)
 
     @property
@@ -122,11 +120,8 @@ class MemberStore:
         return {**self.me, "partition_id": partition_id}
 
     def dispose(self) -> None:
-        """Close the connections."""
         self.database.close()
         self._of_lease.close()
-
-    # --- the consumer -----------------------------------------------------------------------------------------------
 
     def find_header(self) -> str | None:
         """Read the header that names the super stream's contexts, or None."""
@@ -140,33 +135,29 @@ class MemberStore:
     def ensure(self, beginnings: Callable[[Sequence[str]], Mapping[str, int]]) -> None:
         """Create missing rows of this consumer; `beginnings` returns the first positions of a new one."""
         super_stream_id = self._super_stream().super_stream_id
-        named = {"super_stream_id": super_stream_id, "name": self.name}
         with self.database.transaction() as connection:
-            connection.execute(_ADD_CONSUMER, named)
-            of_consumer = {"consumer_id": int(connection.execute(_FIND_CONSUMER, named).scalar_one())}
-            is_new = connection.execute(_HAS_POSITIONS, of_consumer).first() is None
+            ask = asking(connection, super_stream_id=super_stream_id, name=self.name)
+            ask(_ADD_CONSUMER)
+            consumer_id = int(ask(_FIND_CONSUMER).scalar_one())
+            is_new = ask(_HAS_POSITIONS, consumer_id=consumer_id).first() is None
             partitions = {row.stream: row.partition_id for row in partitions_in(connection, super_stream_id)}
         # Before the moves are read: markers of later moves are then after all these positions.
         ends = beginnings(list(partitions)) if is_new else {}
         with self.database.transaction() as connection:
-            connection.execute(LOCK_CONSUMER, of_consumer)
-            if is_new and connection.execute(_HAS_POSITIONS, of_consumer).first() is None:
+            ask = asking(connection, super_stream_id=super_stream_id, consumer_id=consumer_id)
+            ask(LOCK_CONSUMER)
+            if is_new and ask(_HAS_POSITIONS).first() is None:
                 starts = {partition_id: ends.get(stream, 0) for stream, partition_id in partitions.items()}
-                moves = [MovedBefore(*row) for row in connection.execute(_MOVES, named)]
-                rows = [
-                    {**of_consumer, "partition_id": partition_id, "position": at}
-                    for partition_id, at in consistent_starts(starts, moves).items()
-                ]
-                connection.execute(_ADD_POSITION, rows)
-            connection.execute(ADD_NEW_PARTITIONS, of_consumer)
+                moves = [MovedBefore(*row) for row in ask(_MOVES)]
+                for partition_id, at in consistent_starts(starts, moves).items():
+                    ask(_ADD_POSITION, partition_id=partition_id, position=at)
+            ask(ADD_NEW_PARTITIONS)
             forget_settlements(connection)
-        self._member.within = of_consumer["consumer_id"]
+        self._member.within = consumer_id
 
     def partitions(self) -> frozenset[str]:
         """Read the streams of all partitions, past ones included."""
         return frozenset(row.stream for row in self.database.rows(_STREAMS, self.me))
-
-    # --- the member -------------------------------------------------------------------------------------------------
 
     def share(self, reach: Reach, *, is_busy: bool) -> tuple[Share, dict[int, str]]:
         """Renew the lease, take free partitions up to this member's share, and return the partitions with streams.
@@ -188,7 +179,6 @@ class MemberStore:
         return share, {partition_id: streams[partition_id] for partition_id in sorted(share.held)}
 
     def release(self, partition_id: int) -> None:
-        """Release a partition to other members."""
         with self._of_lease.transaction() as connection:
             self._member.release(connection, [partition_id])
 

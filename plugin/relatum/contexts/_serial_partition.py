@@ -58,7 +58,6 @@ class Partition:
         self._task = member.loop.spawn(self._run())
 
     def receive(self, event: Event) -> None:
-        """Add an event of its stream."""
         self._events.append(event)
         self._changed.set()
 

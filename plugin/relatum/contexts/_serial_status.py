@@ -92,7 +92,6 @@ class SerialStatus:
 
 
 def read_status(database: Database, consumer_id: int, reader: StreamReader) -> SerialStatus:
-    """Read the status of a consumer from the database and the broker."""
     of_consumer = {"consumer_id": consumer_id}
     positions = database.rows(POSITIONS_SHOWN, of_consumer)
     holds = database.rows(HOLDS_SHOWN, of_consumer)

@@ -7,7 +7,7 @@ A member whose lease has expired joins again under another name.
 """
 
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 from uuid import UUID
@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from relatum.contexts._move_store import FLOORS
 from relatum.contexts._partition_following import Following, Opened, Step
 from relatum.contexts._serial_member_store import DRAINED, MemberStore
+from relatum.contexts._super_stream_rows import Ask, asking
 from relatum.errors import PartitionLost
 from relatum.reading import Position, position_of
 from relatum.store.database import sql
@@ -133,20 +134,21 @@ def lost(stream: str, name: str) -> PartitionLost:
 class ConsumerStore(MemberStore):
     """The rows of one consumer name, as one member reads and writes them."""
 
-    # --- opening a partition ----------------------------------------------------------------------------------------
+    @contextmanager
+    def _asking(self, partition_id: int) -> Iterator[Ask]:
+        """Open a transaction, and yield a function that runs statements about this member's partition."""
+        with self.database.transaction() as connection:
+            yield asking(connection, **self._mine(partition_id))
 
     def open(self, partition_id: int) -> Opened | None:
         """Read the stored state of a partition; None if another member holds it."""
-        mine = self._mine(partition_id)
-        with self.database.transaction() as connection:
-            row = connection.execute(BEGIN, mine).one_or_none()
+        with self._asking(partition_id) as ask:
+            row = ask(BEGIN).one_or_none()
             if row is None:
                 return None
-            holds = connection.execute(HOLDS_OF, mine).all()
-            scans = connection.scalars(SCANS, {"partition_id": partition_id})
-            read_from = min([row.position, *(hold.marker_offset for hold in holds), *scans])
-            offset = {"partition_id": partition_id, "offset": read_from}
-            floors: dict[str, int] = dict(connection.execute(FLOORS, offset).all())
+            holds = ask(HOLDS_OF).all()
+            read_from = min([row.position, *(hold.marker_offset for hold in holds), *ask(SCANS).scalars()])
+            floors = dict(ask(FLOORS, offset=read_from).all())
         known_by = None
         if row.last_offset is not None:
             known_by = Position(row.last_offset, row.last_fingerprint, row.last_chunk_ms)
@@ -160,23 +162,19 @@ class ConsumerStore(MemberStore):
         Holds whose markers are at or after `markers_from` are dropped: these markers are gone, or read again. Holds in
         other partitions stop waiting for fences at or after `fences_from`, which no longer exist.
         """
-        at = {**self._mine(partition_id), "position": position}
-        with self.database.transaction() as connection:
-            if connection.execute(_RESTART, at).rowcount:
-                connection.execute(_DROP_HOLDS, {**at, "markers_from": markers_from})
-                connection.execute(_MOVE_HOLDS_BACK, at)
-                connection.execute(_FREE_HOLDS, {**at, "fences_from": fences_from})
+        with self._asking(partition_id) as ask:
+            if ask(_RESTART, position=position).rowcount:
+                ask(_DROP_HOLDS, markers_from=markers_from)
+                ask(_MOVE_HOLDS_BACK, position=position)
+                ask(_FREE_HOLDS, fences_from=fences_from)
 
     def drain(self, partition_id: int) -> bool:
         """Store that a retired partition's stream was deleted: no hold has to wait for it."""
-        mine = self._mine(partition_id)
-        with self.database.transaction() as connection:
-            if not connection.execute(_DRAIN, mine).rowcount:
-                return False
-            connection.execute(_DROP_HOLDS, {**mine, "markers_from": 0})
-            return True
-
-    # --- steps ------------------------------------------------------------------------------------------------------
+        with self._asking(partition_id) as ask:
+            is_drained = bool(ask(_DRAIN).rowcount)
+            if is_drained:
+                ask(_DROP_HOLDS, markers_from=0)
+            return is_drained
 
     def commit(self, following: Following, step: Step, token: UUID) -> bool:
         """Store a step in its own transaction; False if another member holds the partition."""
@@ -190,7 +188,7 @@ class ConsumerStore(MemberStore):
         """Store a step in a transaction; False, without writing, if another member holds the partition."""
         if connection.execute(ADVANCE, self._moved(following, step, token)).first() is None:
             return False
-        _write_holds(connection, self._mine(following.partition_id), step)
+        _write_holds(asking(connection, **self._mine(following.partition_id)), step)
         return True
 
     def _moved(self, following: Following, step: Step, token: UUID) -> dict[str, Any]:
@@ -222,30 +220,27 @@ class ConsumerStore(MemberStore):
         with self.tokens.transaction(self.database.engine, store, stop=stop, what=what) as connection:
             yield connection
 
-    # --- holds --------------------------------------------------------------------------------------------------------
-
     def complete(self, partition_ids: Collection[int]) -> list[tuple[int, int]]:
         """Read the holds in these partitions that have ended: partition and move of each."""
         wanted = {**self.me, "partition_ids": list(partition_ids)}
         return [(row.partition_id, row.move_id) for row in self.database.rows(COMPLETE_HOLDS, wanted)]
 
 
-def _write_holds(connection: sa.Connection, mine: Mapping[str, Any], step: Step) -> None:
+def _write_holds(ask: Ask, step: Step) -> None:
     """Write the holds that a step begins, advances and ends."""
     begun = {hold.move_id for hold in step.begun}
     for hold in step.begun:
-        new = {
-            **mine,
-            "move_id": hold.move_id,
-            "source": hold.source,
-            "epoch": hold.epoch,
-            "marker_offset": hold.marker_offset,
-            "cursor": hold.marker_offset + 1,
-            "fence_offset": hold.fence_offset,
-        }
-        connection.execute(BEGIN_HOLD, new)
+        ask(
+            BEGIN_HOLD,
+            move_id=hold.move_id,
+            source=hold.source,
+            epoch=hold.epoch,
+            marker_offset=hold.marker_offset,
+            cursor=hold.marker_offset + 1,
+            fence_offset=hold.fence_offset,
+        )
     for move_id, cursor, held in step.holds:
         if move_id not in begun:
-            connection.execute(MOVE_HOLD, {**mine, "move_id": move_id, "cursor": cursor, "held": held})
+            ask(MOVE_HOLD, move_id=move_id, cursor=cursor, held=held)
     for move_id in step.ended:
-        connection.execute(END_HOLD, {**mine, "move_id": move_id})
+        ask(END_HOLD, move_id=move_id)

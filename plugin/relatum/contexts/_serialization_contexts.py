@@ -7,13 +7,24 @@ from typing import Final
 from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, shown
 from relatum.closing import Closing
 from relatum.contexts import _move_steps as moving
-from relatum.contexts._assignments import Assignment, ContextsStatus, Plan, Progress, spread
 from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._move_store import MoveStore
 from relatum.contexts._mover import MOVES_AT_ONCE, RETRY_S, Movers
 from relatum.contexts._partitions import checked_key, retire, wait_until_read
 from relatum.contexts._placement_store import PlacementStore, behind, in_parts
-from relatum.contexts._placements import Move, PartitionRow, PartitionState, Placement, PlacementState, check_name
+from relatum.contexts._placements import (
+    Assignment,
+    ContextsStatus,
+    Move,
+    PartitionRow,
+    PartitionState,
+    Placement,
+    PlacementState,
+    Plan,
+    Progress,
+    check_name,
+    spread,
+)
 from relatum.errors import (
     ConfigurationError,
     Conflict,
@@ -104,8 +115,6 @@ class SerializationContexts(Closing):
                 raise
             self._placements.open(header or CONTEXT_HEADER, self._described())
 
-    # Where contexts are
-
     def assign(self, contexts: str | Iterable[str], partition: str) -> list[Assignment]:
         """Assign contexts to a partition before their first messages. Idempotent.
 
@@ -169,8 +178,6 @@ class SerializationContexts(Closing):
             if name not in found:
                 raise PlacementNotFound(f"{name!r} is nowhere: no message of it was published yet", name=name)
         return found
-
-    # Moving
 
     def move(self, contexts: str | Iterable[str], to: str, *, progress: Progress | None = None) -> list[Move]:
         """Move contexts to a partition. Contexts that are there already are left alone.
@@ -254,8 +261,6 @@ class SerializationContexts(Closing):
             self._partition(target)
         return self._movers(progress).move_all(wanted)
 
-    # Moves that have not ended
-
     def moves(self, *, latest: int | None = None) -> list[Move]:
         """The moves that have not ended, oldest first.
 
@@ -293,8 +298,6 @@ class SerializationContexts(Closing):
             checked_text("reason", reason)
         checked_count("move_id", move_id, least=0, most=INTEGER_MAX)
         return self._movers(progress).perform(moving.abort, move_id, reason=reason)
-
-    # Partitions
 
     def add_partitions(self, count: int = 1, *, binding_keys: Sequence[str] | None = None) -> list[str]:
         """Add empty partitions to the super stream, and return their streams.

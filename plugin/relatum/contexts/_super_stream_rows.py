@@ -1,16 +1,16 @@
 """The rows of a super stream with placements: created if missing, else checked."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 
 from relatum.checks import checked_name, seconds_text
 from relatum.contexts._placements import PartitionLike, PartitionRow, PartitionState
 from relatum.errors import SuperStreamConflict, SuperStreamNotFound
-from relatum.store.database import AnyDatabase, as_engine, sql
-from relatum.store.translation import translated_errors
+from relatum.store.database import ONCE_STATEMENT_S, AnyDatabase, Database, sql
 
 USED_EVERY_S: Final = 15.0
 """Seconds between two writes of a router about the sets it used."""
@@ -80,6 +80,15 @@ SET_WEIGHTS: Final = sql("""
 _NAMES: Final = sql("SELECT name FROM relatum.super_streams WHERE vhost = :vhost::text ORDER BY name")
 
 
+Ask: TypeAlias = Callable[..., Any]
+"""Runs a statement in a transaction, with its parameters by name, and returns its result."""
+
+
+def asking(connection: sa.Connection, **given: Any) -> Ask:
+    """Return a function that runs statements in a transaction; `given` are parameters of all of them."""
+    return lambda statement, **more: connection.execute(statement, {**given, **more})
+
+
 class Opened(NamedTuple):
     """A super stream's row, and its partitions, retired ones included."""
 
@@ -99,8 +108,8 @@ def placed_super_streams(database: AnyDatabase, *, vhost: str = "/") -> list[str
         DatabaseUnavailable: PostgreSQL does not answer.
     """
     checked_name("vhost", vhost)
-    with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
-        return list(connection.scalars(_NAMES, {"vhost": vhost}))
+    with closing(Database(database, refusing=None, statement_s=ONCE_STATEMENT_S)) as shared:
+        return [row.name for row in shared.rows(_NAMES, {"vhost": vhost})]
 
 
 def open_super_stream(
@@ -112,35 +121,34 @@ def open_super_stream(
 ) -> Opened:
     """Create the rows of a super stream; see `PlacementStore.open`."""
     vhost, name = whose
-    named = {"vhost": vhost, "name": name}
-    found = connection.execute(FIND_SUPER_STREAM, named).one_or_none()
+    found = connection.execute(FIND_SUPER_STREAM, {"vhost": vhost, "name": name}).one_or_none()
     if found is None:
         if header is None or wanted is None:
             raise not_found(name)
-        connection.execute(_ADD_SUPER_STREAM, {**named, "header": header})
-        found = connection.execute(FIND_SUPER_STREAM, named).one()
+        connection.execute(_ADD_SUPER_STREAM, {"vhost": vhost, "name": name, "header": header})
+        found = connection.execute(FIND_SUPER_STREAM, {"vhost": vhost, "name": name}).one()
     if header not in (None, found.header):
         raise SuperStreamConflict(
             f"the sets of super stream {name!r} are named by the header {found.header!r}, not by {header!r}",
             super_stream=name,
             reason=f"its header is {found.header!r}",
         )
+    ask = asking(connection, super_stream_id=found.super_stream_id)
     if idle_s is not None:
-        _agree_on_idle(connection, (found.super_stream_id, name), idle_s, stored=found.idle_s)
+        _agree_on_idle(ask, name, float(idle_s), stored=found.idle_s)
     known = partitions_in(connection, found.super_stream_id)
-    if wanted is not None and _synced(connection, found.super_stream_id, known, wanted):
+    if wanted is not None and _synced(ask, known, wanted):
         known = partitions_in(connection, found.super_stream_id)
     return Opened(found.super_stream_id, found.header, known)
 
 
-def _agree_on_idle(connection: sa.Connection, whose: tuple[int, str], idle_s: float, *, stored: float | None) -> None:
+def _agree_on_idle(ask: Ask, name: str, idle_s: float, *, stored: float | None) -> None:
     """Check `idle_s` against the stored value; the first router stores it."""
-    super_stream_id, name = whose
     if stored is None:
-        connection.execute(_SET_FIRST_IDLE, {"super_stream_id": super_stream_id, "idle_s": float(idle_s)})
+        ask(_SET_FIRST_IDLE, idle_s=idle_s)
         # Another router may have stored it first, while this one waited.
-        stored = connection.execute(IDLE_S, {"super_stream_id": super_stream_id}).scalar_one()
-    if stored != float(idle_s):
+        stored = ask(IDLE_S).scalar_one()
+    if stored != idle_s:
         raise SuperStreamConflict(
             f"the sets of super stream {name!r} are closed after {seconds_text(stored)} without use, not after "
             f"{seconds_text(idle_s)}: it is the same for all routers, and changed by `AffinitySets.set_idle`",
@@ -150,7 +158,6 @@ def _agree_on_idle(connection: sa.Connection, whose: tuple[int, str], idle_s: fl
 
 
 def not_found(name: str) -> SuperStreamNotFound:
-    """The error for a super stream without rows."""
     return SuperStreamNotFound(
         f"nothing is placed in super stream {name!r} yet: a router that opens it makes it known",
         super_stream=name,
@@ -158,32 +165,25 @@ def not_found(name: str) -> SuperStreamNotFound:
 
 
 def partitions_in(connection: sa.Connection, super_stream_id: int) -> list[PartitionRow]:
-    """Read the partitions in order."""
     rows = connection.execute(PARTITIONS, {"super_stream_id": super_stream_id}).all()
     return [partition_of(row) for row in rows]
 
 
 def partition_of(row: Any) -> PartitionRow:
-    """Make a partition from its row."""
     return replace(PartitionRow(*row), state=PartitionState(row.state))
 
 
-def _synced(
-    connection: sa.Connection, super_stream_id: int, known: Sequence[PartitionRow], wanted: Sequence[PartitionLike]
-) -> bool:
+def _synced(ask: Ask, known: Sequence[PartitionRow], wanted: Sequence[PartitionLike]) -> bool:
     """Add new partitions and update changed bindings; return whether anything changed."""
     by_stream = {row.stream: row for row in known}
     has_changed = False
     for partition in wanted:
         row = by_stream.get(partition.stream)
-        new = {"super_stream_id": super_stream_id, "stream": partition.stream}
-        new |= {"binding_key": partition.binding_key, "place": partition.place}
-        if row is None:
-            connection.execute(_ADD_PARTITION, new)
-        elif (row.binding_key, row.place) != (partition.binding_key, partition.place):
-            connection.execute(_FORGET_CHANGES, {"super_stream_id": super_stream_id})
-            connection.execute(_CHANGE_PARTITION, new)
-        else:
+        if row is not None and (row.binding_key, row.place) == (partition.binding_key, partition.place):
             continue
+        if row is not None:
+            ask(_FORGET_CHANGES)
+        statement = _ADD_PARTITION if row is None else _CHANGE_PARTITION
+        ask(statement, stream=partition.stream, binding_key=partition.binding_key, place=partition.place)
         has_changed = True
     return has_changed

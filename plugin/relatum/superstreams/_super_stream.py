@@ -1,6 +1,5 @@
 """`SuperStream`: a super stream to publish to. `AffinityHandle`: messages that stay together in one partition."""
 
-import asyncio
 import json
 import threading
 from collections import Counter
@@ -23,6 +22,7 @@ from relatum.superstreams.administration import describe_super_stream
 from relatum.superstreams.connections import address_of
 from relatum.superstreams.layout import Layout, Partition, checked_stream_name
 from relatum.superstreams.targets import Outgoing, Target
+from relatum.waiting import Threads, in_thread
 
 RouteBy: TypeAlias = str | Callable[[Outgoing], str | bytes] | None
 """The source of a message's key: a header's name, a function, or None for the message's routing key."""
@@ -74,6 +74,7 @@ class SuperStream(Target):
         self._rules: dict[BalanceName | Balance, Balance] = {}
         self._open_handles: Counter[str] = Counter()
         self._lock = threading.Lock()
+        self._threads = Threads(1, "relatum-layout")
         self._layouts: dict[tuple[str, int | None, str], Layout] = {}
         self._by_connection: WeakKeyDictionary[Any, Layout] = WeakKeyDictionary()
         after_fork(self, SuperStream._renew)
@@ -130,7 +131,7 @@ class SuperStream(Target):
         """
         connection = (await channel.get_underlay_channel()).connection
         known = self._known(connection)
-        return known if known is not None else await asyncio.to_thread(self.layout, connection)
+        return known if known is not None else await in_thread(self._threads, self.layout, connection)
 
     def refresh(self) -> None:
         """Ask the broker again before the next publish: call this after partitions were added or unbound."""
