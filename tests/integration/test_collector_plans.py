@@ -32,7 +32,6 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "succeed": (statements.SUCCEED, {**PLACES, "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "finish": (statements.FINISH, {**PLACES, **RESULTS, "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "mine to consume": (statements.MINE_TO_CONSUME, {**PLACES, "of_member": LIVE_MEMBER}),
-    "give back": (statements.GIVE_BACK, {**PLACES, "of_member": LIVE_MEMBER}),
     "unfinished": (statements.UNFINISHED, {**PLACES, "of_member": LIVE_MEMBER}),
     "take over": (statements.TAKE_OVER, {**TAKEN, "lapsed": [DEAD_MEMBER]}),
     "take over of nobody": (statements.TAKE_OVER, {**TAKEN, "lapsed": []}),

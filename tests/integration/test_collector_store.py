@@ -411,7 +411,7 @@ def test_what_is_told_of_a_joined_commit_in_doubt_is_what_was_committed(
     answers: list[list[Any]] = [[Failure("not yet")], [None]]
     shared: Any = SimpleNamespace(store=member.store, member=member.member, abandoned=threading.Event())
     consumer = BulkConsumer(
-        shared, "order", ExecutorOptions(), lambda bulk: answers.pop(0), open_reader=cast(Any, None), dead_letters=None
+        shared, "order", ExecutorOptions(), lambda bulk: answers.pop(0), reader=cast(Any, None), dead_letters=None
     )
     with _CutAtCommit(engine, after=after):
         if not after:

@@ -103,13 +103,10 @@ class Following:
 
     async def _look_for_new(self) -> float:
         """Follow new partitions."""
-        self.add(await self.shared.loop.ask(self._look))
+        self.add(await self.shared.loop.ask(self._named.find))
         return PARTITIONS_S
 
     # --- calls in threads ---------------------------------------------------------------------------------------------
-
-    def _look(self) -> list[str]:
-        return self._named.find()
 
     def begin(self, stream: str, member: int, initial: int | None) -> tuple[int, Followed | None]:
         """Follow a stream unless another member does; return where a new stream begins, and the store's answer."""
