@@ -180,20 +180,15 @@ class AsyncMessageCollector(Collector, AsyncClosing):
 
     async def start(self) -> None:
         """Join as a member, and start to collect; see `MessageCollector.start`. If cancelled, nothing was started."""
-        self._go_on(await self._join())
-
-    async def _join(self) -> list[str]:
         # A thread of its own, since executors may occupy all threads of the loop.
         threads = Threads(1, f"relatum-{self.name}-joins")
         try:
-            return await in_thread(threads, self._join_members, returned=lambda _names: self._leave())
+            names = await in_thread(threads, self._join_members, returned=lambda _names: self._leave())
         finally:
             threads.shutdown()
-
-    def _go_on(self, names: list[str]) -> None:
-        shared = self._shared
         self._application = ApplicationLoop(self._loop_ended)
-        shared.notify_handlers, shared.on_abandon = self._notify_handlers, self._application.cancel_soon
+        self._shared.notify_handlers = self._notify_handlers
+        self._shared.on_abandon = self._application.cancel_soon
         self._begin(names)
 
     def _loop_ended(self) -> None:
@@ -239,9 +234,7 @@ class AsyncMessageCollector(Collector, AsyncClosing):
         for pause in backoff():
             try:
                 with within(AfterStop(stop)):
-                    names = await self._join()
-                # Outside of that deadline: the tasks that start here would inherit it.
-                self._go_on(names)
+                    await self.start()
                 break
             except Transient as error:
                 self._shared.outages.failed(who, error)

@@ -10,6 +10,7 @@ from relatum import otel
 from relatum.collecting._bulk import Bulk, Collected, Executor, Failure, id_of, id_of_place, results_of
 from relatum.collecting._bulks import CRASHES_MAX, ExecutorOptions
 from relatum.collecting._collector_core import Abandoned, Result, Stored
+from relatum.collecting._collector_status import TypeCounts
 from relatum.collecting._handlers import collector_call, logger, outcome_of
 from relatum.errors import (
     AccessRefused,
@@ -30,7 +31,6 @@ from relatum.waiting import Threads, log_failure, may_repeat
 
 if TYPE_CHECKING:
     from relatum.collecting._collector_loop import CollectorLoop
-from relatum.collecting._collector_status import TypeCounts
 
 NAMED_MAX: Final = 10
 """Maximum messages named in one log line."""
