@@ -34,7 +34,6 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "forward": (statements.FORWARD, {**PLACES, "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "succeed": (statements.SUCCEED, {**PLACES, "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "finish": (statements.FINISH, {**PLACES, **RESULTS, "of_member": LIVE_MEMBER, "of_bulk": 1}),
-    "mine to consume": (statements.MINE_TO_CONSUME, {**PLACES, "of_member": LIVE_MEMBER}),
     "unfinished": (statements.UNFINISHED, {**PLACES, "of_member": LIVE_MEMBER}),
     "take over": (statements.TAKE_OVER, {**TAKEN, "lapsed": [DEAD_MEMBER]}),
     "take over of nobody": (statements.TAKE_OVER, {**TAKEN, "lapsed": []}),

@@ -1,7 +1,7 @@
 """The members of a collector and the streams they follow, in PostgreSQL: one transaction per call."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -92,24 +92,20 @@ LOCK_SOURCE: Final = sql(f"""
     SELECT source_id, position, member_id, last_offset, last_fingerprint, last_chunk_ms
     FROM relatum.collector_sources WHERE {_THIS} FOR UPDATE""")
 
-IS_ALIVE: Final = sql("""
-    SELECT member_id FROM relatum.collector_members
-    WHERE member_id = :of_member::bigint AND lease_expires_at >= clock_timestamp()""")
-
-TYPES_ALIVE: Final = sql("""
+ALIVE: Final = sql("""
     SELECT member_id, types FROM relatum.collector_members
-    WHERE collector_id = :in_collector::integer AND lease_expires_at >= clock_timestamp()""")
+    WHERE collector_id = :in_collector::integer
+        AND (lease_expires_at >= clock_timestamp() OR member_id = :of_member::bigint)""")
 
 HELD: Final = sql(f"""
     SELECT stream FROM relatum.collector_sources AS source
     WHERE collector_id = :in_collector::integer AND replaced_at IS NULL
         AND (EXISTS (SELECT FROM {_OTHERS} AND other.member_id = source.member_id) OR {_LACKS_TYPES})""")
 
-FOLLOW: Final = sql(f"""
+FOLLOW: Final = sql("""
     UPDATE relatum.collector_sources
     SET member_id = :of_member::bigint, position = coalesce(position, :initial::bigint)
-    WHERE source_id = :id::integer AND NOT {_LACKS_TYPES}
-    RETURNING position""")
+    WHERE source_id = :id::integer RETURNING position""")
 
 UNFOLLOW: Final = sql(f"""
     UPDATE relatum.collector_sources SET member_id = NULL WHERE member_id = :by::bigint AND {_THIS}""")
@@ -239,31 +235,29 @@ class CollectorMembers:
         with self._database.transaction() as connection:
             self._hold(connection, member)
             source = self._lock(connection, stream)
-            is_others = source.member_id not in (None, member)
-            if is_others and connection.execute(IS_ALIVE, {"of_member": source.member_id}).first():
+            types = {row.member_id: set(row.types) for row in connection.execute(ALIVE, self._of(of_member=member))}
+            if source.member_id != member and source.member_id in types:
                 return None
-            taken = self._of(id=source.source_id, of_member=member, initial=initial)
-            position = connection.execute(FOLLOW, taken).scalar_one_or_none()
-            if position is None:
-                self._say_lacking(connection, member)
+            if self._lacks(types, member):
                 return None
-        self._has_said_lacking = False
+            taken = {"id": source.source_id, "of_member": member, "initial": initial}
+            position = connection.execute(FOLLOW, taken).scalar_one()
         if source.last_offset is None:
             return Followed(position, is_new=source.position is None)
         return Followed(position, Position(source.last_offset, source.last_fingerprint, source.last_chunk_ms))
 
-    def _say_lacking(self, connection: sa.Connection, member: int) -> None:
-        """Log once that this member follows no stream, since others have executors for more types."""
-        if self._has_said_lacking:
-            return
-        self._has_said_lacking = True
-        named = self._of()
-        types = {row.member_id: set(row.types) for row in connection.execute(TYPES_ALIVE, named)}
+    def _lacks(self, types: Mapping[int, set[str]], member: int) -> bool:
+        """Whether other members have executors for more types than this one; log that once."""
         everything = set[str]().union(*types.values())
-        has_all = everything in types.values()
-        text = "collector %r: other members have executors for %s, too, so %s its streams"
-        lacking, who = sorted(everything - types.get(member, set())), "they follow" if has_all else "no member follows"
-        logger.log(logging.INFO if has_all else logging.WARNING, text, self.name, lacking, who)
+        lacking, had_said = sorted(everything - types[member]), self._has_said_lacking
+        self._has_said_lacking = bool(lacking)
+        if lacking and not had_said:
+            level, who = logging.WARNING, "no member follows"
+            if everything in types.values():
+                level, who = logging.INFO, "they follow"
+            text = "collector %r: other members have executors for %s, too, so %s its streams"
+            logger.log(level, text, self.name, lacking, who)
+        return bool(lacking)
 
     def held(self, member: int) -> frozenset[str]:
         """Return the streams that this member cannot follow: others follow them, or have executors for more types."""

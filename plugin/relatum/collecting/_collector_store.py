@@ -61,10 +61,6 @@ ADD: Final = _on_rows(f"""
         AS given (stream_offset, size, message_id, type)
     ON CONFLICT DO NOTHING""").bindparams(sa.bindparam("sizes", type_=BigIntegers()))
 
-MINE_TO_CONSUME: Final = _on_rows(f"""
-    SELECT stream_offset FROM relatum.collected_messages
-    WHERE {_MINE} AND state = 'collected' AND attempts = 0""")
-
 # A statement is repeated if its commit is in doubt: it finds the rows that it changed, and leaves them unchanged.
 
 FORWARD: Final = _on_rows(f"""
@@ -220,7 +216,7 @@ class CollectorStore(CollectorMembers):
                 if connection.execute(ADD, named | values).rowcount == len(of_stream):
                     mine.update(message.place for message in of_stream)
                 else:
-                    mine.update(MessageId(stream, offset) for offset in connection.scalars(MINE_TO_CONSUME, named))
+                    mine.update(MessageId(stream, offset) for offset in connection.scalars(UNFINISHED, named))
         return Stored(frozenset(mine), at)
 
     # --- consuming ----------------------------------------------------------------------------------------------------
