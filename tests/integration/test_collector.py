@@ -293,8 +293,8 @@ def test_a_defect_in_a_worker_leaves_nothing_undecided(
     """An error where none is expected is the result of the bulk's messages, one attempt, and the worker goes on."""
     collecting.put(*"ab")
 
-    def load(_: object, bulk: Bulk) -> Any:
-        return {}, [] if bulk.messages[0].message_id == "b" else [None in Broken()]
+    def load(_: object, bulk: Bulk, *_more: object) -> Any:
+        return {} if bulk.messages[0].message_id == "b" else {None in Broken()}
 
     if where.startswith("before"):
         monkeypatch.setattr("relatum.collecting._consuming.BulkConsumer._load", load)

@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import psycopg as dialect
 
 from relatum.collecting import _collector_members as member_statements
 from relatum.collecting import _collector_status as status_statements
-from relatum.outcomes._outcome_values import OUTCOMES_BY_ID
+from relatum.outcomes._outcome_values import OUTCOMES
 from tests.support.collectors import statements
 from tests.support.plans import nodes_of, plan_of_statement
 
@@ -27,12 +27,13 @@ NOW = datetime.now(UTC)
 LISTED = {"in_collector": 1, "states": ["failed", "dead"], "limit": 101, "at": NOW, "at_source": 0, "at_offset": 0}
 
 STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "outcomes": (OUTCOMES_BY_ID, {"ids": [f"id-{n}" for n in range(0, ROWS, ROWS // 100)]}),
+    "outcomes": (
+        OUTCOMES,
+        {"ids": [f"id-{n}" for n in range(0, ROWS, ROWS // 100)], "in_collector": None, "of_collector": None},
+    ),
     "forward": (statements.FORWARD, {**PLACES, "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "succeed": (statements.SUCCEED, {**PLACES, "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "finish": (statements.FINISH, {**PLACES, **RESULTS, "of_member": LIVE_MEMBER, "of_bulk": 1}),
-    "mine to consume": (statements.MINE_TO_CONSUME, {**PLACES, "of_member": LIVE_MEMBER}),
-    "give back": (statements.GIVE_BACK, {**PLACES, "of_member": LIVE_MEMBER}),
     "unfinished": (statements.UNFINISHED, {**PLACES, "of_member": LIVE_MEMBER}),
     "take over": (statements.TAKE_OVER, {**TAKEN, "lapsed": [DEAD_MEMBER]}),
     "take over of nobody": (statements.TAKE_OVER, {**TAKEN, "lapsed": []}),

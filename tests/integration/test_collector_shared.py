@@ -18,7 +18,8 @@ import sqlalchemy as sa
 from relatum import MessageId
 from relatum.collecting import Bulk, Collected, ExecutorOptions, FlushReason, MessageCollector, Outcome, OutcomeStatus
 from relatum.collecting._collector_core import Advance
-from relatum.errors import ConfigurationError, InvalidInput, NotAStream, StreamNotFound
+from relatum.errors import BrokerUnavailable, ConfigurationError, InvalidInput, NotAStream, StreamNotFound
+from relatum.following import Attached, Failed
 from relatum.reading import StreamReader
 from relatum.store.database import Database
 from tests.support import declare_stream, delete_stream, new_streams, unique_name, wait_until
@@ -255,6 +256,27 @@ def test_a_stream_that_another_member_began_anew_is_collected_whatever_is_held(
     assert sorted(consumer.bodies) == list("xyz")
     wait_status(other, SUCCEEDED, *"xyz")
     other.store.dispose()
+
+
+@pytest.mark.parametrize("of_all", [False, True])
+def test_a_stream_that_cannot_be_read_is_another_member_s_to_try(
+    collecting: Collecting, of_all: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is left, which is said, and followed again after a pause; what came behind that is released."""
+    stream, left, released = collecting.place.stream, list[str](), list[object]()
+    with caplog.at_level("WARNING", "relatum.collector"), collecting.collector(Consumer()) as collector:
+        wait_until(lambda: is_attached(collector, stream), what="the stream followed")
+        following, store = collector._shared.following, collector._shared.store
+        unfollow, done = store.unfollow, following.follower.done
+        monkeypatch.setattr(store, "unfollow", lambda member, name: left.append(name) or unfollow(member, name))
+        monkeypatch.setattr(following.follower, "done", lambda *events: released.extend(events) or done(*events))
+        events = [Failed(None if of_all else stream, 0, BrokerUnavailable("away")), Attached(stream, 0, 0)]
+        collector._shared.loop.call(lambda: list(map(following._on_event, events)))
+        wait_until(lambda: left and is_attached(collector, stream), what="the stream left, and followed again")
+        collecting.put("a")
+        wait_status(collector, SUCCEEDED, "a")
+    assert (left[0], events[1] in released) == (stream, True)
+    assert "is away, and will be retried" in caplog.text
 
 
 def test_retention_that_was_faster_is_noticed(collecting: Collecting, caplog: pytest.LogCaptureFixture) -> None:
@@ -594,17 +616,17 @@ def test_a_broker_that_hangs_costs_no_lease(collecting: Collecting, monkeypatch:
     """Partitions are looked for beside what renews the lease."""
     looked, gate, renewed = threading.Event(), threading.Event(), []
 
-    def look(_: object) -> list[str]:
+    def look() -> list[str]:
         looked.set()
         assert gate.wait(90)
         return []
 
     monkeypatch.setattr("relatum.collecting._following.PARTITIONS_S", 0.05)
-    monkeypatch.setattr("relatum.collecting._following.Following._look", look)
     collector = collecting.collector(lambda bulk: None, lease_s=LEASE_S)
     renew: Callable[[int], bool] = collector._shared.store.renew
     monkeypatch.setattr(collector._shared.store, "renew", lambda member: renewed.append(member) or renew(member))
     with collector:
+        monkeypatch.setattr(collector._streams, "find", look)
         assert looked.wait(90)
         before = len(renewed)
         wait_until(lambda: len(renewed) > before + 2, what="the lease renewed")

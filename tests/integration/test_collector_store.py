@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -237,34 +238,24 @@ def test_a_stale_member_cannot_store_results(member: StoreMember, database: Data
             call()
 
 
-def test_a_result_and_a_take_over_exclude_each_other(
-    member: StoreMember, database: Database, engine: sa.Engine
+@pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "at its executor"])
+def test_a_joined_result_and_a_take_over_exclude_each_other(
+    member: StoreMember, database: Database, engine: sa.Engine, is_stored: bool
 ) -> None:
-    """While a joined transaction is about to commit a result, the message is not taken over; then it is done."""
-    member.add(entries(0, 1))
+    """A message whose result is about to be committed is not taken over; all else is, and no result of it counts."""
+    member.add(entries(0, 1, 2))
     member.forward(BULK, places(0, 1))
     heir = StoreMember(database)
     lapse(engine, member)
     with member.store.transaction() as connection:
-        assert member.finish(BULK, results(OutcomeStatus.SUCCEEDED, 0), connection=connection).places == places(0)
-        assert taken_over(heir) == [1]
-    assert statuses(member, 0, 1) == ["succeeded", "collected"]
+        finish = partial(member.finish, BULK, results(OutcomeStatus.SUCCEEDED, 0), connection=connection)
+        if is_stored:
+            assert finish().places == places(0)
+        assert taken_over(heir) == ([1, 2] if is_stored else [0, 1, 2])
+        if not is_stored:
+            assert finish().places == frozenset()
+    assert statuses(member, 0, 1, 2) == ["succeeded" if is_stored else "collected", "collected", "collected"]
     assert taken_over(heir) == []
-
-
-def test_an_executor_that_stands_still_in_its_transaction_holds_up_no_message(
-    member: StoreMember, database: Database, engine: sa.Engine
-) -> None:
-    """As long as it has stored no result, all that its member has is taken over; then none of its results counts."""
-    member.add(entries(0, 1, 2))
-    member.forward(BULK, places(0, 1))
-    heir = StoreMember(database)
-    with member.store.transaction() as connection:
-        lapse(engine, member)
-        assert taken_over(heir) == [0, 1, 2]
-        stored = member.finish(BULK, results(OutcomeStatus.SUCCEEDED, 0, 1), connection=connection)
-        assert stored.places == frozenset()
-    assert statuses(member, 0, 1, 2) == ["collected"] * 3
 
 
 def test_what_an_heir_that_dies_took_over_is_taken_over_from_it(
@@ -411,7 +402,7 @@ def test_what_is_told_of_a_joined_commit_in_doubt_is_what_was_committed(
     answers: list[list[Any]] = [[Failure("not yet")], [None]]
     shared: Any = SimpleNamespace(store=member.store, member=member.member, abandoned=threading.Event())
     consumer = BulkConsumer(
-        shared, "order", ExecutorOptions(), lambda bulk: answers.pop(0), open_reader=cast(Any, None), dead_letters=None
+        shared, "order", ExecutorOptions(), lambda bulk: answers.pop(0), reader=cast(Any, None), dead_letters=None
     )
     with _CutAtCommit(engine, after=after):
         if not after:

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import Broker
-from relatum.collecting import Bulk, ExecutorOptions, Failure, MessageCollector, OutcomeStatus
+from relatum.collecting import Bulk, ExecutorOptions, MessageCollector, OutcomeStatus
 from relatum.contexts import SerialConsumer, SerialOptions
 from tests.support import wait_until
 from tests.support.leases import LEASE_S
@@ -201,13 +201,10 @@ def test_nothing_is_handed_out_after_the_end_of_a_lease(place: Place, bed: Seria
         assert consumer.next_batch(90) is not None
 
 
-Execute = Callable[[Bulk], list[Failure | None] | None]
-
-
-def collector(at: FailingPlace, execute: Execute, options: ExecutorOptions, **more: Any) -> MessageCollector:
+def collector(at: FailingPlace, execute: Callable[[Bulk], None], options: ExecutorOptions) -> MessageCollector:
     """A member that consumes the place's stream by a line to the broker."""
     made = MessageCollector(
-        "billing", database=at.place.database, broker=at.broker, streams=[at.place.stream], lease_s=LEASE_S, **more
+        "billing", database=at.place.database, broker=at.broker, streams=[at.place.stream], lease_s=LEASE_S
     )
     made.register_executor("order", execute, options)
     return made
@@ -224,67 +221,29 @@ def wait_for(member: MessageCollector, status: OutcomeStatus, *ids: str) -> None
     wait_until(lambda: {member.outcome(each).status for each in ids} == {status}, what=are, every_s=0.1)
 
 
-def test_what_a_collector_that_is_cut_off_would_have_to_read_is_taken_over(
-    place: Place, lines: list[FailingPlace]
-) -> None:
-    """The other follows the stream, and takes up what the first has no bodies of; what it has, it consumes itself."""
+def test_the_stream_of_a_collector_that_is_cut_off_is_taken_over(place: Place, lines: list[FailingPlace]) -> None:
+    """The other follows it; the first consumes what it has in memory, and follows again when both are back."""
     gate = threading.Event()
-    first_consumed: list[str] = []
-    others: list[str] = []
-    options = ExecutorOptions(bulk_messages=1, max_age_s=0.01, queue_bulks=1, when_full="spill")
+    consumed: dict[str, list[str]] = {"first": [], "second": []}
+    options = ExecutorOptions(bulk_messages=1, max_age_s=0.01)
 
     def wait(bulk: Bulk) -> None:
         assert gate.wait(90)
-        first_consumed.extend(each.message_id for each in bulk.messages)
+        note(bulk, "first")
 
-    def note(bulk: Bulk) -> None:
-        others.extend(each.message_id for each in bulk.messages)
+    def note(bulk: Bulk, by: str = "second") -> None:
+        consumed[by].extend(each.message_id for each in bulk.messages)
 
     line, other = lines
     with collector(line, wait, options) as first:
-        publish(place, "a")
+        publish(place, *"ab")
         wait_for(first, OutcomeStatus.FORWARDED, "a")
-        publish(place, *"bcdef")
-        wait_for(first, OutcomeStatus.COLLECTED, *"bcdef")
+        wait_for(first, OutcomeStatus.COLLECTED, "b")
         with line.fault(CUT), collector(other, note, options) as second:
-            publish(place, "g")
-            wait_for(second, OutcomeStatus.SUCCEEDED, "g")
+            publish(place, "c")
+            wait_for(second, OutcomeStatus.SUCCEEDED, "c")
             gate.set()
-            wait_for(second, OutcomeStatus.SUCCEEDED, *"abcdefg")
-            assert (first_consumed, sorted(others)) == (["a", "b"], list("cdefg"))
-        publish(place, "h")
-        wait_for(first, OutcomeStatus.SUCCEEDED, "h")
-    assert first_consumed == ["a", "b", "h"]
-
-
-def test_dead_letters_of_a_collector_that_is_cut_off_are_published_by_others(
-    place: Place, dead_stream: str, lines: list[FailingPlace]
-) -> None:
-    """It stores what succeeded in the same bulk; another executes what failed once more, and publishes that."""
-    called, gate = threading.Event(), threading.Event()
-    others: list[str] = []
-    options = ExecutorOptions(bulk_messages=2, max_age_s=60)
-
-    def judged(bulk: Bulk) -> list[Failure | None]:
-        return [Failure("bad", retry=False) if each.message_id == "bad" else None for each in bulk.messages]
-
-    def wait(bulk: Bulk) -> list[Failure | None]:
-        called.set()
-        assert gate.wait(90)
-        return judged(bulk)
-
-    def note(bulk: Bulk) -> list[Failure | None]:
-        others.extend(each.message_id for each in bulk.messages)
-        return judged(bulk)
-
-    publish(place, "good", "bad")
-    line, other = lines
-    with collector(line, wait, options, dead_letter_stream=dead_stream) as first:
-        assert called.wait(90)
-        with line.fault(CUT):
-            gate.set()
-            with collector(other, note, options, dead_letter_stream=dead_stream) as second:
-                wait_for(second, OutcomeStatus.DEAD, "bad")
-                wait_for(first, OutcomeStatus.SUCCEEDED, "good")
-    assert others == ["bad"]
-    assert len(place.messages(dead_stream)) == 1
+            wait_for(second, OutcomeStatus.SUCCEEDED, *"abc")
+        publish(place, "d")
+        wait_for(first, OutcomeStatus.SUCCEEDED, "d")
+    assert consumed == {"first": ["a", "b", "d"], "second": ["c"]}

@@ -224,7 +224,7 @@ def test_an_executor_cannot_take_messages_out_of_its_bulk(place: Place, collecto
 
     def change(bulk: Bulk) -> None:
         message = bulk.messages[0]
-        changes = [(bulk, name) for name in ("messages", "taken", "id", "type", "connection")]
+        changes = [(bulk, name) for name in ("messages", "reason", "id", "type", "connection")]
         changes += [(message, name) for name in ("place", "message_id", "body", "attempts")]
         for changed, name in changes:
             with pytest.raises(FrozenInstanceError):

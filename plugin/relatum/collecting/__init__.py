@@ -7,14 +7,15 @@ from relatum.collecting._collector import MessageCollector
 from relatum.collecting._collector_status import (
     CollectedAt,
     CollectedPage,
+    CollectorStatistics,
     CollectorStatus,
     MemberStatus,
     SourceStatus,
+    TypeStatistics,
     collected,
     collector_status,
 )
 from relatum.collecting._collector_store import forget_finished
-from relatum.collecting._statistics import CollectorStatistics, TypeStatistics
 from relatum.outcomes import AsyncOutcomes, Outcome, Outcomes, OutcomeStatus
 
 __all__ = [

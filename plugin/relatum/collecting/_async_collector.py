@@ -1,7 +1,6 @@
 """The message collector for asyncio: executors and handlers run in the application's event loop."""
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -10,9 +9,10 @@ from typing import Any, Final, Self, TypeVar, cast
 
 from relatum.checks import checked_event, checked_name, checked_seconds
 from relatum.closing import AsyncClosing
-from relatum.collecting._bulk import Answer, Bulk, Executor
-from relatum.collecting._collector_base import CLOSE_S, JOIN_S, Collector
+from relatum.collecting._bulk import AnyExecutor, Bulk, Executor
+from relatum.collecting._collector import CLOSE_S, JOIN_S, Collector
 from relatum.collecting._collector_core import Abandoned
+from relatum.collecting._handlers import current_call, is_coroutine_function
 from relatum.errors import Transient
 from relatum.outcomes import Outcome
 from relatum.reading import Message
@@ -22,15 +22,6 @@ LOOK_S: Final = 1.0
 """Seconds between checks for a loop that the application closed without cancelling its tasks."""
 
 T = TypeVar("T")
-
-AsyncExecutor = Callable[[Bulk], Answer | Awaitable[Answer]]
-"""A coroutine function is awaited in the application's loop; any other function is called in a thread."""
-
-
-def is_coroutine_function(called: Callable[..., Any]) -> bool:
-    """Whether a call returns a coroutine; objects with an async `__call__` included."""
-    of_type = getattr(called, "__call__", None)  # noqa: B004 - asked what kind it is, not whether it can be called
-    return inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(of_type)
 
 
 class ApplicationLoop:
@@ -114,7 +105,7 @@ class ApplicationLoop:
         await asyncio.wait([self._presence, *self._tasks])
 
 
-class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
+class AsyncMessageCollector(Collector, AsyncClosing):
     """`MessageCollector` for asyncio, with the same names, options and guarantees.
 
     Executors that are coroutine functions are awaited in the running loop; others are called in threads. With
@@ -128,11 +119,12 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
     Args: as for `MessageCollector`.
     """
 
+    _awaits = True
     _application: ApplicationLoop | None = None
 
-    def _called_in_thread(self, executor: AsyncExecutor) -> Executor:
+    def _called_in_thread(self, executor: AnyExecutor) -> Executor:
         if not is_coroutine_function(executor):
-            return cast("Executor", executor)
+            return super()._called_in_thread(executor)
 
         def call(bulk: Bulk) -> object:
             assert self._application is not None, "only a running collector has bulks"
@@ -156,21 +148,19 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
     async def collect_many(self, messages: Iterable[Message], *, timeout_s: float | None = None) -> list[bool]:
         """Collect messages; see `MessageCollector.collect_many`. If cancelled, some may have been taken."""
         described = self._described(messages, timeout_s)
-        if self._is_storer:
-            timeout_s = 0.0
-        refused = partial(self._refused, len(described))
-        return await self._awaited(self._shared.collect, described, timeout_s, otherwise=refused)
+        wait_s = 0.0 if self._is_storer else timeout_s
+        return await self._awaited(self._shared.collect, described, wait_s, otherwise=[False] * len(described))
 
     async def flush(self, type: str | None = None) -> None:  # noqa: A002 - RabbitMQ's word for it
         """Close the bulk being filled of a type, or of all types; see `MessageCollector.flush`."""
         self._check_flushed(type)
-        await self._awaited(self._shared.flush, type, not self._is_storer, otherwise=lambda: None)
+        await self._awaited(self._shared.flush, type, not self._is_storer, otherwise=None)
 
-    async def _awaited(self, function: Callable[..., Any], *args: Any, otherwise: Callable[[], T]) -> T:
+    async def _awaited(self, function: Callable[..., Any], *args: Any, otherwise: T) -> T:
         """As `_result_of`, for a task; cancelling the task cancels the call."""
         result = self._shared.loop.run(function, *args)
         if result is None:
-            return otherwise()
+            return otherwise
         try:
             answer: T = await asyncio.wrap_future(result)
         except asyncio.CancelledError:
@@ -178,7 +168,7 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
             if task is None or task.cancelling():
                 raise
             # The collector's loop has ended.
-            return otherwise()
+            return otherwise
         return answer
 
     async def outcome(self, message_id: str) -> Outcome:
@@ -190,27 +180,21 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
 
     async def start(self) -> None:
         """Join as a member, and start to collect; see `MessageCollector.start`. If cancelled, nothing was started."""
-        self._go_on(await self._join())
-
-    async def _join(self) -> list[str]:
-        self._check_startable()
         # A thread of its own, since executors may occupy all threads of the loop.
         threads = Threads(1, f"relatum-{self.name}-joins")
         try:
-            return await in_thread(threads, self._join_members, returned=lambda _names: self._leave())
+            names = await in_thread(threads, self._join_members, returned=lambda _names: self._leave())
         finally:
             threads.shutdown()
-
-    def _go_on(self, names: list[str]) -> None:
-        shared = self._shared
         self._application = ApplicationLoop(self._loop_ended)
-        shared.notify_handlers, shared.on_abandon = self._notify_handlers, self._application.cancel_soon
+        self._shared.notify_handlers = self._notify_handlers
+        self._shared.on_abandon = self._application.cancel_soon
         self._begin(names)
 
     def _loop_ended(self) -> None:
         """Leave everything to other members, as the application's loop ends before the collector is closed."""
         self._shared.loop.call(self._shared.abandon)
-        self._close_behind(0.0)
+        self._shared.loop.run(self._shared.close, 0.0)
 
     async def close(self, timeout_s: float = CLOSE_S) -> bool:
         """Close; see `MessageCollector.close`. If cancelled, it stops waiting for executors.
@@ -220,8 +204,8 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
         checked_seconds("timeout_s", timeout_s)
         if self._application is None:
             return True
-        if self._is_own:
-            self._close_behind(timeout_s)
+        if current_call(self._shared) is not None:
+            self._shared.loop.run(self._shared.close, timeout_s)
             return False
         shared = self._shared
         closing = asyncio.create_task(self._close_in_task(timeout_s))
@@ -236,7 +220,7 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
         return shared.in_time
 
     async def _close_in_task(self, timeout_s: float) -> None:
-        await self._awaited(self._shared.close, timeout_s, otherwise=lambda: None)
+        await self._awaited(self._shared.close, timeout_s, otherwise=None)
         await in_thread(None, self._shared.joined, JOIN_S)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -250,16 +234,14 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
         for pause in backoff():
             try:
                 with within(AfterStop(stop)):
-                    names = await self._join()
-                # Outside of that deadline: the tasks that start here would inherit it.
-                self._go_on(names)
-                self._shared.outages.over(who)
+                    await self.start()
                 break
             except Transient as error:
                 self._shared.outages.failed(who, error)
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), pause)
                 return
+        self._shared.outages.over(who)
         try:
             await stop.wait()
         finally:

@@ -2,7 +2,7 @@
 
 import secrets
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -172,6 +172,18 @@ def describe(message: Message, type_of: TypeOf, *, is_new: bool = False) -> Coll
     return Collected(place, message_id, kind, size, message)
 
 
+def describe_given(messages: Iterable[Message], type_of: TypeOf) -> list[Collected]:
+    """As `describe`, for the arguments of `collect_many`, after a check of all of them."""
+    if not isinstance(messages, Iterable):
+        raise InvalidInput(f"collect_many takes messages, not {type(messages).__name__}")
+    given: list[Any] = list(messages)
+    for message in given:
+        if not isinstance(message, Message):
+            name = type(message).__name__
+            raise InvalidInput(f"a collector takes relatum.reading.Message, which a stream contains, not {name}")
+    return [describe(message, type_of) for message in given]
+
+
 def describe_followed(message: Message, type_of: TypeOf) -> Collected:
     """As `describe`; if that fails, the message gets no type and is passed over."""
     try:
@@ -191,27 +203,22 @@ class Bulk:
         type: The messages' type.
         messages: The messages to consume, in the order in which they were collected.
         reason: Why the bulk was closed.
-        bytes: The messages' bytes.
         connection: With `joins_transaction`, the open transaction to write in; do not commit it. Otherwise None.
-        is_forwarded: Whether the attempt is stored.
-        taken: All messages of the bulk when it was closed; some may no longer be in `messages`.
+        bytes: The messages' bytes.
     """
 
     id: int
     type: str
     messages: tuple[Collected, ...]
     reason: FlushReason
-    taken: tuple[Collected, ...] = field(init=False)
-    bytes: int = field(init=False, default=0)
-    connection: "sa.Connection | None" = field(init=False, default=None)
-    is_forwarded: bool = field(init=False, default=False)
-    _results: dict[MessageId, Failure | None] = field(init=False, default_factory=dict)
+    connection: "sa.Connection | None" = None
+    bytes: int = field(init=False)
     _places: frozenset[MessageId] = field(init=False)
+    _results: dict[MessageId, Failure | None] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        places = frozenset(message.place for message in self.messages)
-        self._note(taken=self.messages, _places=places)
-        self._leave(self.messages)
+        object.__setattr__(self, "bytes", sum(message.bytes for message in self.messages))
+        object.__setattr__(self, "_places", frozenset(message.place for message in self.messages))
 
     @classmethod
     def of(
@@ -236,11 +243,8 @@ class Bulk:
             if not isinstance(message, Message):
                 raise InvalidInput(f"a bulk contains relatum.reading.Message, not {message.__class__.__name__}")
             size = len(message.body if message.raw is None else message.raw)
-            collected.append(Collected(message.id, id_of(message), type, size, message, collected_at=now))
-        bulk = cls(secrets.randbits(63), type, tuple(collected), FlushReason.EXPLICIT)
-        bulk._note_forwarded(now)
-        bulk._begin_attempt(connection)
-        return bulk
+            collected.append(Collected(message.id, id_of(message), type, size, message, 1, now, now))
+        return cls(secrets.randbits(63), type, tuple(collected), FlushReason.EXPLICIT, connection)
 
     @property
     def results(self) -> Mapping[MessageId, Failure | None]:
@@ -285,30 +289,6 @@ class Bulk:
             raise InvalidInput(f"message {message.message_id} at {message.place} is not in this bulk")
         return message.place
 
-    def _keep(self, places: Collection[MessageId]) -> None:
-        """Remove all other messages: another member has them, or they cannot be read."""
-        if len(places) < len(self.messages):
-            self._leave(tuple(message for message in self.messages if message.place in places))
-
-    def _leave(self, messages: tuple[Collected, ...]) -> None:
-        self._note(messages=messages, bytes=sum(message.bytes for message in messages))
-
-    def _note_forwarded(self, at: datetime | None) -> None:
-        """Count an attempt for the remaining messages. Idempotent."""
-        if not self.is_forwarded:
-            for message in self.messages:
-                message._note(attempts=message.attempts + 1, forwarded_at=at)
-        self._note(is_forwarded=True)
-
-    def _begin_attempt(self, connection: "sa.Connection | None" = None) -> None:
-        """Clear the results before a call of the executor."""
-        self._note(connection=connection, _results={})
-
-    def _note(self, **facts: Any) -> None:
-        """Set attributes, which are read-only for users."""
-        for name, value in facts.items():
-            object.__setattr__(self, name, value)
-
     def __len__(self) -> int:
         return len(self.messages)
 
@@ -321,6 +301,9 @@ Answer = None | Sequence[Any] | Mapping[Any, Any]
 mapping by message, place or message id. A result is None for success, a `Failure` or an exception."""
 
 Executor = Callable[[Bulk], Answer]
+
+AnyExecutor = Callable[[Bulk], Answer | Awaitable[Answer]]
+"""With asyncio, a coroutine function is awaited in the application's loop; others are called in a thread."""
 
 
 def results_of(bulk: Bulk, answer: Any, raised: BaseException | None = None) -> dict[MessageId, Failure | None]:

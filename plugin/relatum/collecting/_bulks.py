@@ -73,10 +73,9 @@ class ExecutorOptions:
     backoff_s: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("bulk_bytes", "bulk_messages", "workers", "queue_bulks", "attempts"):
+        for name in ("bulk_bytes", "bulk_messages", "workers", "queue_bulks"):
             checked_count(name, getattr(self, name), most=INTEGER_MAX)
-        if self.attempts > ATTEMPTS_MAX:
-            raise InvalidInput(f"attempts is at most {ATTEMPTS_MAX}, not {self.attempts}")
+        checked_count("attempts", self.attempts, most=ATTEMPTS_MAX)
         checked_seconds("max_age_s", self.max_age_s, zero=False)
         checked_seconds("backoff_s", self.backoff_s)
         if self.idle_s is not None:

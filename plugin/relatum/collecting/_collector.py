@@ -1,22 +1,261 @@
-"""The blocking message collector."""
+"""The blocking message collector, and what both message collectors share: options, executors, handlers, start, end."""
 
+import logging
 import threading
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Self
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError
+from typing import Any, ClassVar, Final, Self, TypeVar, cast
 
-from relatum.checks import checked_event, checked_name, checked_seconds
+from relatum import metrics
+from relatum.checks import (
+    SECONDS_MAX,
+    checked_callable,
+    checked_count,
+    checked_event,
+    checked_name,
+    checked_names,
+    checked_seconds,
+    shown,
+)
 from relatum.closing import Closing
-from relatum.collecting._async_collector import is_coroutine_function
-from relatum.collecting._bulk import Executor
-from relatum.collecting._collector_base import CLOSE_S, Collector
-from relatum.errors import InvalidInput, Transient
+from relatum.collecting._bulk import AnyExecutor, Collected, Executor, TypeOf, describe_given, type_of_property
+from relatum.collecting._bulks import BULKS_MAX, BYTES_MAX, ExecutorOptions
+from relatum.collecting._collector_core import Core
+from relatum.collecting._collector_loop import CollectorLoop
+from relatum.collecting._collector_status import CollectorStatistics
+from relatum.collecting._collector_store import KEEP_S, CollectorStore
+from relatum.collecting._consuming import BulkConsumer
+from relatum.collecting._following import Following
+from relatum.collecting._handlers import Handler, current_call, is_coroutine_function, logger
+from relatum.collecting._named_streams import NamedStreams, StartAt
+from relatum.errors import ConfigurationError, InvalidInput, Transient
 from relatum.outcomes import Outcome
-from relatum.reading import Message
-from relatum.waiting import AfterStop, backoff, within
+from relatum.processes import of_one_process
+from relatum.publishing import DeadLetters
+from relatum.reading import Broker, BrokerAddress, Message
+from relatum.store.database import AnyDatabase
+from relatum.waiting import AfterStop, backoff, log_failure, within
+
+LEASE_S: Final = 15.0
+"""Default seconds of a member's lease: others take over its messages after this long without a renewal."""
+
+LEASE_MIN_S: Final = 1.0
+"""Minimum seconds of a lease: a busy process could not renew a shorter one in time."""
+
+CLOSE_S: Final = 30.0
+"""Default seconds that `close` waits."""
+
+JOIN_S: Final = 1.0
+"""Seconds that `close` waits for threads to end: they end at once unless a server hangs."""
+
+T = TypeVar("T")
 
 
-class MessageCollector(Collector[Executor], Closing):
+class Collector:
+    """The base of `MessageCollector` and `AsyncMessageCollector`, with the same arguments."""
+
+    _awaits: ClassVar = False
+    """Whether executors and handlers may be coroutine functions."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        broker: str | Broker | None = None,
+        database: AnyDatabase,
+        streams: Sequence[str] = (),
+        start: StartAt = "first",
+        bytes_max: int = BYTES_MAX,
+        bulks_max: int = BULKS_MAX,
+        dead_letter_stream: str | None = None,
+        type_of: TypeOf = type_of_property,
+        lease_s: float = LEASE_S,
+        keep_s: int | None = KEEP_S,
+    ) -> None:
+        checked_seconds("lease_s", lease_s, least=LEASE_MIN_S)
+        if keep_s is not None:
+            checked_count("keep_s", keep_s, most=SECONDS_MAX)
+        if dead_letter_stream is not None:
+            checked_name("dead_letter_stream", dead_letter_stream)
+        checked_callable("type_of", type_of)
+        self.name = checked_name("name", name)
+        self._address = address = None if broker is None else BrokerAddress.of(broker)
+        self._streams = NamedStreams(address, checked_names("streams", streams), start, dead_letter_stream)
+        self._type_of = type_of
+        self._dead_letters = DeadLetters(address, dead_letter_stream) if address and dead_letter_stream else None
+        self._shared = CollectorLoop(
+            CollectorStore(name, database, vhost="/" if address is None else address.vhost, keep_s=keep_s),
+            Core(bytes_max, bulks_max),
+            lease_s=lease_s,
+            leave=self._leave,
+            broker="" if address is None else str(address),
+        )
+        self._is_started = False
+        of_one_process(self, "a collector")
+        metrics.report(self._shared, collector=self.name)
+
+    def _check_awaited(self, called: Callable[..., object]) -> None:
+        if not self._awaits and is_coroutine_function(called):
+            raise InvalidInput(f"the coroutine function {called!r} is not awaited here: use AsyncMessageCollector")
+
+    def _called_in_thread(self, executor: AnyExecutor) -> Executor:
+        """Return the executor as a function for a worker's thread."""
+        return cast("Executor", executor)
+
+    # --- executors and handlers ---------------------------------------------------------------------------------------
+
+    def register_executor(
+        self,
+        type: str,  # noqa: A002 - RabbitMQ's word for it
+        executor: AnyExecutor,
+        options: ExecutorOptions = ExecutorOptions(),
+    ) -> None:
+        """Register the executor of a type. Call this before `start`.
+
+        Args:
+            type: The messages' type.
+            executor: Called with each `Bulk`, in a thread of the type; with asyncio it may be a coroutine function. It
+                returns None (messages without another result succeeded), one result per message in order, or a mapping.
+                It may also set results with `bulk.succeeded` and `bulk.failed`. A result is None, a `Failure` or an
+                exception. If it raises, the messages without a result fail.
+            options: How bulks are filled and consumed.
+
+        Raises:
+            InvalidInput: The type already has an executor, or an argument has the wrong type.
+            ConfigurationError: "spill" was given without a broker, or the collector was started already.
+        """
+        if self._is_started:
+            raise ConfigurationError("the collector was started already: register executors before the start")
+        if not callable(executor):
+            raise InvalidInput(f"an executor is called with each bulk, but {executor!r} is not callable")
+        checked_name("type", type)
+        if not isinstance(options, ExecutorOptions):
+            raise InvalidInput(f"options= takes ExecutorOptions, not {shown(options)}")
+        if options.when_full == "spill" and self._address is None:
+            raise ConfigurationError("'spill' reads bodies from their streams again: give the collector a broker")
+        self._check_awaited(executor)
+        called, shared = self._called_in_thread(executor), self._shared
+        shared.core.register(type, options)
+        shared.workers[type] = BulkConsumer(
+            shared, type, options, called, reader=self._streams.reader, dead_letters=self._dead_letters
+        )
+
+    def register_result_handler(
+        self,
+        handler: Handler,
+        *,
+        type: str | None = None,  # noqa: A002
+        message_id: str | None = None,
+    ) -> None:
+        """Call a handler with each outcome that this member stores: when a message is collected, and when it is final.
+
+        Handlers run in the collector's threads: a slow one blocks a worker. Exceptions are logged. Other processes
+        use `Outcomes`.
+
+        Args:
+            handler: Called with each `Outcome`.
+            type: Only messages of this type, which need not have an executor here. None (default): all types.
+            message_id: Only this message; the handler is removed after the final outcome. None (default): all.
+
+        Raises:
+            InvalidInput: Both a type and a message id were given, an argument has the wrong type, or a blocking
+                collector got a coroutine function.
+        """
+        checked_callable("handler", handler)
+        self._check_awaited(handler)
+        for name, value in (("type", type), ("message_id", message_id)):
+            if value is not None:
+                checked_name(name, value)
+        if type is not None and message_id is not None:
+            raise InvalidInput("a result handler takes type= or message_id=, not both")
+        self._shared.handlers.register(handler, type=type, message_id=message_id)
+
+    def _described(self, messages: Iterable[Message], timeout_s: float | None) -> list[Collected]:
+        """Check the arguments of `collect_many`, and return the messages with type, id and size."""
+        if not self._is_started:
+            raise ConfigurationError("the collector is not running: start it")
+        if timeout_s is not None:
+            checked_seconds("timeout_s", timeout_s)
+        return describe_given(messages, self._type_of)
+
+    def _check_flushed(self, type_: str | None) -> None:
+        """Refuse to flush a type without an executor here: it may be misspelt."""
+        if type_ is not None and checked_name("type", type_) not in self._shared.workers:
+            raise InvalidInput(f"type {type_!r} has no executor in this collector, so it has no bulk to flush")
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def statistics(self) -> CollectorStatistics:
+        """Return what this member has counted and what it holds now. No I/O."""
+        return self._shared.statistics()
+
+    def _join_members(self) -> list[str]:
+        """Join as a member, and return the streams to follow. An error leaves nothing behind."""
+        shared = self._shared
+        if self._is_started:
+            raise ConfigurationError("a collector can be started only once: create another one")
+        if self._streams.names and not shared.workers:
+            raise ConfigurationError(
+                "the collector follows streams but has no executor for their messages: register one before the start"
+            )
+        try:
+            names = self._streams.checked()
+            shared.member = shared.store.open(shared.core.types, shared.lease_s)
+        except BaseException:
+            self._streams.close()
+            shared.store.dispose()
+            raise
+        return names
+
+    def _begin(self, names: list[str]) -> None:
+        """Start the loop. Does not block."""
+        shared = self._shared
+        self._is_started = True
+        if names:
+            assert self._address is not None, "streams are followed on a broker"
+            shared.following = Following(shared, self._address, self._type_of, self._streams)
+        shared.loop.start()
+        shared.loop.call(shared.begin, names)
+
+    @property
+    def _is_storer(self) -> bool:
+        """Whether the caller is a handler of `collected`, which must not wait for messages stored after it."""
+        call = current_call(self._shared)
+        return call is not None and call.is_storing
+
+    def _result_of(self, function: Callable[..., Any], *args: Any, otherwise: T) -> T:
+        """Run a coroutine function in the loop, and return its result; `otherwise` if the loop has ended."""
+        result = self._shared.loop.run(function, *args)
+        if result is None:
+            return otherwise
+        try:
+            answer: T = result.result()
+        except CancelledError:
+            return otherwise
+        except BaseException:
+            # For example Ctrl-C.
+            result.cancel()
+            raise
+        return answer
+
+    # --- end ----------------------------------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        """End the lease, and close all connections."""
+        shared = self._shared
+        try:
+            shared.store.close(shared.member)
+        except Transient as error:
+            # The lease will lapse.
+            log_failure(logger, error, shared.label("leaving") + " could not release its lease", level=logging.INFO)
+        if self._dead_letters is not None:
+            self._dead_letters.close()
+        self._streams.close()
+        shared.store.dispose()
+        metrics.retire(shared)
+
+
+class MessageCollector(Collector, Closing):
     """Collects messages into bulks by type, calls executors with them, and stores the outcome of each message.
 
     A context manager: entering starts it, leaving closes it. Thread-safe. All collectors with one name, in any number
@@ -40,14 +279,6 @@ class MessageCollector(Collector[Executor], Closing):
         InvalidInput: An argument has the wrong type, or is out of range.
         ConfigurationError: An argument needs a broker, and none was given.
     """
-
-    def _called_in_thread(self, executor: Executor) -> Executor:
-        self._check_awaited(executor)
-        return executor
-
-    def _check_awaited(self, called: Callable[..., object]) -> None:
-        if is_coroutine_function(called):
-            raise InvalidInput(f"the coroutine function {called!r} is not awaited here: use AsyncMessageCollector")
 
     # --- messages in --------------------------------------------------------------------------------------------------
 
@@ -81,10 +312,8 @@ class MessageCollector(Collector[Executor], Closing):
             Whether each message was taken.
         """
         described = self._described(messages, timeout_s)
-        if self._is_storer:
-            timeout_s = 0.0
-        shared, refused = self._shared, partial(self._refused, len(described))
-        return self._result_of(shared.collect, described, timeout_s, otherwise=refused)
+        wait_s = 0.0 if self._is_storer else timeout_s
+        return self._result_of(self._shared.collect, described, wait_s, otherwise=[False] * len(described))
 
     def flush(self, type: str | None = None) -> None:  # noqa: A002
         """Close the bulks being filled, of a type or of all types. They contain all messages taken before the call.
@@ -95,7 +324,7 @@ class MessageCollector(Collector[Executor], Closing):
             InvalidInput: The type has no executor here.
         """
         self._check_flushed(type)
-        self._result_of(self._shared.flush, type, not self._is_storer, otherwise=lambda: None)
+        self._result_of(self._shared.flush, type, not self._is_storer, otherwise=None)
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -117,7 +346,6 @@ class MessageCollector(Collector[Executor], Closing):
             ConfigurationError: The collector was started before, has streams but no executor, or would publish dead
                 letters to a stream that it follows.
         """
-        self._check_startable()
         self._begin(self._join_members())
 
     def close(self, timeout_s: float = CLOSE_S) -> bool:
@@ -135,10 +363,12 @@ class MessageCollector(Collector[Executor], Closing):
         checked_seconds("timeout_s", timeout_s)
         if not self._is_started:
             return True
-        if self._is_own:
-            self._close_behind(timeout_s)
+        if current_call(self._shared) is not None:
+            self._shared.loop.run(self._shared.close, timeout_s)
             return False
-        return self._close(timeout_s)
+        self._result_of(self._shared.close, timeout_s, otherwise=None)
+        self._shared.joined(JOIN_S)
+        return self._shared.in_time
 
     def run(self, stop: threading.Event) -> None:
         """Start, waiting for unreachable servers; run until `stop` is set; close.
@@ -152,12 +382,12 @@ class MessageCollector(Collector[Executor], Closing):
             try:
                 with within(AfterStop(stop)):
                     self.start()
-                self._shared.outages.over(who)
                 break
             except Transient as error:
                 self._shared.outages.failed(who, error)
             if stop.wait(pause):
                 return
+        self._shared.outages.over(who)
         try:
             stop.wait()
         finally:

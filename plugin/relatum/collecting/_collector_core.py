@@ -57,8 +57,11 @@ class Stored:
     at: datetime | None
 
 
-class Abandoned(Exception):
-    """The collector was closed before a server came back. Another member takes over the unfinished messages."""
+class Abandoned(BaseException):
+    """The collector was closed before a server came back. Another member takes over the unfinished messages.
+
+    No `Exception`: it is nobody's failure, and ends whatever was repeated.
+    """
 
 
 class Verdict(Enum):
@@ -195,17 +198,13 @@ class Core:
 
     # --- bulks closed -------------------------------------------------------------------------------------------------
 
-    def tick(self, now: float) -> bool:
-        """Close due bulks, and put messages whose retry is due into bulks; return whether there were any."""
-        has_done = False
+    def tick(self, now: float) -> None:
+        """Close due bulks, and put messages whose retry is due into bulks."""
         for bulks in self._types.values():
             reason = bulks.due(now)
             if reason is not None:
                 self._close(bulks, reason)
-            retries = bulks.retries_due(now)
-            self._put(retries, now)
-            has_done |= reason is not None or bool(retries)
-        return has_done
+            self._put(bulks.retries_due(now), now)
 
     def deadline(self) -> float | None:
         """Return when to call `tick` next; None if nothing will become due."""
@@ -253,7 +252,7 @@ class Core:
 
     def loaded(self, bulk: Bulk) -> None:
         """Count the bodies that a worker has read for a bulk."""
-        for message in bulk.taken:
+        for message in bulk.messages:
             self._hold(message)
 
     def settle(self, bulk: Bulk, results: Sequence[Result], now: float) -> None:
@@ -265,10 +264,10 @@ class Core:
         }
         if self.is_stopping:
             again = {}
-        for message in bulk.taken:
+        for message in bulk.messages:
             if message.place in again:
                 bulks.retry_at(message, now + again[message.place])
-        self._release(message for message in bulk.taken if message.place not in again)
+        self._release(message for message in bulk.messages if message.place not in again)
 
     def cancel(self, messages: Iterable[Collected]) -> None:
         """Release admitted messages that could not be stored or need not be consumed here."""

@@ -9,11 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from relatum.collecting._bulk import Bulk, Collected
-from relatum.collecting._collector_core import Abandoned, Core, Lot, Result, Stored, Verdict
+from relatum.collecting._collector_core import Abandoned, Core, Lot, Stored, Verdict
+from relatum.collecting._collector_status import CollectorStatistics
 from relatum.collecting._collector_store import CollectorStore
 from relatum.collecting._consuming import NAMED_MAX, BulkConsumer
 from relatum.collecting._handlers import Handlers, collector_call, logger, outcome_of
-from relatum.collecting._statistics import CollectorStatistics
 from relatum.errors import Conflict, DatabaseUnavailable
 from relatum.outcomes import Outcome
 from relatum.store.members import renewal_s
@@ -82,7 +82,6 @@ class CollectorLoop:
         self._storing = Threads(2, f"{name}-stores")
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._tick_at: float | None = None
         self._given = Lot()
         self._lots: set[Lot] = set()  # waiting to be stored, or being stored
         self._one_by_one = asyncio.Lock()
@@ -155,26 +154,20 @@ class CollectorLoop:
                 return await changed.wait()
         return False
 
-    async def _until(self, condition: Callable[[], bool], until: float) -> bool:
-        """Wait until a condition holds, the time is up or the collector is abandoned; return whether it holds."""
-        while not condition():
-            if self.abandoned.is_set() or not await self.changed(until):
-                return condition()
-        return True
+    async def _until(self, condition: Callable[[], bool], until: float) -> None:
+        """Wait until a condition holds or the time is up."""
+        while not condition() and await self.changed(until):
+            pass
 
     def _set_timer(self) -> None:
         """Schedule the next `tick` of the core: bulks to close by age, and due retries."""
-        tick_at = self.core.deadline()
-        if tick_at == self._tick_at:
-            return
         if self._timer is not None:
             self._timer.cancel()
-        self._tick_at = tick_at
-        if tick_at is not None:
-            self._timer = self.loop.call_later(max(0.0, tick_at - time.monotonic()), self._tick)
+        tick_at = self.core.deadline()
+        in_s = None if tick_at is None else max(0.0, tick_at - time.monotonic())
+        self._timer = None if in_s is None else self.loop.call_later(in_s, self._tick)
 
     def _tick(self) -> None:
-        self._tick_at = None
         self.core.tick(time.monotonic())
         self.notify()
 
@@ -294,9 +287,8 @@ class CollectorLoop:
             for message in ours:
                 message._note(collected_at=stored.at)
                 self.workers[message.type].counts.collected += 1
-            wanted = self.handlers.is_wanted
-            outcomes = [outcome_of(self.store.name, message) for message in ours if wanted(message.type)]
-            if outcomes:
+            if ours and self.handlers:
+                outcomes = [outcome_of(self.store.name, message) for message in ours]
                 await in_thread(self._storing, self._notify_collected, outcomes)
             self.core.add(ours, time.monotonic())
         finally:
@@ -306,7 +298,7 @@ class CollectorLoop:
     async def _stored(self, lot: Lot) -> Stored:
         try:
             return await in_thread(self._storing, self.persist, partial(self._add, lot), "storing messages")
-        except Exception as error:
+        except (Exception, Abandoned) as error:
             self.core.cancel(lot.messages)
             places = ", ".join(str(message.place) for message in lot.messages[:NAMED_MAX])
             what = f"collector {self.store.name!r}: could not store {len(lot.messages)} messages: {places}"
@@ -332,11 +324,8 @@ class CollectorLoop:
     # --- consuming ----------------------------------------------------------------------------------------------------
 
     async def _consume(self, worker: BulkConsumer, bulk: Bulk) -> None:
-        began, results = time.monotonic(), list[Result]()
-        try:
-            results = await in_thread(worker.threads, worker.take, bulk)
-        except Exception as error:  # noqa: BLE001 - one bulk must not stop the consumption of others
-            log_failure(logger, error, self.label(f"consuming a bulk of type {bulk.type!r}") + " failed")
+        began = time.monotonic()
+        results = await in_thread(worker.threads, worker.take, bulk)
         now = time.monotonic()
         worker.counts.settled(results, now - began)
         self.core.settle(bulk, results, now)
@@ -367,20 +356,18 @@ class CollectorLoop:
         await asyncio.shield(self._end)
 
     async def _close(self, timeout_s: float) -> None:
-        until, following = time.monotonic() + timeout_s, self.following
+        until, following, over = time.monotonic() + timeout_s, self.following, self.abandoned.is_set
         self.stop()
         if following is not None:
-            await self._until(lambda: not following.is_following, until)
-        is_done = await self._until(lambda: not self._lots and self.core.is_idle, until)
-        in_time = is_done and not self.abandoned.is_set()
+            await self._until(lambda: over() or not following.is_following, until)
+        await self._until(lambda: over() or (not self._lots and self.core.is_idle), until)
+        in_time = not (over() or self._lots) and self.core.is_idle
         self.abandon()
-        unwound = time.monotonic() + (0.0 if self.on_abandon is None else END_S)
-        while self.core.is_running and await self.changed(unwound):
-            pass
+        await self._until(
+            lambda: not self.core.is_running, time.monotonic() + (0.0 if self.on_abandon is None else END_S)
+        )
         try:
-            left = time.monotonic() + END_S
-            while self._lots and await self.changed(left):
-                pass
+            await self._until(lambda: not self._lots, time.monotonic() + END_S)
             if following is not None:
                 await asyncio.wait([self.loop.spawn(following.close())], timeout=END_S)
             # `abandon` has given its database calls a deadline.

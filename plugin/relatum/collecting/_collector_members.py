@@ -1,7 +1,7 @@
 """The members of a collector and the streams they follow, in PostgreSQL: one transaction per call."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -21,16 +21,15 @@ logger = logging.getLogger("relatum.collector")
 # --- collectors and members
 
 FIND_COLLECTOR: Final = sql("""
-    SELECT collector_id, keep_s FROM relatum.collectors
+    SELECT collector_id FROM relatum.collectors
     WHERE vhost = :of_vhost::text AND name = :named::text""")
 
+# The last member to join decides what is kept.
 ADD_COLLECTOR: Final = sql("""
-    INSERT INTO relatum.collectors (vhost, name, keep_s)
-    VALUES (:of_vhost::text, :named::text, :kept_s::integer) ON CONFLICT DO NOTHING""")
-
-SET_KEEP: Final = sql("""
-    UPDATE relatum.collectors SET keep_s = :kept_s::integer WHERE collector_id = :in_collector::integer
-    """)
+    INSERT INTO relatum.collectors AS collector (vhost, name, keep_s)
+    VALUES (:of_vhost::text, :named::text, :kept_s::integer)
+    ON CONFLICT (vhost, name) DO UPDATE SET keep_s = excluded.keep_s
+        WHERE collector.keep_s IS DISTINCT FROM excluded.keep_s""")
 
 ADD_MEMBER: Final = sql("""
     INSERT INTO relatum.collector_members (collector_id, types, holder, lease_s, lease_expires_at)
@@ -93,24 +92,20 @@ LOCK_SOURCE: Final = sql(f"""
     SELECT source_id, position, member_id, last_offset, last_fingerprint, last_chunk_ms
     FROM relatum.collector_sources WHERE {_THIS} FOR UPDATE""")
 
-IS_ALIVE: Final = sql("""
-    SELECT member_id FROM relatum.collector_members
-    WHERE member_id = :of_member::bigint AND lease_expires_at >= clock_timestamp()""")
-
-TYPES_ALIVE: Final = sql("""
+ALIVE: Final = sql("""
     SELECT member_id, types FROM relatum.collector_members
-    WHERE collector_id = :in_collector::integer AND lease_expires_at >= clock_timestamp()""")
+    WHERE collector_id = :in_collector::integer
+        AND (lease_expires_at >= clock_timestamp() OR member_id = :of_member::bigint)""")
 
 HELD: Final = sql(f"""
     SELECT stream FROM relatum.collector_sources AS source
     WHERE collector_id = :in_collector::integer AND replaced_at IS NULL
         AND (EXISTS (SELECT FROM {_OTHERS} AND other.member_id = source.member_id) OR {_LACKS_TYPES})""")
 
-FOLLOW: Final = sql(f"""
+FOLLOW: Final = sql("""
     UPDATE relatum.collector_sources
     SET member_id = :of_member::bigint, position = coalesce(position, :initial::bigint)
-    WHERE source_id = :id::integer AND NOT {_LACKS_TYPES}
-    RETURNING position""")
+    WHERE source_id = :id::integer RETURNING position""")
 
 UNFOLLOW: Final = sql(f"""
     UPDATE relatum.collector_sources SET member_id = NULL WHERE member_id = :by::bigint AND {_THIS}""")
@@ -180,30 +175,19 @@ class CollectorMembers:
         self._collector: int | None = None
         self._has_said_lacking = False
 
-    def _collector_id(self, connection: sa.Connection) -> int:
-        """Return the id of the collector's row; add the row if it is missing."""
-        if self._collector is None:
-            self._collector = self._ensure(connection)
-        return self._collector
-
-    def _ensure(self, connection: sa.Connection) -> int:
-        """As `_collector_id`, and set `keep_s`: the last member to join decides."""
-        named = {"of_vhost": self._vhost, "named": self.name}
-        row = connection.execute(FIND_COLLECTOR, named).one_or_none()
-        if row is None:
-            connection.execute(ADD_COLLECTOR, {**named, "kept_s": self._keep_s})
-            row = connection.execute(FIND_COLLECTOR, named).one()
-        if row.keep_s != self._keep_s:
-            connection.execute(SET_KEEP, {"in_collector": row.collector_id, "kept_s": self._keep_s})
-        return int(row.collector_id)
-
-    def _of(self, connection: sa.Connection, **named: Any) -> dict[str, Any]:
+    def _of(self, **named: Any) -> dict[str, Any]:
         """Return parameters with the collector's id."""
-        return {"in_collector": self._collector_id(connection), **named}
+        return {"in_collector": self._collector, **named}
+
+    def _find(self, connection: sa.Connection) -> int | None:
+        """Return the id of the collector's row; None if no member has ever joined."""
+        named = {"of_vhost": self._vhost, "named": self.name}
+        found: int | None = connection.execute(FIND_COLLECTOR, named).scalar_one_or_none()
+        return found
 
     def _lock(self, connection: sa.Connection, stream: str) -> Any:
         """Lock the stream's row until the transaction ends; add the row if it is missing."""
-        named = self._of(connection, of_stream=stream)
+        named = self._of(of_stream=stream)
         connection.execute(ADD_SOURCE, named)
         return connection.execute(LOCK_SOURCE, named).one()
 
@@ -224,13 +208,9 @@ class CollectorMembers:
         """Join as a new member with executors for these types; return its id."""
         self.ending.begin_anew()
         with self._database.transaction() as connection:
-            self._collector = self._ensure(connection)
-            member = {
-                "in_collector": self._collector,
-                "held_by": new_holder(),
-                "has_types": sorted(types),
-                "holds_s": lease_s,
-            }
+            connection.execute(ADD_COLLECTOR, {"of_vhost": self._vhost, "named": self.name, "kept_s": self._keep_s})
+            self._collector = self._find(connection)
+            member = self._of(held_by=new_holder(), has_types=sorted(types), holds_s=lease_s)
             forget_settlements(connection)
             return int(connection.execute(ADD_MEMBER, member).scalar_one())
 
@@ -255,38 +235,34 @@ class CollectorMembers:
         with self._database.transaction() as connection:
             self._hold(connection, member)
             source = self._lock(connection, stream)
-            is_others = source.member_id not in (None, member)
-            if is_others and connection.execute(IS_ALIVE, {"of_member": source.member_id}).first():
+            types = {row.member_id: set(row.types) for row in connection.execute(ALIVE, self._of(of_member=member))}
+            if source.member_id != member and source.member_id in types:
                 return None
-            taken = self._of(connection, id=source.source_id, of_member=member, initial=initial)
-            position = connection.execute(FOLLOW, taken).scalar_one_or_none()
-            if position is None:
-                self._say_lacking(connection, member)
+            if self._lacks(types, member):
                 return None
-        self._has_said_lacking = False
+            taken = {"id": source.source_id, "of_member": member, "initial": initial}
+            position = connection.execute(FOLLOW, taken).scalar_one()
         if source.last_offset is None:
             return Followed(position, is_new=source.position is None)
         return Followed(position, Position(source.last_offset, source.last_fingerprint, source.last_chunk_ms))
 
-    def _say_lacking(self, connection: sa.Connection, member: int) -> None:
-        """Log once that this member follows no stream, since others have executors for more types."""
-        if self._has_said_lacking:
-            return
-        self._has_said_lacking = True
-        named = self._of(connection)
-        types = {row.member_id: set(row.types) for row in connection.execute(TYPES_ALIVE, named)}
+    def _lacks(self, types: Mapping[int, set[str]], member: int) -> bool:
+        """Whether other members have executors for more types than this one; log that once."""
         everything = set[str]().union(*types.values())
-        lacking = sorted(everything - types.get(member, set()))
-        if everything in types.values():
-            logger.info("collector %r: members that also have executors for %s follow its streams", self.name, lacking)
-        else:
-            text = "collector %r: no member follows its streams: others have executors for %s, but none for all types"
-            logger.warning(text, self.name, lacking)
+        lacking, had_said = sorted(everything - types[member]), self._has_said_lacking
+        self._has_said_lacking = bool(lacking)
+        if lacking and not had_said:
+            level, who = logging.WARNING, "no member follows"
+            if everything in types.values():
+                level, who = logging.INFO, "they follow"
+            text = "collector %r: other members have executors for %s, too, so %s its streams"
+            logger.log(level, text, self.name, lacking, who)
+        return bool(lacking)
 
     def held(self, member: int) -> frozenset[str]:
         """Return the streams that this member cannot follow: others follow them, or have executors for more types."""
         with self._database.transaction() as connection:
-            return frozenset(connection.scalars(HELD, self._of(connection, of_member=member)))
+            return frozenset(connection.scalars(HELD, self._of(of_member=member)))
 
     def begin_anew(self, member: int, stream: str, initial: int) -> None:
         """Start a new generation of a stream, and fail the unfinished messages of the old one."""
@@ -308,7 +284,7 @@ class CollectorMembers:
     def last_collected(self, stream: str, until: int) -> tuple[int, str] | None:
         """Return offset and id of the last collected message of a stream up to an offset."""
         with self._database.transaction() as connection:
-            named = self._of(connection, of_stream=stream, until=until)
+            named = self._of(of_stream=stream, until=until)
             row = connection.execute(LAST_COLLECTED, named).one_or_none()
             return None if row is None else (row.stream_offset, row.message_id)
 
@@ -316,7 +292,7 @@ class CollectorMembers:
         """Continue after an offset of a stream that lost its end; later messages fail, and their places become free."""
         with self._database.transaction() as connection:
             source = self._its_own(connection, member, stream)
-            lost = connection.execute(ADD_REPLACED, self._of(connection, of_stream=stream)).scalar_one()
+            lost = connection.execute(ADD_REPLACED, self._of(of_stream=stream)).scalar_one()
             moved = {"of_source": source.source_id, "behind": behind, "to_source": lost}
             connection.execute(MOVE_LOST, moved)
             connection.execute(FAIL_UNFINISHED, {"of_source": lost, "why": REPLACED})
@@ -325,13 +301,12 @@ class CollectorMembers:
     def unfollow(self, member: int, stream: str) -> None:
         """Release a stream, so that another member can follow it."""
         with self._database.transaction() as connection:
-            connection.execute(UNFOLLOW, self._of(connection, by=member, of_stream=stream))
+            connection.execute(UNFOLLOW, self._of(by=member, of_stream=stream))
 
     def _advance(self, connection: sa.Connection, member: int, advance: Advance) -> None:
         """Move the position by compare-and-set, unless an earlier call with the same arguments did."""
         known = advance.known_by
         named = self._of(
-            connection,
             of_stream=advance.stream,
             of_member=member,
             expected=advance.from_offset,

@@ -1,19 +1,95 @@
-"""The status of collectors, and their messages by state, for any process."""
+"""The statistics of a member; the status of collectors, and their messages by state, for any process."""
 
-from collections.abc import Collection
+from collections import Counter as Counts
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
 from relatum.checks import checked_count, checked_name, checked_names, meant
+from relatum.collecting._collector_core import Result
 from relatum.errors import InvalidInput, NotFound, StreamNotFound
+from relatum.metrics import Counter, Distribution, Each, Gauge, Histogram, Observed, reported
 from relatum.outcomes import Outcome, OutcomeStatus
 from relatum.reading import Broker, BrokerAddress, StreamReader
 from relatum.store.database import AnyDatabase, as_engine, sql
 from relatum.store.translation import translated_errors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypeStatistics:
+    """The statistics of one type with an executor in this member.
+
+    Attributes:
+        collected: Messages stored to be consumed here.
+        outcomes: Messages with a final outcome, by status: "succeeded", "failed", "dead".
+        retries: Failed attempts that are retried.
+        waiting_bulks: Closed bulks waiting for a worker.
+        bulk_s: Seconds from taking a bulk to storing its results.
+    """
+
+    collected: Annotated[int, Counter("relatum_collector_collected_total", "Messages stored to be consumed here")]
+    outcomes: Annotated[
+        Mapping[str, int],
+        Counter("relatum_collector_outcomes_total", "Messages whose outcome became final in this member", by="status"),
+    ]
+    retries: Annotated[int, Counter("relatum_collector_retries_total", "Failed attempts that are retried")]
+    waiting_bulks: Annotated[int, Gauge("relatum_collector_waiting_bulks", "Closed bulks that wait for a worker")]
+    bulk_s: Annotated[
+        Observed, Distribution("relatum_collector_bulk_seconds", "Time from taking a bulk to storing its results")
+    ]
+
+
+@reported("collector")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectorStatistics:
+    """The counts of one member of a collector, and what it holds now.
+
+    Attributes:
+        types: Statistics by type, for types with an executor here.
+        held_messages: Messages taken and not finished.
+        held_bytes: Memory of the held messages in bytes, which counts towards `bytes_max`.
+        passed_over: Messages of types without an executor here.
+        refused: Messages refused or not stored: no room in time, the collector is closing, or storing failed.
+    """
+
+    types: Annotated[Mapping[str, TypeStatistics], Each("type")]
+    held_messages: Annotated[int, Gauge("relatum_collector_held_messages", "Messages taken and not settled")]
+    held_bytes: Annotated[int, Gauge("relatum_collector_held_bytes", "Memory of the held messages")]
+    passed_over: Annotated[int, Counter("relatum_collector_passed_over_total", "Messages of types without executor")]
+    refused: Annotated[int, Counter("relatum_collector_refused_total", "Messages refused")]
+
+
+class TypeCounts:
+    """The counts of a type. For the collector's loop."""
+
+    def __init__(self) -> None:
+        self.collected = self.retries = 0
+        self.outcomes: Counts[str] = Counts()
+        self.bulk_s = Histogram()
+
+    def settled(self, results: Sequence[Result], seconds: float) -> None:
+        """Count the results of a bulk."""
+        self.bulk_s.observe(seconds)
+        found = Counts(result.status for result in results)
+        self.retries += found.pop(OutcomeStatus.COLLECTED, 0)
+        self.outcomes.update({status.value: count for status, count in found.items()})
+
+    def statistics(self, waiting_bulks: int) -> TypeStatistics:
+        """Return the counts as statistics."""
+        return TypeStatistics(
+            collected=self.collected,
+            outcomes=dict(self.outcomes),
+            retries=self.retries,
+            waiting_bulks=waiting_bulks,
+            bulk_s=self.bulk_s.observed(),
+        )
+
+
+# --- status -----------------------------------------------------------------------------------------------------------
 
 _COLLECTORS: Final = "SELECT collector_id, vhost, name, keep_s FROM relatum.collectors"
 
@@ -79,14 +155,10 @@ UNFINISHED_AFTER: Final = sql(f"""
 
 PAGES: Final = sql("SELECT relpages FROM pg_class WHERE oid = 'relatum.collected_messages'::regclass")
 
-_FINISHED: Final = f"""
-    JOIN relatum.collector_sources AS source ON source.source_id = message.source_id
-    WHERE {_MINE} AND message.finished_at IS NOT NULL GROUP BY state"""
-
-COUNT_FINISHED: Final = sql(f"SELECT state, count(*) FROM relatum.collected_messages AS message {_FINISHED}")
-
-SAMPLE_FINISHED: Final = sql(f"""
-    SELECT state, count(*) FROM relatum.collected_messages AS message TABLESAMPLE SYSTEM (:share::real) {_FINISHED}""")
+COUNT_FINISHED: Final = sql(f"""
+    SELECT state, count(*) FROM relatum.collected_messages AS message TABLESAMPLE SYSTEM (:share::real)
+        JOIN relatum.collector_sources AS source ON source.source_id = message.source_id
+    WHERE {_MINE} AND message.finished_at IS NOT NULL GROUP BY state""")
 
 EXACT_PAGES_MAX: Final = 50_000
 """Finished messages are counted in a table of up to this many pages; a larger table is sampled."""
@@ -186,8 +258,7 @@ def _status_of(connection: sa.Connection, row: Any) -> CollectorStatus:
 def _finished(connection: sa.Connection, collector_id: int) -> dict[str, int]:
     """Return finished messages by state: counted in a small table, estimated from a sample of a large one."""
     share = min(100.0, 100.0 * EXACT_PAGES_MAX / max(1, connection.execute(PAGES).scalar_one()))
-    query = COUNT_FINISHED if share == 100.0 else SAMPLE_FINISHED
-    counts = connection.execute(query, {"in_collector": collector_id, "share": share})
+    counts = connection.execute(COUNT_FINISHED, {"in_collector": collector_id, "share": share})
     return {state: round(count * 100.0 / share) for state, count in counts}
 
 

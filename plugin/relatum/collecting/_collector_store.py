@@ -11,8 +11,8 @@ import secrets
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -61,10 +61,6 @@ ADD: Final = _on_rows(f"""
         AS given (stream_offset, size, message_id, type)
     ON CONFLICT DO NOTHING""").bindparams(sa.bindparam("sizes", type_=BigIntegers()))
 
-MINE_TO_CONSUME: Final = _on_rows(f"""
-    SELECT stream_offset FROM relatum.collected_messages
-    WHERE {_MINE} AND state = 'collected' AND attempts = 0""")
-
 # A statement is repeated if its commit is in doubt: it finds the rows that it changed, and leaves them unchanged.
 
 FORWARD: Final = _on_rows(f"""
@@ -76,14 +72,6 @@ FORWARD: Final = _on_rows(f"""
         WHERE {_MINE} AND (state = 'collected' OR (state = 'forwarded' AND bulk_id = :of_bulk::bigint))
         RETURNING stream_offset, forwarded_at)
     SELECT array_agg(stream_offset), max(forwarded_at) FROM done""")
-
-# The next member with an executor takes over messages without a member.
-GIVE_BACK: Final = _on_rows(f"""
-    UPDATE relatum.collected_messages SET member_id = NULL, state = 'collected', bulk_id = NULL
-    WHERE {_MINE} AND finished_at IS NULL AND EXISTS (
-        SELECT FROM relatum.collector_members AS other
-        WHERE other.collector_id = :in_collector::integer AND other.member_id <> :of_member::bigint
-            AND other.lease_expires_at >= clock_timestamp() AND collected_messages.type = ANY (other.types))""")
 
 UNFINISHED: Final = _on_rows(f"""
     SELECT stream_offset FROM relatum.collected_messages WHERE {_MINE} AND finished_at IS NULL""")
@@ -133,8 +121,8 @@ FORGET: Final = sql("""
 
 # --- taking over
 
-# Messages without a member were given back by a member cut off from the broker, or stored by release 0.4.0. Locked
-# rows are skipped: their result is being stored.
+# Messages without a member were left to others, or stored by release 0.4.0. Locked rows are skipped: their result is
+# being stored.
 TAKE_OVER: Final = sql("""
     WITH taken AS (
         SELECT message.source_id, message.stream_offset
@@ -217,7 +205,7 @@ class CollectorStore(CollectorMembers):
                 self._advance(connection, member, advance)
             for stream, of_stream in sorted(by_stream.items()):
                 offsets = [message.place.offset for message in of_stream]
-                named = self._of(connection, of_stream=stream, of_member=member, offsets=offsets)
+                named = self._of(of_stream=stream, of_member=member, offsets=offsets)
                 values = {
                     "sizes": [message.bytes for message in of_stream],
                     "message_ids": array_text(message.message_id for message in of_stream),
@@ -228,7 +216,7 @@ class CollectorStore(CollectorMembers):
                 if connection.execute(ADD, named | values).rowcount == len(of_stream):
                     mine.update(message.place for message in of_stream)
                 else:
-                    mine.update(MessageId(stream, offset) for offset in connection.scalars(MINE_TO_CONSUME, named))
+                    mine.update(MessageId(stream, offset) for offset in connection.scalars(UNFINISHED, named))
         return Stored(frozenset(mine), at)
 
     # --- consuming ----------------------------------------------------------------------------------------------------
@@ -236,8 +224,8 @@ class CollectorStore(CollectorMembers):
     def forward(self, member: int, bulk_id: int, places: Collection[MessageId]) -> Stored:
         """Store that an executor gets these messages now; return the messages that this member still owns."""
         with self._database.transaction() as connection:
-            named = self._by_stream(connection, member, places, of_bulk=bulk_id)
-            return _changed(connection, [(FORWARD, each) for each in named], places)
+            named = self._by_stream(member, places, of_bulk=bulk_id)
+            return _changed(connection, [(FORWARD, each) for each in named])
 
     def finish(
         self, member: int, bulk_id: int, results: Sequence[Result], *, connection: sa.Connection | None = None
@@ -251,54 +239,41 @@ class CollectorStore(CollectorMembers):
                 return self._finish(connection, member, bulk_id, results)
         except RowRefused:
             # Only a reason can contain such text, and it must not keep the result from being stored.
-            results = [_in_ascii(result) for result in results]
-        with self._database.transaction() as connection:
-            return self._finish(connection, member, bulk_id, results)
+            with self._database.transaction() as connection:
+                return self._finish(connection, member, bulk_id, [_in_ascii(result) for result in results])
 
     def _finish(self, connection: sa.Connection, member: int, bulk_id: int, results: Sequence[Result]) -> Stored:
         others = {result.place: result for result in results if result.status is not OutcomeStatus.SUCCEEDED}
         succeeded = (result.place for result in results if result.place not in others)
-        changes = [(SUCCEED, each) for each in self._by_stream(connection, member, succeeded, of_bulk=bulk_id)]
-        for named in self._by_stream(connection, member, others, of_bulk=bulk_id):
+        changes = [(SUCCEED, each) for each in self._by_stream(member, succeeded, of_bulk=bulk_id)]
+        for named in self._by_stream(member, others, of_bulk=bulk_id):
             its_own = [others[MessageId(named["of_stream"], offset)] for offset in named["offsets"]]
             named["states"] = [result.status.value for result in its_own]
             named["reasons"] = [result.reason for result in its_own]
             named["retries_s"] = [result.retry_in_s for result in its_own]
             changes.append((FINISH, named))
-        return _changed(connection, changes, [result.place for result in results])
+        return _changed(connection, changes)
 
-    def _by_stream(
-        self, connection: sa.Connection, member: int, places: Iterable[MessageId], **named: Any
-    ) -> list[dict[str, Any]]:
+    def _by_stream(self, member: int, places: Iterable[MessageId], **named: Any) -> list[dict[str, Any]]:
         """Return parameters that name a member's messages, for one statement per stream."""
         offsets = defaultdict[str, list[int]](list)
         for stream, offset in places:
             offsets[stream].append(offset)
-        named = self._of(connection, of_member=member, **named)
+        named = self._of(of_member=member, **named)
         return [{"of_stream": stream, "offsets": of_stream, **named} for stream, of_stream in offsets.items()]
-
-    def give_back(self, member: int, places: Collection[MessageId]) -> bool:
-        """Give unfinished messages back for other members with executors; return whether all were given back."""
-        with self._database.transaction() as connection:
-            wanted = self._by_stream(connection, member, places)
-            for each in wanted:
-                connection.execute(GIVE_BACK, each)
-            return not any(connection.execute(UNFINISHED, each).first() for each in wanted)
 
     def unfinished(self, member: int, places: Collection[MessageId]) -> set[MessageId]:
         """Return the places at which this member has unfinished messages."""
         with self._database.transaction() as connection:
             return {
                 MessageId(each["of_stream"], offset)
-                for each in self._by_stream(connection, member, places)
+                for each in self._by_stream(member, places)
                 for offset in connection.scalars(UNFINISHED, each)
             }
 
-    @contextmanager
-    def transaction(self, stop: threading.Event | None = None) -> Iterator[sa.Connection]:
+    def transaction(self, stop: threading.Event | None = None) -> AbstractContextManager[sa.Connection]:
         """Open a transaction for an executor to join. A commit in doubt is settled as long as `stop` is not set."""
-        with self._tokens.transaction(self._joined.engine, within_s=math.inf, stop=stop) as connection:
-            yield connection
+        return self._tokens.transaction(self._joined.engine, within_s=math.inf, stop=stop)
 
     # --- taking over --------------------------------------------------------------------------------------------------
 
@@ -316,15 +291,15 @@ class CollectorStore(CollectorMembers):
         self._token = token = self._token or -1 - secrets.randbits(62)
         with self._database.transaction() as connection:
             self._hold(connection, member, LOCK_MEMBER)
-            lapsed = list(connection.scalars(LOCK_LAPSED, self._of(connection, of_member=member)))
+            lapsed = list(connection.scalars(LOCK_LAPSED, self._of(of_member=member)))
             taken = {"of_types": list(types), "most": most, "by": member, "token": token, "lapsed": lapsed}
-            connection.execute(TAKE_OVER, self._of(connection, **taken))
+            connection.execute(TAKE_OVER, self._of(**taken))
             if lapsed:
                 connection.execute(REMOVE_MEMBERS, {"lapsed": lapsed})
             rows = connection.execute(TAKEN_OVER, {"of_member": member, "token": token}).all()
             found = [(_message_of(row), row.due_in_s or 0.0) for row in rows]
             left = [message.place for message, _ in found if message.place in held]
-            for each in self._by_stream(connection, member, left, token=token):
+            for each in self._by_stream(member, left, token=token):
                 connection.execute(LEAVE_TO_OTHERS, each)
         self._token = 0
         return [each for each in found if each[0].place not in left], left
@@ -334,25 +309,21 @@ class CollectorStore(CollectorMembers):
     def outcomes_of(self, message_ids: Collection[str]) -> Mapping[str, Outcome]:
         """Return the outcome of each id."""
         with self._database.transaction() as connection:
-            return read_outcomes(connection, message_ids, collector_id=self._collector_id(connection))
+            return read_outcomes(connection, message_ids, collector_id=self._find(connection) or 0)
 
     def dispose(self) -> None:
         """Close the connections."""
         self._database.close()
 
 
-def _changed(
-    connection: sa.Connection, changes: Iterable[tuple[sa.TextClause, dict[str, Any]]], places: Collection[MessageId]
-) -> Stored:
-    """Change rows of these places, by one statement per stream; return which were changed, and when."""
-    found, at = list[tuple[str, list[int]]](), None
+def _changed(connection: sa.Connection, changes: Iterable[tuple[sa.TextClause, dict[str, Any]]]) -> Stored:
+    """Change rows, by one statement per stream; return which were changed, and when."""
+    places, at = set[MessageId](), None
     for change, named in changes:
         offsets, moment = connection.execute(change, named).one()
-        found.append((named["of_stream"], offsets or []))
+        places.update(MessageId(named["of_stream"], offset) for offset in offsets or ())
         at = at or moment
-    if sum(len(offsets) for _, offsets in found) == len(places):
-        return Stored(frozenset(places), at)
-    return Stored(frozenset(MessageId(stream, offset) for stream, offsets in found for offset in offsets), at)
+    return Stored(frozenset(places), at)
 
 
 def _message_of(row: Any) -> Collected:

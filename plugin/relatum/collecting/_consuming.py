@@ -10,17 +10,15 @@ from relatum import otel
 from relatum.collecting._bulk import Bulk, Collected, Executor, Failure, id_of, id_of_place, results_of
 from relatum.collecting._bulks import CRASHES_MAX, ExecutorOptions
 from relatum.collecting._collector_core import Abandoned, Result, Stored
+from relatum.collecting._collector_status import TypeCounts
 from relatum.collecting._handlers import collector_call, logger, outcome_of
-from relatum.collecting._statistics import TypeCounts
 from relatum.errors import (
     AccessRefused,
-    BrokerUnavailable,
     ConfigurationError,
     DatabaseUnavailable,
     NotFound,
     OffsetExpired,
     OffsetNotFound,
-    ReadTimeout,
     RelatumError,
 )
 from relatum.ids import MessageId
@@ -32,8 +30,6 @@ from relatum.reading import Result as Found
 from relatum.waiting import Threads, log_failure, may_repeat
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
     from relatum.collecting._collector_loop import CollectorLoop
 
 NAMED_MAX: Final = 10
@@ -51,18 +47,6 @@ Letter = tuple[Message, str]
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
-
-
-def decided(options: ExecutorOptions, message: Collected, failure: Failure | None, *, may_die: bool) -> Result:
-    """Return the result to store for a message after an attempt."""
-    if failure is None:
-        return Result(message.place, OutcomeStatus.SUCCEEDED)
-    if failure.retry and message.attempts < options.attempts:
-        backoff_s = options.backoff_after(message.attempts)
-        return Result(message.place, OutcomeStatus.COLLECTED, failure.stored_reason, backoff_s)
-    # If retention dropped the body, there is nothing to publish as a dead letter.
-    status = OutcomeStatus.DEAD if may_die and message.body is not None else OutcomeStatus.FAILED
-    return Result(message.place, status, failure.stored_reason)
 
 
 def _letters_of(bulk: Bulk, results: Sequence[Result]) -> list[Letter]:
@@ -143,7 +127,7 @@ class BulkConsumer:
         options: ExecutorOptions,
         executor: Executor,
         *,
-        open_reader: Callable[[], StreamReader],
+        reader: Callable[[], StreamReader],
         dead_letters: DeadLetters | None,
     ) -> None:
         self.options = options
@@ -153,14 +137,8 @@ class BulkConsumer:
         self._shared = shared
         self._type = type
         self._executor = executor
-        self._open_reader = open_reader
+        self._reader = reader
         self._dead_letters = dead_letters
-        self._readers: list[StreamReader] = []
-
-    def close(self) -> None:
-        """Close the readers."""
-        while self._readers:
-            self._readers.pop().close()
 
     def take(self, bulk: Bulk) -> list[Result]:
         """Consume a bulk and call handlers for final outcomes; return the results that were stored."""
@@ -182,62 +160,62 @@ class BulkConsumer:
         return stored
 
     def _consume(self, bulk: Bulk, stored: list[Result], span: Span) -> None:
-        try:
-            self._try(bulk, stored, span)
-        except Abandoned:
-            raise
-        except Exception as error:  # noqa: BLE001 - logged, and the messages' result
-            log_failure(logger, error, self._shared.label(f"consuming a bulk of type {self._type!r}") + " failed")
-            # Store a failure: otherwise this member would own them for as long as it lives, and never consume them.
-            self._forward(bulk)
-            failed = Failure.of(error)
-            results = [decided(self.options, each, failed, may_die=False) for each in bulk.messages]
-            self._finish(bulk, results, stored)
-
-    def _try(self, bulk: Bulk, stored: list[Result], span: Span) -> None:
         """Read missing bodies, store the attempt, call the executor, store the results."""
-        unread = [message for message in bulk.messages if message.body is None]
-        lost, later = self._load(bulk)
-        span.link(lambda: _links_of(unread))
-        stored += later
-        if not bulk.messages:
-            return
-        self._forward(bulk)
+        try:
+            lost = self._load(bulk, stored, span)
+        except Exception as error:  # noqa: BLE001 - logged, and the messages' result
+            lost = dict.fromkeys((message.place for message in bulk.messages), self._defect(error))
+        later = {result.place for result in stored}
+        messages = self._forward(bulk.id, [message for message in bulk.messages if message.place not in later])
         # A message with this many attempts and no result probably kills its collectors.
         most = self.options.attempts + CRASHES_MAX
-        lost |= {message.place: GIVEN_UP for message in bulk.messages if message.attempts > most}
-        hopeless = [message for message in bulk.messages if message.place in lost]
-        if hopeless:
-            self._finish(bulk, [self._decided(each, lost[each.place]) for each in hopeless], stored)
-            bulk._keep({message.place for message in bulk.messages} - lost.keys())
-        if bulk.messages:
-            self._execute(bulk, stored, span)
+        lost |= {message.place: GIVEN_UP for message in messages if message.attempts > most}
+        hopeless = [self._decided(message, lost[message.place]) for message in messages if message.place in lost]
+        rest = tuple(message for message in messages if message.place not in lost)
+        try:
+            if hopeless:
+                self._finish(bulk, hopeless, stored)
+            if rest:
+                self._execute(replace(bulk, messages=rest), stored, span)
+        except Exception as error:  # noqa: BLE001 - logged, and the messages' result
+            # Without a result, this member would own them for as long as it lives, and never consume them.
+            failure, done = self._defect(error), {result.place for result in stored}
+            left = [message for message in messages if message.place not in done]
+            self._finish(bulk, [self._decided(message, failure, may_die=False) for message in left], stored)
 
-    def _decided(self, message: Collected, failure: Failure | None) -> Result:
-        return decided(self.options, message, failure, may_die=self._dead_letters is not None)
+    def _defect(self, error: Exception) -> Failure:
+        log_failure(logger, error, self._shared.label(f"consuming a bulk of type {self._type!r}") + " failed")
+        return Failure.of(error)
+
+    def _decided(self, message: Collected, failure: Failure | None, *, may_die: bool = True) -> Result:
+        """Return the result to store for a message after an attempt."""
+        if failure is None:
+            return Result(message.place, OutcomeStatus.SUCCEEDED)
+        if failure.retry and message.attempts < self.options.attempts:
+            backoff_s = self.options.backoff_after(message.attempts)
+            return Result(message.place, OutcomeStatus.COLLECTED, failure.stored_reason, backoff_s)
+        # If retention dropped the body, there is nothing to publish as a dead letter.
+        is_dead = may_die and self._dead_letters is not None and message.body is not None
+        return Result(message.place, OutcomeStatus.DEAD if is_dead else OutcomeStatus.FAILED, failure.stored_reason)
 
     # --- bodies that are only in their streams ------------------------------------------------------------------------
 
-    def _load(self, bulk: Bulk) -> tuple[dict[MessageId, Failure], list[Result]]:
-        """Read missing bodies from their streams; return failures by place, and results of messages to read later.
+    def _load(self, bulk: Bulk, stored: list[Result], span: Span) -> dict[MessageId, Failure]:
+        """Read missing bodies from their streams; return failures by place.
 
-        Messages to read later are removed from the bulk, so that the others need not wait for them.
+        Messages to read later are appended to `stored`, so that the others need not wait for them.
         """
-        unread = {message.place: message for message in bulk.messages if message.body is None}
+        unread = [message for message in bulk.messages if message.body is None]
         if not unread:
-            return {}, []
-        places = list(unread)
-        found = self._persist(lambda: self._if_reached(partial(self._read, places), places), "reading messages")
-        if found is None:
-            bulk._keep({message.place for message in bulk.messages} - unread.keys())
-            return {}, []
+            return {}
         lost: dict[MessageId, Failure] = {}
-        later: list[Result] = []
-        for place, message in unread.items():
-            body = found[place]
+        places = [message.place for message in unread]
+        found = self._persist(partial(self._read, places), "reading messages")
+        for message, body in zip(unread, found, strict=True):
+            place = message.place
             if isinstance(body, RelatumError):
                 if _is_not_known(body):
-                    later.append(Result(place, OutcomeStatus.COLLECTED, retry_in_s=UNREAD_S))
+                    stored.append(Result(place, OutcomeStatus.COLLECTED, retry_in_s=UNREAD_S))
                 else:
                     why = "expired" if isinstance(body, NotFound) else "unreadable"
                     lost[place] = Failure(f"{why}: {body}", retry=False)
@@ -247,22 +225,12 @@ class BulkConsumer:
                 message._note(body=body)
         # The bodies count towards `bytes_max` from now on.
         self._shared.loop.call(self._shared.core.loaded, bulk)
-        if later:
-            bulk._keep({message.place for message in bulk.messages} - {result.place for result in later})
-        return lost, later
+        span.link(lambda: _links_of(unread))
+        return lost
 
-    def _read(self, places: Sequence[MessageId]) -> dict[MessageId, Found]:
-        try:
-            reader = self._readers.pop()
-        except IndexError:
-            reader = self._open_reader()
-        try:
-            found = dict(zip(places, reader.read_all(places), strict=True))
-        except BaseException:
-            reader.close()
-            raise
-        self._readers.append(reader)
-        for each in found.values():
+    def _read(self, places: Sequence[MessageId]) -> Sequence[Found]:
+        found = self._reader().read_all(places)
+        for each in found:
             if isinstance(each, AccessRefused):
                 # The permission may be granted again: repeat.
                 raise each
@@ -270,12 +238,14 @@ class BulkConsumer:
 
     # --- an attempt ---------------------------------------------------------------------------------------------------
 
-    def _forward(self, bulk: Bulk) -> None:
-        """Store the attempt, once, and remove messages that another member has taken over from the bulk."""
-        shared, places = self._shared, [message.place for message in bulk.messages]
-        forwarded = self._persist(partial(shared.store.forward, shared.member, bulk.id, places), "forwarding a bulk")
-        bulk._keep(forwarded.places)
-        bulk._note_forwarded(forwarded.at)
+    def _forward(self, bulk_id: int, messages: Sequence[Collected]) -> list[Collected]:
+        """Store the attempt; return the messages that no other member has taken over."""
+        shared, places = self._shared, [message.place for message in messages]
+        forwarded = self._persist(partial(shared.store.forward, shared.member, bulk_id, places), "forwarding a bulk")
+        ours = [message for message in messages if message.place in forwarded.places]
+        for message in ours:
+            message._note(attempts=message.attempts + 1, forwarded_at=forwarded.at)
+        return ours
 
     def _execute(self, bulk: Bulk, stored: list[Result], span: Span) -> None:
         if self.options.joins_transaction:
@@ -284,7 +254,6 @@ class BulkConsumer:
                 self._report(bulk, results, committed, stored)
                 return
         else:
-            bulk._begin_attempt()
             results = self._results(bulk, *self._call(bulk, span))
         self._finish(bulk, results, stored)
 
@@ -312,22 +281,22 @@ class BulkConsumer:
         while bulk.messages:
             try:
                 with shared.store.transaction(shared.abandoned) as connection:
-                    return self._write_joined(connection, bulk, span)
+                    return self._write_joined(replace(bulk, connection=connection), span)
             except _RolledBack as end:
                 if end.stored is None:
                     return end.results, None
                 # Another member has taken over some messages: repeat without them.
-                bulk._keep(end.stored.places)
-            except (DatabaseUnavailable, Abandoned):
+                ours = end.stored.places
+                bulk = replace(bulk, messages=tuple(each for each in bulk.messages if each.place in ours))
+            except DatabaseUnavailable:
                 raise
             except Exception as error:  # noqa: BLE001 - the executor left a transaction that fails
                 return self._results(bulk, None, error), None
-            finally:
-                bulk._note(connection=None)
         return [], None
 
-    def _write_joined(self, connection: "sa.Connection", bulk: Bulk, span: Span) -> tuple[list[Result], Stored]:
-        bulk._begin_attempt(connection)
+    def _write_joined(self, bulk: Bulk, span: Span) -> tuple[list[Result], Stored]:
+        connection, shared = bulk.connection, self._shared
+        assert connection is not None, "the executor joins a transaction"
         answer, raised = self._call(bulk, span)
         if connection.invalidated or connection.closed:
             raise DatabaseUnavailable("the executor's transaction was lost") from raised
@@ -340,7 +309,6 @@ class BulkConsumer:
             raise _RolledBack(results, None)
         if letters := _letters_of(bulk, results):
             results = _with_refused(results, self._burial(letters).run())
-        shared = self._shared
         stored = shared.store.finish(shared.member, bulk.id, results, connection=connection)
         if len(stored.places) < len(results):
             raise _RolledBack(results, stored)
@@ -350,32 +318,23 @@ class BulkConsumer:
 
     def _finish(self, bulk: Bulk, results: list[Result], stored: list[Result]) -> None:
         """Publish dead letters, store the results, and append the results that were stored to `stored`."""
-        shared, letters = self._shared, _letters_of(bulk, results)
-        if letters:
+        shared = self._shared
+        if letters := _letters_of(bulk, results):
             # First publish: a dead message must be in the dead-letter stream. A crash in between publishes it twice.
-            refused = self._bury(letters)
-            if refused is None:
-                results = [result for result in results if result.status is not OutcomeStatus.DEAD]
-            else:
-                results = _with_refused(results, refused)
+            # One burial for all repetitions: it remembers which letters were confirmed.
+            results = _with_refused(results, self._persist(self._burial(letters).run, "publishing dead letters"))
         finish = partial(shared.store.finish, shared.member, bulk.id, results)
         self._report(bulk, results, self._persist(finish, "storing results"), stored)
 
     def _report(self, bulk: Bulk, results: Sequence[Result], committed: Stored, stored: list[Result]) -> None:
         shared, found = self._shared, [result for result in results if result.place in committed.places]
         stored += found
-        if shared.handlers.is_wanted(bulk.type):
-            by_place = {message.place: message for message in bulk.taken}
+        if shared.handlers:
+            by_place = {message.place: message for message in bulk.messages}
             finals = [result for result in found if result.status.is_final]
             shared.notify_handlers(
                 [outcome_of(shared.store.name, by_place[each.place], each, committed.at) for each in finals]
             )
-
-    def _bury(self, letters: Sequence[Letter]) -> Mapping[MessageId, str] | None:
-        """Publish dead letters; return those that can never be published, with reasons. None: see `_if_reached`."""
-        # One burial for all repetitions: it remembers which letters were confirmed.
-        burial, places = self._burial(letters), [message.id for message, _ in letters]
-        return self._persist(lambda: self._if_reached(burial.run, places), "publishing dead letters")
 
     def _burial(self, letters: Sequence[Letter]) -> Burial:
         assert self._dead_letters is not None, "messages are dead only if there is a dead-letter stream"
@@ -383,13 +342,3 @@ class BulkConsumer:
 
     def _persist(self, ask: Callable[[], T], what: str) -> T:
         return self._shared.persist(ask, f"{what} of type {self._type!r}")
-
-    def _if_reached(self, ask: Callable[[], T], places: Sequence[MessageId]) -> T | None:
-        """Call the broker; return None if this member is cut off from it and has given the messages to others."""
-        try:
-            return ask()
-        except (BrokerUnavailable, ReadTimeout):
-            shared = self._shared
-            if shared.is_cut_off and shared.store.give_back(shared.member, places):
-                return None
-            raise

@@ -103,13 +103,10 @@ class Following:
 
     async def _look_for_new(self) -> float:
         """Follow new partitions."""
-        self.add(await self.shared.loop.ask(self._look))
+        self.add(await self.shared.loop.ask(self._named.find))
         return PARTITIONS_S
 
     # --- calls in threads ---------------------------------------------------------------------------------------------
-
-    def _look(self) -> list[str]:
-        return self._named.find()
 
     def begin(self, stream: str, member: int, initial: int | None) -> tuple[int, Followed | None]:
         """Follow a stream unless another member does; return where a new stream begins, and the store's answer."""
@@ -149,6 +146,7 @@ class CollectedStream:
         self._pauses = Pauses()
         self._woken = asyncio.Event()
         self._events: deque[Event] = deque()
+        self._initial: int | None = None
         self._next_offset = 0
         self._is_read = self._was_followed = False
 
@@ -184,19 +182,17 @@ class CollectedStream:
                     await self._wait()
 
     async def _follow(self) -> float:
-        """Follow the stream as soon as no other member does; return the seconds before the next attempt."""
-        shared, initial = self._shared, None
-        while True:
-            if shared.is_stopping or shared.is_cut_off:
-                return CUT_OFF_LOOK_S
-            member = shared.member
-            initial, followed = await shared.loop.ask(self._following.begin, self.name, member, initial)
-            if followed is not None:
-                break
+        """Follow the stream, or wait until no other member does; return the seconds before the next attempt."""
+        shared, member = self._shared, self._shared.member
+        if shared.is_cut_off:
+            return CUT_OFF_LOOK_S
+        self._initial, followed = await shared.loop.ask(self._following.begin, self.name, member, self._initial)
+        if followed is None:
             shared.outages.over(self._who)
             self.is_standing_by = True
             while self.is_standing_by and not shared.is_stopping:
                 await self._wait()
+            return 0.0
         try:
             await self._lose(member)
             if await self._read(member, followed):

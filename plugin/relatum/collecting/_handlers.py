@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from inspect import isawaitable
-from typing import TYPE_CHECKING
+from inspect import isawaitable, iscoroutinefunction
+from typing import TYPE_CHECKING, Any
 
 from relatum.outcomes import Outcome, OutcomeStatus
 
@@ -23,28 +23,27 @@ Handler = Callable[[Outcome], object]
 """Called with an outcome: first `collected`, later the final one. May be a coroutine function with asyncio."""
 
 
+def is_coroutine_function(called: Callable[..., Any]) -> bool:
+    """Whether a call returns a coroutine; objects with an async `__call__` included."""
+    of_type = getattr(called, "__call__", None)  # noqa: B004 - asked what kind it is, not whether it can be called
+    return iscoroutinefunction(called) or iscoroutinefunction(of_type)
+
+
 class Handlers:
     """Result handlers. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._of_all: list[Handler] = []
-        self._of_type: dict[str, list[Handler]] = {}
-        self._of_message: dict[str, list[Handler]] = {}
+        self._by: dict[tuple[str | None, str | None], list[Handler]] = {}
 
     def register(self, handler: Handler, *, type: str | None = None, message_id: str | None = None) -> None:  # noqa: A002
         """Add a handler of a message, of a type or of all. A message's is removed after the final outcome."""
         with self._lock:
-            if message_id is not None:
-                self._of_message.setdefault(message_id, []).append(handler)
-            elif type is not None:
-                self._of_type.setdefault(type, []).append(handler)
-            else:
-                self._of_all.append(handler)
+            self._by.setdefault((type, message_id), []).append(handler)
 
-    def is_wanted(self, type: str) -> bool:  # noqa: A002
-        """Whether any handler may want outcomes of a type. Cheap; if none does, no outcome is made."""
-        return bool(self._of_all or self._of_message or type in self._of_type)
+    def __bool__(self) -> bool:
+        """Whether there is any handler; if not, no outcome is made."""
+        return bool(self._by)
 
     def notify(self, outcomes: Iterable[Outcome]) -> None:
         """Call the handlers of each outcome. A handler's exception is logged and affects nothing else."""
@@ -73,10 +72,10 @@ class Handlers:
 
     def _handlers_of(self, outcome: Outcome) -> list[Handler]:
         with self._lock:
-            of_message = self._of_message.get(outcome.message_id, [])
+            of_message = self._by.get((None, outcome.message_id), [])
             if outcome.is_final:
-                self._of_message.pop(outcome.message_id, None)
-            return [*of_message, *self._of_type.get(outcome.type or "", ()), *self._of_all]
+                self._by.pop((None, outcome.message_id), None)
+            return [*of_message, *self._by.get((outcome.type, None), ()), *self._by.get((None, None), ())]
 
 
 def outcome_of(

@@ -1,5 +1,6 @@
 """Asks the broker about the streams to follow: which exist, where to begin, and up to where they are unchanged."""
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Literal
@@ -36,6 +37,8 @@ class NamedStreams:
         self._start = start
         self._dead_letters = dead_letters
         self._plain: set[str] = set()
+        self._opening = threading.Lock()
+        self._reader: StreamReader | None = None
         is_offset = isinstance(start, int) and not isinstance(start, bool) and 0 <= start <= INTEGER_MAX
         if start not in ("first", "next") and not is_offset:
             raise InvalidInput(f"start= takes 'first', 'next' or an offset, not {shown(start)}")
@@ -51,10 +54,20 @@ class NamedStreams:
             )
         return names
 
-    def open_reader(self) -> StreamReader:
-        """Open a reader."""
+    def reader(self) -> StreamReader:
+        """Return the reader for bodies and for questions about streams; `close` closes it."""
         assert self._address is not None, "nothing is read without a broker"
-        return StreamReader.open(self._address)
+        with self._opening:
+            if self._reader is None:
+                self._reader = StreamReader.open(self._address)
+            return self._reader
+
+    def close(self) -> None:
+        """Close the reader; `reader` opens another one."""
+        with self._opening:
+            reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
 
     def initial(self, bounds: StreamBounds) -> int:
         """Return the first offset to read in a stream that was never followed."""
@@ -66,8 +79,8 @@ class NamedStreams:
         """Return the streams to follow: the named streams, and the partitions of the named super streams."""
         if self._plain.issuperset(self.names):
             return self.names
-        with self.open_reader() as reader:
-            return self._without_dead_letters([each for name in self.names for each in self._parts_of(reader, name)])
+        reader = self.reader()
+        return self._without_dead_letters([each for name in self.names for each in self._parts_of(reader, name)])
 
     def _parts_of(self, reader: StreamReader, name: str) -> list[str]:
         if name in self._plain:
@@ -81,19 +94,15 @@ class NamedStreams:
     def checked(self) -> list[str]:
         """As `find`, but refuse queues of other kinds. Missing or unreachable streams are waited for later."""
         if self._dead_letters is not None:
-            with self.open_reader() as reader:
-                try:
-                    reader.bounds(self._dead_letters)
-                except NotAStream:
-                    logger.info("dead letters go to %r, which is a queue", self._dead_letters)
+            try:
+                self.reader().bounds(self._dead_letters)
+            except NotAStream:
+                logger.info("dead letters go to %r, which is a queue", self._dead_letters)
         names = self.find()
-        if names:
-            with self.open_reader() as reader:
-                for name in names:
-                    with suppress(Transient, StreamNotFound, AccessRefused):
-                        # A stream has a route. Its bounds tell missing streams from other queues.
-                        if reader.routes("", name) == []:
-                            reader.bounds(name)
+        for name in set(names) - self._plain:
+            with suppress(Transient, StreamNotFound, AccessRefused):
+                # Tells missing streams from other queues.
+                self.reader().bounds(name)
         return names
 
 

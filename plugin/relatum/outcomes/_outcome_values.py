@@ -97,19 +97,17 @@ def _least_advanced(outcomes: Sequence[Outcome]) -> Outcome:
 _IDS_MAX: Final = 10_000
 """Maximum ids in one query; more ids take several queries."""
 
-_OUTCOMES: Final = """
+OUTCOMES: Final = sql("""
     SELECT message_id, state, collector.name, type, stream, stream_offset, attempts, reason,
         collected_at, forwarded_at, finished_at
     FROM relatum.collected_messages JOIN relatum.collector_sources AS source USING (source_id)
         JOIN relatum.collectors AS collector ON collector.collector_id = source.collector_id
-    WHERE message_id = ANY (:ids::text[])"""
+    WHERE message_id = ANY (:ids::text[])
+        AND (:in_collector::integer IS NULL OR collector.collector_id = :in_collector::integer)
+        AND (:of_collector::text IS NULL OR collector.name = :of_collector::text)""")
 """Selects the fields of `Outcome`, in order, of every message with one of the ids."""
 
 _COLLECTOR: Final = sql("SELECT 1 FROM relatum.collectors WHERE name = :name::text LIMIT 1")
-
-OUTCOMES_BY_ID: Final = sql(_OUTCOMES)
-OUTCOMES_IN_COLLECTOR: Final = sql(f"""{_OUTCOMES}
-    AND (collector.collector_id = :collector_id::integer OR collector.name = :collector::text)""")
 
 
 def read_outcomes(
@@ -121,14 +119,12 @@ def read_outcomes(
 ) -> dict[str, Outcome]:
     """Return the outcome of each id, in one collector or in all; UNKNOWN for ids that are not found."""
     ids = list(dict.fromkeys(message_ids))
-    query, named = OUTCOMES_BY_ID, dict[str, int | str | None]()
-    if collector_id is not None or collector is not None:
-        query, named = OUTCOMES_IN_COLLECTOR, {"collector_id": collector_id, "collector": collector}
+    named = {"in_collector": collector_id, "of_collector": collector}
     found: dict[str, list[Outcome]] = {message_id: [] for message_id in ids}
     for start in range(0, len(ids), _IDS_MAX):
         # No message has an id with a NUL, since PostgreSQL cannot store it.
         asked = [message_id for message_id in ids[start : start + _IDS_MAX] if "\0" not in message_id]
-        for message_id, state, *facts in connection.execute(query, {"ids": asked, **named}):
+        for message_id, state, *facts in connection.execute(OUTCOMES, {"ids": asked, **named}):
             found[message_id].append(Outcome(message_id, OutcomeStatus(state), *facts))
     return {
         message_id: _least_advanced(outcomes) if outcomes else Outcome(message_id, OutcomeStatus.UNKNOWN)
