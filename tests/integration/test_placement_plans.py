@@ -13,7 +13,6 @@ from relatum.contexts import _partitions as retiring
 from relatum.contexts import _placement_prune as prune
 from relatum.contexts import _placement_store as store
 from relatum.contexts import _placing as placing
-from relatum.contexts import _serial_member_store as members
 from relatum.contexts import _serial_status as status
 from relatum.contexts import _serial_store as consuming
 from relatum.contexts import _super_stream_rows as opening
@@ -146,14 +145,14 @@ OF_CONSUMERS: dict[str, tuple[Any, dict[str, Any]]] = {
         {**ME, "version": 0, "position": 5, **dict.fromkeys(LAST), **TOKEN},
     ),
     "begin": (consuming.BEGIN, ME),
-    "renew": (members.PARTITIONS.renew, {**MEMBER, "lease_s": 4.0}),
-    "alive": (members.PARTITIONS.alive, MEMBER),
-    "bury": (members.PARTITIONS.bury, MEMBER),
-    "shared": (members.SHARED, ME),
-    "look": (members.PARTITIONS.look, {**MEMBER, "keys": KEYS}),
-    "take": (members.PARTITIONS.take, {**MEMBER, "keys": KEYS, "holders": ["m10"] * len(KEYS), "at_most": 3}),
-    "release": (members.PARTITIONS.release, {**MEMBER, "keys": KEYS}),
-    "leave": (members.PARTITIONS.leave, MEMBER),
+    "renew": (consuming.PARTITIONS.renew, {**MEMBER, "lease_s": 4.0}),
+    "alive": (consuming.PARTITIONS.alive, MEMBER),
+    "bury": (consuming.PARTITIONS.bury, MEMBER),
+    "shared": (consuming.SHARED, ME),
+    "look": (consuming.PARTITIONS.look, {**MEMBER, "keys": KEYS}),
+    "take": (consuming.PARTITIONS.take, {**MEMBER, "keys": KEYS, "holders": ["m10"] * len(KEYS), "at_most": 3}),
+    "release": (consuming.PARTITIONS.release, {**MEMBER, "keys": KEYS}),
+    "leave": (consuming.PARTITIONS.leave, MEMBER),
     "members up": (status.MEMBERS_UP, ME),
     "holds": (consuming.HOLDS_OF, ME),
     "scans": (consuming.SCANS, ME),

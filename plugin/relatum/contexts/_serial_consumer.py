@@ -50,7 +50,7 @@ class ConsumerBase:
             raise InvalidInput(f"options= takes SerialOptions, not {shown(options)}")
         self._options = options
         self._address = BrokerAddress.of(broker)
-        self._store = ConsumerStore(super_stream, name, database, vhost=self._address.vhost, lease_s=options.lease_s)
+        self._store = ConsumerStore(name, database, lease_s=options.lease_s)
         self._member = Member(super_stream, self._store, self._address, options=options)
         self._batches = self._member.batches
         self._is_started = self._is_closed = False

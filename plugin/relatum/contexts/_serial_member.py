@@ -23,7 +23,7 @@ from relatum.errors import (
     AccessRefused,
     ConfigurationError,
     StreamNotFound,
-    SuperStreamConflict,
+    SuperStreamNotFound,
 )
 from relatum.following import Event, Failed, Reach, StreamFollower
 from relatum.headers import CONTEXT_HEADER
@@ -82,8 +82,9 @@ class Member:
         self.batches.stopping.clear()
         self.store.ending.begin_anew()
         try:
-            self.batches.header = self._agreed_header()
-            self.store.ensure(self._beginnings)
+            opened = self._opened_super_stream()
+            self.batches.header = opened.header
+            self.store.ensure(opened.super_stream_id, self._beginnings)
             self._streams = self.store.partitions()
             self.loop.start()
             joined = self.loop.run(self._join)
@@ -93,21 +94,15 @@ class Member:
             self.close(GIVE_UP_S)
             raise
 
-    def _agreed_header(self) -> str:
-        """Return the header that names contexts. If the super stream has none yet, store this member's."""
-        stored = self.store.find_header()
-        if stored is None:
-            stored = self.options.header or CONTEXT_HEADER
-            with PlacementStore(self.store.database, self._address.vhost, self._super_stream) as placements:
-                placements.open(stored, describe_super_stream(self._address, self._super_stream))
-        if self.options.header not in (None, stored):
-            reason = f"its contexts are named by the header {stored!r}, not by {self.options.header!r}"
-            raise SuperStreamConflict(
-                f"super stream {self._super_stream!r} is another one: {reason}",
-                super_stream=self._super_stream,
-                reason=reason,
-            )
-        return stored
+    def _opened_super_stream(self) -> PlacementStore:
+        """Agree on the header that names contexts. If the super stream has no rows yet, create them."""
+        opened = PlacementStore(self.store.database, self._address.vhost, self._super_stream)
+        try:
+            opened.open(self.options.header)
+        except SuperStreamNotFound:
+            layout = describe_super_stream(self._address, self._super_stream)
+            opened.open(self.options.header or CONTEXT_HEADER, layout)
+        return opened
 
     def _beginnings(self, streams: Sequence[str]) -> Mapping[str, int]:
         if self.options.start == "first":

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from relatum.checks import checked_name
-from relatum.contexts._serial_member_store import DRAINED, LOCK_CONSUMER, PARTITIONS
-from relatum.contexts._serial_store import HOLDS_SHOWN
+from relatum.contexts._serial_store import DRAINED, HOLDS_SHOWN, LOCK_CONSUMER, PARTITIONS
 from relatum.errors import Conflict, NotFound, StreamNotFound
 from relatum.reading import Broker, BrokerAddress, StreamReader
 from relatum.store.database import AnyDatabase, Database, sql
