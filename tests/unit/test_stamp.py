@@ -251,12 +251,6 @@ def test_stamped_copies_headers_and_gives_an_id_that_says_the_time() -> None:
     assert relatum.stamped({"relatum_time": 5})[0] == {"relatum_time": 5}
     assert list(relatum.stamped()[0]) == ["relatum_time"]
     assert relatum.stamped()[1] != relatum.stamped()[1]
-
-
-def test_stamped_refuses_headers_that_cannot_be_sent() -> None:
-    """A time that is none, and a bomb of headers."""
-    with pytest.raises(InvalidRelationshipKey):
-        relatum.stamped({"relatum_time": "now"})
     with pytest.raises(HeadersRefused):
         relatum.stamped({str(number): number for number in range(100_000)})
 
