@@ -46,7 +46,7 @@ COMMANDS: Final = {
     "mcp": Listed("web", LOOK_UP, "Serve lookups to an agent over stdin and stdout (Model Context Protocol)."),
     "keys": Listed("keys", RECORD, "Define relationship keys, list and remove them."),
     "tap": Listed("tap", RECORD, "Copy each message of exchanges into a stream; publishers do not change."),
-    "untap": Listed("tap", RECORD, "Stop copying exchanges. Streams and recorded rows stay, unless `--delete`."),
+    "untap": Listed("tap", RECORD, "Stop copying exchanges. Streams and recorded rows stay."),
     "record": Listed("record", RECORD, "Record streams: catch up, then follow their ends, until SIGTERM or Ctrl-C."),
     "backfill": Listed("record", RECORD, "Record what is not recorded yet. It can be stopped, and resumes from there."),
     "verify": Listed("record", RECORD, "Compare streams with the recorded rows, in both directions."),

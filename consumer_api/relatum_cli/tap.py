@@ -15,8 +15,8 @@ from relatum.tapping import Tap, defined_taps
 from relatum.tapping import tap as run_tap
 from relatum.tapping import untap as run_untap
 from relatum_cli.moments import parse_span
-from relatum_cli.options import Given, Yes, argument, option
-from relatum_cli.show import Cells, confirm, print_json, say, show
+from relatum_cli.options import Given, argument, option
+from relatum_cli.show import Cells, print_json, say, show
 
 _COLUMNS: Final[Cells] = {
     "exchange": "exchange",
@@ -65,7 +65,7 @@ def tap(
     A missing stream is declared, and keeps at most 5 GB and 7 days. `relatum record` records it like any other. The
     default exchange cannot be tapped: nothing can be bound to it.
 
-    `--json` prints one document: a list of exchange, type, stream, binding_key, made_stream, created_at.
+    `--json` prints one document: a list of exchange, type, stream, binding_key, created_at.
     """
     if show_list:
         taps = defined_taps(given.database_url, vhost=given.vhost)
@@ -92,9 +92,8 @@ def _say_more(taps: Sequence[Tap], kept: KeptOptions) -> None:
             "This user may not read an exchange's type. No key binds all messages of a direct exchange: only those "
             "with a --binding-key are copied."
         )
-    if any(each.made_stream for each in taps):
-        limits = f"{size_text(kept.max_length_bytes)} and {kept.max_age}"
-        say(f"A new stream keeps at most {limits} on each node: --max-length-bytes, --max-age.")
+    limits = f"{size_text(kept.max_length_bytes)} and {kept.max_age}"
+    say(f"A new stream keeps at most {limits} on each node: --max-length-bytes, --max-age.")
     say(f"Record it: relatum record {' '.join(dict.fromkeys(each.stream for each in taps))}")
 
 
@@ -102,32 +101,20 @@ def untap(
     *,
     exchanges: list[str] = argument("Exchanges that are tapped.", "EXCHANGE…"),
     stream: str | None = option(None, "Only taps into this stream.", metavar="NAME"),
-    delete: bool = option(False, "Delete their streams, too, with all messages.", "--delete"),
-    sure: Yes = False,
     given: Given,
 ) -> None:
-    """Stop copying exchanges. Streams and recorded rows stay, unless `--delete`.
+    """Stop copying exchanges. Streams and recorded rows stay.
 
-    `--delete` asks first. It deletes only streams that `relatum tap` declared, and that no other tap needs.
-    `relatum forget` deletes what was recorded of them.
+    `relatum forget` deletes what was recorded of a stream that you have deleted.
 
-    `--json` prints one document, as `tap` does; with `--delete` it needs `--yes`.
+    `--json` prints one document, as `tap` does.
     """
-    url = given.database_url
-    if delete and not sure:
-        if given.as_json:
-            raise typer.BadParameter("--json deletes without asking, so it needs --yes")
-        going = [each for each in defined_taps(url, vhost=given.broker.vhost) if each.exchange in exchanges]
-        streams = sorted({each.stream for each in going if stream in (None, each.stream)})
-        if streams:
-            confirm(f"Delete all messages in {', '.join(streams)}?")
-    gone = run_untap(given.broker, url, exchanges, stream=stream, delete=delete)
+    gone = run_untap(given.broker, given.database_url, exchanges, stream=stream)
     if given.as_json:
         print_json([_document(each) for each in gone])
         return
     for each in gone:
-        what = f"stream {each.stream} is deleted" if delete else f"the copies stay in {each.stream}"
-        say(f"{each.exchange} is no longer tapped; {what}.")
+        say(f"{each.exchange} is no longer tapped; the copies stay in {each.stream}.")
 
 
 def _document(tap: Tap) -> dict[str, Any]:

@@ -7,7 +7,7 @@ is bound, so that no binding is forgotten.
 import re
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Final
 
@@ -16,7 +16,7 @@ from pika import BlockingConnection
 from pika.exceptions import ChannelClosedByBroker
 
 from relatum.checks import checked_name, checked_names, shown
-from relatum.errors import AccessRefused, Conflict, InvalidInput, NotFound, StreamUnavailable
+from relatum.errors import AccessRefused, InvalidInput, NotFound, StreamUnavailable
 from relatum.headers import BROKERS_OWN
 from relatum.reading import Broker, BrokerAddress
 from relatum.store.database import AnyDatabase, as_engine, sql
@@ -45,12 +45,12 @@ SHARING: Final = frozenset({"x-consistent-hash", "x-modulus-hash", "x-random", "
 """Exchange types that route each message to one binding only: a tap would take messages from other queues."""
 
 TAPS: Final = sql("""
-    SELECT exchange, kind, stream, binding_key, made_stream, created_at, tap_id FROM relatum.taps
+    SELECT exchange, kind, stream, binding_key, created_at, tap_id FROM relatum.taps
     WHERE vhost = :vhost::text ORDER BY exchange, stream, tap_id""")
 
 STORE: Final = sql("""
-    INSERT INTO relatum.taps (vhost, exchange, kind, stream, binding_key, made_stream)
-    VALUES (:vhost::text, :exchange::text, :kind::text, :stream::text, :binding_key::text, :made_stream::boolean)
+    INSERT INTO relatum.taps (vhost, exchange, kind, stream, binding_key)
+    VALUES (:vhost::text, :exchange::text, :kind::text, :stream::text, :binding_key::text)
     ON CONFLICT DO NOTHING RETURNING tap_id""")
 
 REMOVE: Final = sql("DELETE FROM relatum.taps WHERE tap_id = ANY (:numbers::int[])")
@@ -65,7 +65,6 @@ class Tap:
         kind: The exchange's type ("topic", …); None if the user may not know it.
         stream: The stream of the copies.
         binding_key: Selects the messages to copy, by the rules of the exchange's type.
-        made_stream: Whether the stream was declared for a tap.
         created_at: When the tap was stored; None if it is not stored yet.
     """
 
@@ -73,7 +72,6 @@ class Tap:
     kind: str | None
     stream: str
     binding_key: str
-    made_stream: bool = False
     created_at: datetime | None = field(default=None, compare=False)
 
 
@@ -153,7 +151,6 @@ def untap(
     exchanges: str | Sequence[str],
     *,
     stream: str | None = None,
-    delete: bool = False,
 ) -> list[Tap]:
     """Remove taps. The copies remain in the stream, and their records in the database.
 
@@ -162,50 +159,31 @@ def untap(
         database: PostgreSQL's URL, or a `Database`.
         exchanges: Names of tapped exchanges, which may no longer exist.
         stream: Remove only taps to this stream. None (default): all taps of the exchanges.
-        delete: True: also delete the streams with all messages, if they were declared for taps and no other tap uses
-            them. Default: False.
 
     Returns:
         The removed taps.
 
     Raises:
         NotFound: An exchange is not tapped, or not to this stream; nothing was changed.
-        Conflict: A stream must not be deleted; nothing was changed.
         AccessRefused, BrokerUnavailable, DatabaseUnavailable: Taps that are still stored may be bound; safe to retry.
     """
     names = _names(exchanges)
     address = BrokerAddress.of(broker)
     with as_engine(database) as engine:
-        there = _stored(engine, address.vhost)
         going = {
             number: each
-            for number, each in there.items()
+            for number, each in _stored(engine, address.vhost).items()
             if each.exchange in names and (stream is None or each.stream == stream)
         }
         for exchange in names:
             if not any(each.exchange == exchange for each in going.values()):
                 what = f"Exchange {exchange!r}" if stream is None else f"Exchange {exchange!r}, into {stream!r},"
                 raise NotFound(f"{what} is not tapped in virtual host {address.vhost!r}: see relatum tap --list")
-        streams = list(dict.fromkeys(each.stream for each in going.values()))
-        if delete:
-            _check_deletable(streams, [each for number, each in there.items() if number not in going], going.values())
         with blocking_connection(address, address) as connection:
             for each in going.values():
                 _unbind(connection, each)
-            for name in streams if delete else ():
-                _delete_queue(connection, name)
         _remove(engine, going)
     return list(going.values())
-
-
-def _check_deletable(streams: Sequence[str], others: Sequence[Tap], going: Iterable[Tap]) -> None:
-    made = {each.stream for each in going if each.made_stream}
-    for name in streams:
-        if name not in made:
-            raise Conflict(f"Stream {name!r} was not declared for a tap, and so is not deleted with its taps.")
-        other = next((each for each in others if each.stream == name), None)
-        if other is not None:
-            raise Conflict(f"Stream {name!r} cannot be deleted: exchange {other.exchange!r} is tapped into it, too.")
 
 
 def _names(exchanges: str | Sequence[str]) -> tuple[str, ...]:
@@ -255,9 +233,6 @@ def _tapped(
         raise InvalidInput(f"options= takes StreamOptions, not {shown(options)}")
     streams = dict.fromkeys(each.stream for each in wanted)
     lacking = [name for name in streams if not stream_exists(connection, address, name)]
-    known = _stored(engine, address.vhost).values()
-    ours = {*lacking, *(each.stream for each in known if each.made_stream)}
-    wanted = [replace(each, made_stream=each.stream in ours) for each in wanted]
     new = _store(engine, address.vhost, wanted)
     declared: list[str] = []
     try:
@@ -274,10 +249,11 @@ def _tapped(
                 with suppress(ChannelClosedByBroker):
                     _unbind(connection, each)
             for name in declared:
-                _delete_queue(connection, name)
+                with connection.channel() as channel:
+                    channel.queue_delete(name)
             _remove(engine, new)
         raise
-    return wanted
+    return list(wanted)
 
 
 def defined_taps(database: AnyDatabase, *, vhost: str = "/") -> list[Tap]:
@@ -384,9 +360,3 @@ def _unbind(connection: BlockingConnection, tap: Tap) -> None:
         return
     with connection.channel() as channel:
         channel.queue_unbind(tap.stream, tap.exchange, tap.binding_key, ARGUMENTS)
-
-
-def _delete_queue(connection: BlockingConnection, name: str) -> None:
-    """Delete a stream or a queue with its messages. No effect if it is gone."""
-    with connection.channel() as channel:
-        channel.queue_delete(name)

@@ -98,26 +98,3 @@ def test_the_messages_of_faststream(place: Place, exchange: str) -> None:
         assert [message.offset for message in found] == [0, 1]
         assert relations.related(found[0]).ids == (found[1].id,)
         assert [m.offset for m in relations.find("faststream_id", found[1].properties.message_id)] == [1]
-
-
-def test_what_a_consumer_of_masstransit_sent(place: Place) -> None:
-    """A request without a correlation is what its response came from: the initiator is then the request's id."""
-    envelopes = [
-        {"messageId": "m-1", "requestId": "r", "conversationId": "c"},
-        {"messageId": "m-2", "requestId": "r", "conversationId": "c", "initiatorId": "r"},
-    ]
-    properties = pika.BasicProperties(content_type="application/vnd.masstransit+json")
-    place.put(*[(json.dumps(each).encode(), properties) for each in envelopes])
-    with recorded(place, "masstransit", count=2) as relations:
-        (edge,) = relations.trace(relations.read(place.stream, 1)).edges
-        assert (edge.cause and edge.cause.offset, edge.effect.offset) == (0, 1)
-
-
-def test_the_reply_of_a_listener_of_spring(place: Place) -> None:
-    """It belongs to its request by the correlation, and where that has none, by the request's id."""
-    sent = [{"message_id": "m-1"}, {"correlation_id": "c-2"}, {"correlation_id": "m-1"}, {"correlation_id": "c-2"}]
-    place.put(*[(b"{}", pika.BasicProperties(**each)) for each in sent])
-    with recorded(place, "spring", count=4) as relations:
-        for request, reply in ((0, 2), (1, 3)):
-            found = relations.related(relations.read(place.stream, request), place.stream)
-            assert [message.offset for message in found] == [reply]

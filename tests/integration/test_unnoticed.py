@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, closing
+from functools import partial
 from typing import Any
 
 import aio_pika
@@ -21,16 +22,13 @@ async def of_pika(stack: AsyncExitStack, url: str) -> list[Any]:
     return [connection, connection.channel()]
 
 
-async def of_aio_pika(stack: AsyncExitStack, url: str) -> list[Any]:
+async def of_aio_pika(stack: AsyncExitStack, url: str, connect: Any = aio_pika.connect) -> list[Any]:
     """A connection and its channel."""
-    connection = await stack.enter_async_context(await aio_pika.connect(url))
+    connection = await stack.enter_async_context(await connect(url))
     return [connection, await connection.channel()]
 
 
-async def of_aio_pika_robust(stack: AsyncExitStack, url: str) -> list[Any]:
-    """A connection that connects anew, and its channel."""
-    connection = await stack.enter_async_context(await aio_pika.connect_robust(url))
-    return [connection, await connection.channel()]
+of_aio_pika_robust = partial(of_aio_pika, connect=aio_pika.connect_robust)
 
 
 async def of_celery(stack: AsyncExitStack, url: str) -> list[Any]:

@@ -63,30 +63,21 @@ def test_a_path_finds_what_lies_there(source: Any, body: Any, expected: list[str
 
 
 @pytest.mark.parametrize(
-    ("value", "key_type", "reason"),
+    ("value", "reasons"),
     [
-        (b"1.0", "text", "float"),
-        (b"1e3", "integer", "float"),
-        (b"18446744073709551616", "text", "float"),
-        (b"9223372036854775808", "text", "out_of_range"),
-        (b"{}", "text", "nested"),
-        (b"[]", "text", "nested"),
-        (b'"\\u0000"', "text", "nul_character"),
-        (b'"x"', "integer", "not_integer"),
-        (b"true", "integer", "not_integer"),
-        (b'"2026-11-23"', "timestamp", "not_timestamp"),
-        (b'"\\ud800"', "text", "not_json"),
-        (b"NaN", "text", "not_json"),
-        (b"1", "text", None),
-        (b"-0", "text", None),
+        (b"18446744073709551616", ["float"]),
+        (b"9223372036854775808", ["out_of_range"]),
+        (b'"\\ud800"', ["not_json"]),
+        (b"NaN", ["not_json"]),
+        (b"-0", []),
     ],
 )
-def test_json_values_are_those_of_headers(value: bytes, key_type: str, reason: str | None) -> None:
-    """What a header of the same value gives, text or reason, a body gives, too; what JSON cannot say is said so."""
-    found = read("body:$.id", b'{"id": %b}' % value, key_type=key_type)
-    assert found[1] == ([] if reason is None else [reason])
-    if reason != "not_json":
-        assert found == read("header:id", b"", {"id": orjson.loads(value)}, key_type=key_type)
+def test_what_json_says_in_its_own_way(value: bytes, reasons: list[str]) -> None:
+    """Numbers beyond 64 bits, minus zero, and what is no JSON: what a header of the same value gives, or the reason."""
+    found = read("body:$.id", b'{"id": %b}' % value)
+    assert found[1] == reasons
+    if reasons != ["not_json"]:
+        assert found == read("header:id", b"", {"id": orjson.loads(value)})
 
 
 @given(

@@ -67,7 +67,6 @@ CREATE TABLE relatum.taps (
   kind text,
   stream text NOT NULL,
   binding_key text NOT NULL,
-  made_stream boolean NOT NULL,
   created_at timestamptz NOT NULL DEFAULT now(),
   CONSTRAINT taps_binding UNIQUE (vhost, exchange, stream, binding_key)
 );

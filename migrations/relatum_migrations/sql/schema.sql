@@ -262,8 +262,6 @@ CREATE TABLE relatum.taps (
   kind text,
   stream text NOT NULL,
   binding_key text NOT NULL,
-  -- Whether the stream was declared for the tap: only then is it deleted with the tap.
-  made_stream boolean NOT NULL,
   created_at timestamptz NOT NULL DEFAULT now(),
   CONSTRAINT taps_binding UNIQUE (vhost, exchange, stream, binding_key)
 );

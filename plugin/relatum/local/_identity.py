@@ -30,18 +30,8 @@ class Identity:
 
     @classmethod
     def of(cls, file: Path, *, offsets: Sequence[int]) -> "Identity":
-        """Return the identity stored in `file`, with other ports if its ports are taken; or a new one.
-
-        Raises:
-            ServerStartFailed: The file exists but is damaged.
-        """
-        try:
-            kept = cls(**json.loads(file.read_text())) if file.exists() else None
-        except (ValueError, TypeError) as error:
-            raise ServerStartFailed(
-                f"{file} is damaged: it should contain the port and the password of an earlier start. Choose another "
-                "directory, or restore the file."
-            ) from error
+        """Return the identity stored in `file`, with other ports if its ports are taken; or a new one."""
+        kept = cls(**json.loads(file.read_text())) if file.exists() else None
         if kept is not None and _is_free(kept.port, offsets):
             return kept
         identity = cls(free_port(offsets), kept.password if kept else secrets.token_hex(16))

@@ -3,8 +3,9 @@
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
 from relatum.checks import checked_seconds, seconds_text
 from relatum.errors import (
@@ -118,39 +119,32 @@ class Receipt(_Published):
     def __init__(self, sent: Sent, locator: Locator, *, pending: bool = False) -> None:
         super().__init__(sent, locator)
         self._final_at: float | None = None
-        self._error: PublishError | None = None
-        self._decided = threading.Event()
-        self._lock = threading.Lock()
-        self._callbacks: list[Callable[[Receipt], None]] = []
+        self._answer: Future[None] = Future()
         # The thread that published on a callback connection receives the confirm, and must not wait for it.
         self._thread_of_confirms = threading.get_ident() if pending else None
         if not pending:
-            self._decided.set()
+            self._answer.set_result(None)
 
     def __repr__(self) -> str:
-        state = "pending" if not self._decided.is_set() else "confirmed" if self._error is None else "failed"
+        state = "confirmed" if self.is_confirmed else "failed" if self.error else "pending"
         return f"<Receipt {self.message_id} {state}>"
 
     @property
     def is_confirmed(self) -> bool:
         """Whether the broker has confirmed the message. Always true with a blocking connection."""
-        return self._decided.is_set() and self._error is None
+        return self._answer.done() and self._answer.exception() is None
 
     @property
     def error(self) -> PublishError | None:
         """The error of the publish, once known: nacked, unroutable, rejected or outcome unknown; else None."""
-        return self._error
+        return cast("PublishError | None", self._answer.exception()) if self._answer.done() else None
 
     def add_done_callback(self, callback: "Callable[[Receipt], None]") -> None:
         """Call `callback(receipt)` once the broker has answered, or at once if it already has.
 
-        A callback connection calls it on the connection's thread, so it must not wait.
+        A callback connection calls it on the connection's thread, so it must not wait. Its errors are logged.
         """
-        with self._lock:
-            if not self._decided.is_set():
-                self._callbacks.append(callback)
-                return
-        callback(self)
+        self._answer.add_done_callback(lambda _: callback(self))
 
     def wait(self, timeout_s: float = WAIT_S) -> tuple[MessageId, ...]:
         """Wait for the broker's answer, then for the recorder, and return the message's places.
@@ -239,27 +233,27 @@ class Receipt(_Published):
                 "this is the thread of the callback connection, which has to receive the confirm: wait on another "
                 "thread, or use add_done_callback"
             )
-        if not self._decided.wait(max(0.0, deadline - time.monotonic())):
+        try:
+            error = self._answer.exception(max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
             raise PublishOutcomeUnknown(
                 f"the broker has not answered for message {self.message_id} within {seconds_text(timeout_s)}; "
                 "it may still do so",
                 in_stream=None,
                 settle=self.settle,
-            )
-        if self._error is not None:
-            raise self._error
+            ) from None
+        if error is not None:
+            raise error
 
     def _decide(self, error: PublishError | None, final_at: float | None = None) -> None:
-        """Set the broker's answer. Only the first one counts."""
-        with self._lock:
-            if self._decided.is_set():
-                return
-            self._error = error
-            self._final_at = final_at
-            self._decided.set()
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback(self)
+        """Set the broker's answer, on the connection's thread. Only the first one counts."""
+        if self._answer.done():
+            return
+        self._final_at = final_at
+        if error is None:
+            self._answer.set_result(None)
+        else:
+            self._answer.set_exception(error)
 
 
 class AsyncReceipt(_Published):

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
+from itertools import repeat
 from time import time_ns
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeAlias
 
 from relatum.errors import HeadersRefused, InvalidGroup, InvalidRelationshipKey
 from relatum.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER, TIME_HEADER
@@ -21,9 +22,15 @@ from relatum.keys import (
     SkipReason,
     canonical,
 )
-from relatum.limits import KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
+from relatum.limits import (
+    HEADERS_BYTES_MAX,
+    HEADERS_DEPTH_MAX,
+    HEADERS_MAX,
+    KEY_VALUE_BYTES_MAX,
+    TIME_US_MAX,
+    TIME_US_MIN,
+)
 from relatum.membership import GROUP_KEY, checked_membership
-from relatum.publishing._headers import HeaderLimits
 from relatum.uuid7 import uuid7
 
 logger = logging.getLogger("relatum.interception")
@@ -74,7 +81,7 @@ class Stamper:
             headers of groups are checked too.
         on_invalid: `"raise"`: an invalid value raises `InvalidRelationshipKey` before anything is sent, invalid headers
             of a group `InvalidGroup`. `"skip"`: the message is published with the caller's headers and counted.
-        frame_bytes_max: The negotiated frame size; 0: only Relatum's own limit applies.
+        frame_bytes_max: The negotiated frame size, into which headers must fit; 0: only Relatum's own limit applies.
         skipped: A counter that several stampers share; None: a new one.
         agreement: Whether the database defines the keys equally; None: this is not checked.
         read_property: Returns a property of the client's object by pika's name; None if it is not set.
@@ -91,8 +98,11 @@ class Stamper:
         read_property: Callable[[Any, str], Any] = lambda properties, name: getattr(properties, name, None),
     ) -> None:
         self._read_property = read_property
-        self._limits = HeaderLimits(frame_bytes_max)
-        self._sure_characters = min(_SURE_CHARACTERS, self._limits.sure_characters)
+        self._headers_bytes_max = HEADERS_BYTES_MAX
+        if frame_bytes_max:
+            self._headers_bytes_max = min(HEADERS_BYTES_MAX, frame_bytes_max - _FRAME_BYTES - _ADDED_BYTES)
+        # A header of text takes 6 bytes, and at most 4 for each character of its name and value.
+        self._sure_characters = min(_SURE_CHARACTERS, (self._headers_bytes_max - 10) // 10)
         self._raises = on_invalid == "raise"
         self._agreement = KeyAgreement() if agreement is None else agreement
         self._text_keys: list[tuple[str, KeyDefinition]] = []
@@ -141,7 +151,7 @@ class Stamper:
         if out:
             # A group's number is no text: the TypeError in `_is_short_text` would cost as much as the check.
             if GROUP_SEQUENCE_HEADER in out or not self._is_short_text(out):
-                self._limits.check(out, self._read_property, properties)
+                check_headers(out, self._headers_bytes_max)
                 self._check_texts(out)
             if self._checks_groups and not _GROUP_HEADERS.isdisjoint(out):
                 self._check_group(out)
@@ -292,6 +302,71 @@ def _headers_alone(out: Mapping[str, Any]) -> Callable[[Place], Any]:
 
 def _content_of(body: Any) -> bytes:
     return body.encode() if isinstance(body, str) else body
+
+
+# --- limits on headers ----------------------------------------------------------------------------------------------
+
+# They protect readers and other channels: the broker accepts tables nested 900 to 2,000 levels deep, which crash every
+# pika and aio-pika reader of the stream, and a header frame over the negotiated size closes the whole connection.
+
+_FRAME_BYTES: Final = 8 + 14
+"""Bytes of a header frame besides the properties: frame header and end, then class, weight, body size and flags."""
+
+_ADDED_BYTES: Final = 128
+"""Bytes reserved for what the interceptor adds: the time, the receipt and the property `message_id`."""
+
+_VALUE_BYTES: Final = 9
+"""Bytes of the largest value other than text, bytes, tables and arrays: the type and 8 bytes."""
+
+
+def check_headers(headers: Mapping[str, Any], bytes_max: int) -> None:
+    """Check that headers can be sent safely.
+
+    Raises:
+        HeadersRefused: the headers are too many, too deep or too large (field `reason`); nothing was sent.
+    """
+    size = _measure(headers)
+    if size > bytes_max:
+        _refuse("too_large", f"headers take {size} bytes; this connection may send {bytes_max}")
+
+
+def _measure(headers: Mapping[str, Any]) -> int:
+    """Return the headers' encoded bytes, or slightly more. Limits are checked meanwhile: a table may contain itself."""
+    size = 4
+    count = 0
+    stack: list[tuple[Any, int]] = [(headers, 0)]
+    while stack:
+        container, depth = stack.pop()
+        if depth > HEADERS_DEPTH_MAX:
+            _refuse("too_deep", f"headers are nested deeper than {HEADERS_DEPTH_MAX} levels")
+        count += len(container)
+        if count > HEADERS_MAX:
+            _refuse("too_many", f"there are more than {HEADERS_MAX} header values, nested ones counted")
+        is_table = type(container) is dict or isinstance(container, Mapping)
+        for name, value in container.items() if is_table else zip(repeat(""), container):
+            size += 1 + _text_bytes(name)
+            kind = type(value)
+            if kind is str or isinstance(value, (str, bytes, bytearray)):
+                size += 5 + _text_bytes(value)
+            elif kind is int or kind is bool or not isinstance(value, (Mapping, list, tuple)):
+                size += _VALUE_BYTES
+            else:
+                size += 5
+                stack.append((value, depth + 1))
+    return size
+
+
+def _text_bytes(value: Any) -> int:
+    if type(value) is str and value.isascii():
+        return len(value)
+    if isinstance(value, str):
+        # The client's encoder refuses half a surrogate pair.
+        return len(value.encode("utf-8", "surrogatepass"))
+    return len(value) if isinstance(value, (bytes, bytearray)) else 0
+
+
+def _refuse(reason: str, what: str) -> NoReturn:
+    raise HeadersRefused(f"{what}; nothing was sent", reason=reason)
 
 
 # --- copies in a stream of messages to queues, made by the broker -----------------------------------------------------
