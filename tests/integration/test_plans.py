@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from relatum.limits import INTEGER_MAX
+from relatum.store.coverage import COVERAGE_OF
 from relatum_consumer import _missing as missing_steps
 from relatum_consumer import _trace_values as traces
 from relatum_consumer._known_spans import TIMES_AT
@@ -155,7 +156,7 @@ PLANS = {
     "what followed a batch": Plan(UNFOLLOWED, BATCH),
     "what followed in many streams": Plan(UNFOLLOWED, BATCH | {"stream_ids": [*range(1, 9)]}),
     "the times at offsets": Plan(TIMES_AT, OFFSETS),
-    "coverage": Plan(proof.COVERAGE, THREE),
+    "coverage": Plan(COVERAGE_OF, THREE),
     "who is recorded now": Plan(proof.ATTENDED, {"vhost": "/", "streams": ["s1", "s2"]}),
     "streams by name": Plan(present_streams(1), {"vhost": "/", "name_0": "s1"}),
     "many waits": Plan(WATCHED, parameters_of("/", WAITS), 500 * 12, ("streams",), rows=1),

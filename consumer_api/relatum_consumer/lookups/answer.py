@@ -207,18 +207,18 @@ class Answer(Covered, Sequence[Message]):
 
 def to_be_recorded(unrecorded_streams: Sequence[str], new_keys: Sequence[NewKey]) -> str:
     """Say what no recorder will record, and which commands do; empty if there is nothing."""
-    told = []
+    parts = []
     if unrecorded_streams:
         names = _some([repr(stream) for stream in unrecorded_streams])
-        told.append(f"nobody records {names}: relatum record {' '.join(unrecorded_streams[:NAMED_MAX])}")
+        parts.append(f"nobody records {names}: relatum record {' '.join(unrecorded_streams[:NAMED_MAX])}")
     if new_keys:
         keys, are, them = (", ".join(repr(each.key) for each in new_keys), "are new keys", "them")
         if len(new_keys) == 1:
             are, them = "is a new key", "it"
         streams = _some([repr(stream) for stream in sorted({stream for each in new_keys for stream in each.streams})])
         cure = backfill_command(each.key for each in new_keys)
-        told.append(f"{keys} {are}: older messages of {streams} were not looked at for {them}: {cure}")
-    return "; ".join(told)
+        parts.append(f"{keys} {are}: older messages of {streams} were not looked at for {them}: {cure}")
+    return "; ".join(parts)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -34,7 +34,7 @@ _Item = TypeVar("_Item")
 _ADVICE: Final = "ask with limit=, or for a shorter span of time (since=, until=)"
 
 
-class Itself:
+class OwnMessage:
     """The ids of the given message itself: one id, or those of the copies found while messages are read."""
 
     def __init__(self, where: MessageId | None = None, is_copy: Callable[[Message], bool] | None = None) -> None:
@@ -73,7 +73,7 @@ class Question:
     limit: int | None = None
     since: int | None = None
     until: int | None = None
-    itself: Itself = field(default_factory=Itself)
+    own: OwnMessage = field(default_factory=OwnMessage)
     missing_keys: tuple[MissingKey, ...] = ()
     being_read: list[MessageId] = field(default_factory=list)
     """Ids of the indexed messages, while they are read."""
@@ -86,16 +86,16 @@ class Question:
     @property
     def most(self) -> int:
         """Rows to probe for in each stream: one above the limit, for the message itself or to notice too many."""
-        return max(1, len(self.itself.ids)) + (ANSWER_MESSAGES_MAX if self.limit is None else self.limit)
+        return max(1, len(self.own.ids)) + (ANSWER_MESSAGES_MAX if self.limit is None else self.limit)
 
     def named(self, answer: Answer) -> Answer:
         """Add the ids of the given message's copies to the answer."""
-        copies = self.itself.copies
+        copies = self.own.copies
         return replace(answer, self_ids=copies) if copies else answer
 
     def is_meant(self, message: Message) -> bool:
         """Whether a message read from a stream matches."""
-        if not any(each.is_of(message) for each in self.wanted) or self.itself.holds(message):
+        if not any(each.is_of(message) for each in self.wanted) or self.own.holds(message):
             return False
         return is_in_span(message.time_us, self.since, self.until)
 
@@ -151,7 +151,7 @@ def question_of(
     names, keys = names_of("to", to), names_of("by", by)
     check_limit(limit, order)
     wanted, missing_keys = catalog.values_of(held.message, keys)
-    return Question(wanted, names, order, limit, itself=Itself(held.id, held.is_copy), missing_keys=missing_keys)
+    return Question(wanted, names, order, limit, own=OwnMessage(held.id, held.is_copy), missing_keys=missing_keys)
 
 
 def find(
@@ -227,14 +227,14 @@ def probe(catalog: Catalog, question: Question) -> Found:
     """
     lost = Lost(dict.fromkeys(catalog.refused() if question.names is None else (), INTEGER_MAX))
     while True:
-        known = len(question.itself.ids) + len(lost)
+        known = len(question.own.ids) + len(lost)
         probed = catalog.servers.rows(*_probe(catalog, question, lost.floors))
         rows = _merged(question, probed)
         question.being_read[:] = [row.id for row in rows]
         read = verified(catalog, rows, question.hit, lost, is_named=question.names is not None)
         question.being_read.clear()
-        hits = tuple(hit for hit in read if not question.itself.holds(hit.message))
-        is_whole = len(question.itself.ids) + len(lost) == known
+        hits = tuple(hit for hit in read if not question.own.holds(hit.message))
+        is_whole = len(question.own.ids) + len(lost) == known
         if is_whole or question.limit is None or len(rows) < question.limit:
             return Found(hits, lost)
 
@@ -265,7 +265,7 @@ def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int
     rows: dict[MessageId, Row] = {}
     for stream, offset, time_us, key_id in probed:
         where = MessageId(stream, offset)
-        if where not in question.itself.ids:
+        if where not in question.own.ids:
             rows.setdefault(where, Row(where, time_us)).carries.add(key_id)
     if len(rows) == 1:
         return list(rows.values())

@@ -1,11 +1,11 @@
 """Lookups by time: next to a moment, and around it. Indexed messages are read and checked."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import sqlalchemy as sa
 
@@ -20,7 +20,7 @@ from relatum.store.parts import part_may_hold_values
 from relatum_consumer.lookups.answer import Answer, Hit
 from relatum_consumer.lookups.answering import Find, Found, Gathered, Lost, Row, answered, verified
 from relatum_consumer.lookups.arguments import Names, names_of, time_us_of
-from relatum_consumer.lookups.by_key import Itself, Question, answer, without_values
+from relatum_consumer.lookups.by_key import OwnMessage, Question, answer, without_values
 from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted, in_partition_order
 from relatum_consumer.lookups.consumed import Consumed, in_hand
 from relatum_consumer.lookups.proof import Evidence
@@ -31,13 +31,6 @@ FIRST_OF_ITS_TIME: Final = -1
 """An offset before all others of the same time."""
 
 
-class Side(NamedTuple):
-    """A direction to search in, and whether an equal time in another stream counts as beyond the moment."""
-
-    direction: Direction
-    inclusive: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class Moment:
     """The moment to search from: microseconds since 1970, and the id of the message with that time, if any."""
@@ -45,18 +38,18 @@ class Moment:
     time_us: int
     id: MessageId | None = None
 
-    def edge(self, stream: str, among: Collection[str], side: Side) -> Place:
+    def edge(self, stream: str, among: Collection[str], direction: Direction, *, inclusive: bool) -> Place:
         """Return the place in a stream beyond which messages match.
 
         Equal times in the message's own stream are ordered by offset; across the partitions of a super stream by
-        partition and offset; in other streams they are beyond if the side includes them.
+        partition and offset; in other streams they are beyond if `inclusive`.
         """
         if self.id is not None and stream == self.id.stream:
             return self.time_us, self.id.offset
         if self.id is not None and self.id.stream in among:
             comes_later = in_partition_order(stream) > in_partition_order(self.id.stream)
             return self.time_us, FIRST_OF_ITS_TIME if comes_later else INTEGER_MAX
-        begins_at_it = side.inclusive == (side.direction == "after")
+        begins_at_it = inclusive == (direction == "after")
         return self.time_us, FIRST_OF_ITS_TIME if begins_at_it else INTEGER_MAX
 
 
@@ -125,11 +118,12 @@ def time_of(message: Message) -> int:
 
 Beside: TypeAlias = Literal["after", "before", "nearest"]
 
-_SIDES: Final[Mapping[Beside, tuple[Side, ...]]] = {
-    "after": (Side("after"),),
-    "before": (Side("before"),),
-    "nearest": (Side("before", inclusive=True), Side("after")),
+_SIDES: Final[Mapping[Beside, Mapping[Direction, bool]]] = {
+    "after": {"after": False},
+    "before": {"before": False},
+    "nearest": {"before": True, "after": False},
 }
+"""The directions to search in, and whether an equal time in another stream counts."""
 
 
 def beside(
@@ -147,7 +141,7 @@ def beside(
     search = _search(catalog, message, stream, by)
     if isinstance(search, Answer):
         return search
-    sides = tuple(Side(side.direction, side.inclusive or inclusive) for side in _SIDES[where])
+    sides = {direction: is_equal or inclusive for direction, is_equal in _SIDES[where].items()}
     return _answered(search, partial(_nearest, search, at, sides), complete=complete)
 
 
@@ -170,7 +164,7 @@ def window(
     if search.by is None:
         return _answered(search, partial(_within, search, span, None), complete=complete)
     search.targets()
-    question = Question((search.by,), search.names, since=span.low, until=span.high + 1, itself=Itself(at.id))
+    question = Question((search.by,), search.names, since=span.low, until=span.high + 1, own=OwnMessage(at.id))
     found = answer(catalog, question, complete=complete)
     return replace(found, hits=tuple(sorted(found.hits, key=lambda hit: rank(hit.message))))
 
@@ -245,13 +239,14 @@ def _answered(search: Search, find: Find, *, complete: bool) -> Answer:
 # --- next to a moment -------------------------------------------------------------------------------------
 
 
-def _nearest(search: Search, moment: Moment, sides: Sequence[Side], known: Evidence | None) -> Found:
+def _nearest(search: Search, moment: Moment, sides: Mapping[Direction, bool], known: Evidence | None) -> Found:
     lost = Lost()
     targets = search.targets()
     among = {stream.name for stream in targets}.union({each.stream for each in known.uncovered} if known else ())
     found: list[Message] = []
-    for side in sides:
-        nearest = {name: Nearest(moment.edge(name, among, side), side.direction, search.shares_key) for name in among}
+    for direction, inclusive in sides.items():
+        edges = {name: moment.edge(name, among, direction, inclusive=inclusive) for name in among}
+        nearest = {name: Nearest(edge, direction, search.shares_key) for name, edge in edges.items()}
         for stream in targets:
             look = next_by_blocks if search.by is None else partial(_next_by_key, search)
             look(search.catalog.servers, stream, nearest[stream.name], lost)
@@ -259,7 +254,7 @@ def _nearest(search: Search, moment: Moment, sides: Sequence[Side], known: Evide
             known.scan(search.catalog.servers, partial(_show, nearest))
         candidates = [each.message for each in nearest.values() if each.message is not None]
         if candidates:
-            found.append(min(candidates, key=rank) if side.direction == "after" else max(candidates, key=rank))
+            found.append(min(candidates, key=rank) if direction == "after" else max(candidates, key=rank))
     closest = sorted(found, key=lambda message: (abs(time_of(message) - moment.time_us), rank(message)))
     return search.found(closest[:1], lost)
 

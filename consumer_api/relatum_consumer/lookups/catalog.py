@@ -341,11 +341,11 @@ class Catalog:
             what = f"all {len(gone)} recorded streams of the virtual host {self.vhost!r} are gone from the broker"
         else:
             what = f"no stream of the virtual host {self.vhost!r} is recorded"
-        told = ", ".join(f"{count} of {vhost!r}" for vhost, count in others)
+        elsewhere = ", ".join(f"{count} of {vhost!r}" for vhost, count in others)
         raise NothingRecorded(
             f"{what}, so nothing is known of its messages: start recording (`relatum record STREAM…`, or "
             "relatum.intercept(…, database=…) in the publisher), or name the streams to search and ask for a "
-            "complete answer" + (f"; streams of other virtual hosts are recorded: {told}" if others else ""),
+            "complete answer" + (f"; streams of other virtual hosts are recorded: {elsewhere}" if others else ""),
             vhost=self.vhost,
         )
 

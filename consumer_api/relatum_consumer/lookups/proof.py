@@ -28,7 +28,17 @@ from typing import Final
 
 from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable, Transient
 from relatum.reading import Agreement, KeptChunks, Message, Position, StreamBounds, UnreadableRecord
-from relatum.store.coverage import COLUMNS, TIME, CoverageRow, Range, covered, last_position, merged, missing, proven
+from relatum.store.coverage import (
+    COVERAGE_OF,
+    TIME,
+    CoverageRow,
+    Range,
+    covered,
+    last_position,
+    merged,
+    missing,
+    proven,
+)
 from relatum.store.database import sql
 from relatum.waiting import pause
 from relatum_consumer.lookups.answer import NewKey, Status, UnreadableStream
@@ -271,19 +281,10 @@ def gaps(
 IDENTITY_POLL_S: Final = (0.005, 0.5)
 """The first and the longest pause between two checks that a stream is the recorded one, in seconds."""
 
-COVERAGE: Final = sql(
-    f"""
-    SELECT {COLUMNS}
-    FROM relatum.coverage
-    WHERE stream_id = ANY (:stream_ids::int[])
-    ORDER BY stream_id, from_offset
-    """
-)
-
 
 def coverage_by_stream(servers: Servers, recorded: Sequence[PresentStream]) -> dict[int, list[CoverageRow]]:
     """Read the coverage of streams, by stream id, ordered by offset."""
-    rows = servers.rows(COVERAGE, {"stream_ids": [stream.stream_id for stream in recorded]})
+    rows = servers.rows(COVERAGE_OF, {"stream_ids": [stream.stream_id for stream in recorded]})
     ranges: dict[int, list[CoverageRow]] = defaultdict(list)
     for values in rows:
         row = CoverageRow(*values)

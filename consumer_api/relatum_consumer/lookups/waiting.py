@@ -217,7 +217,7 @@ class Waiting:
 
     def _rest(self, question: Question) -> None:
         values = tuple((each.key_id, each.value) for each in question.wanted)
-        self.watch, self.pause_s = Watch(question.names, values, question.itself.first, self._until), 0.0
+        self.watch, self.pause_s = Watch(question.names, values, question.own.first, self._until), 0.0
         if self.is_seen:
             # The index keeps naming a message that retention dropped or that cannot be read.
             self.pause_s = max(0.0, min(self._useless_pause_s, self._until - time.monotonic()))

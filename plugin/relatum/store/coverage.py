@@ -76,9 +76,10 @@ class CoverageRow(NamedTuple):
 
 COLUMNS: Final = ", ".join(CoverageRow._fields)
 
-_COVERAGE_OF: Final = sql(f"""
+COVERAGE_OF: Final = sql(f"""
     SELECT {COLUMNS} FROM relatum.coverage WHERE stream_id = ANY (:stream_ids::integer[])
     ORDER BY stream_id, from_offset, coverage_id""")
+"""Reads all ranges of streams, ordered by stream and offset."""
 
 
 def row_of(row: sa.Row[tuple[object, ...]]) -> CoverageRow:
@@ -89,7 +90,7 @@ def row_of(row: sa.Row[tuple[object, ...]]) -> CoverageRow:
 
 def coverage_of(connection: sa.Connection, stream_ids: Sequence[int]) -> list[CoverageRow]:
     """Read all ranges of the streams, ordered by stream and offset."""
-    return [row_of(row) for row in connection.execute(_COVERAGE_OF, {"stream_ids": list(stream_ids)})]
+    return [row_of(row) for row in connection.execute(COVERAGE_OF, {"stream_ids": list(stream_ids)})]
 
 
 def coverage_by_stream(connection: sa.Connection, stream_ids: Sequence[int]) -> dict[int, list[CoverageRow]]:
