@@ -50,7 +50,7 @@ class Relations(GroupMethods, Closing):
             use) or `ReadTimeout`, and is safe to repeat. A call that reads much (`complete=True` far behind a recorder)
             may need more. For iterators the limit applies to each request they make.
         database_connections_max: The most connections to PostgreSQL; they are kept once opened. A call waits for one
-            within `timeout_s`. None (default): 10, or twice the URL's `?pool_size=`. A `Database` has its own limit.
+            within `timeout_s`. None (default): 10. A `Database` has its own limit.
         broker_connections_max: The most connections to the broker, to all its nodes together; 2 or more, default 16. A
             call waits for one within `timeout_s`.
 

@@ -483,9 +483,10 @@ def test_what_commands_do_once_ends_by_the_urls_limit(amqp_url: str, database_ur
                 ask()
 
 
-def test_the_urls_options_set_the_pool(database_url: str) -> None:
-    """Of `pool_size` one is kept, and as many again may be opened; `pool_timeout_s` is how long others wait."""
-    database = Database(f"{database_url}?pool_size=1&pool_timeout_s=0.2&statement_timeout_s=0")
+def test_a_pool_keeps_some_and_opens_as_many_again(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of `pool_size` one is kept, and as many again may be opened; others wait, and are told."""
+    monkeypatch.setattr("relatum.store.database._POOL_S", 0.2)
+    database = Database(f"{database_url}?statement_timeout_s=0", pool_size=1)
     with database.transaction(), database.transaction() as connection:
         assert connection.scalar(sa.text("SELECT 1")) == 1
         with in_time(0.2), pytest.raises(DatabaseUnavailable, match="no connection to PostgreSQL became free"):

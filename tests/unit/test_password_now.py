@@ -80,7 +80,7 @@ def test_what_it_raises_is_not_shown(kind: type[BaseException]) -> None:
 
 def test_who_asks_waits_a_while_and_one_thread_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often one tries to log in: the one that was asked answers all."""
-    monkeypatch.setattr("relatum.reading._password.PASSWORD_S", 0.05)
+    monkeypatch.setattr("relatum.reading._login.PASSWORD_S", 0.05)
     released, calls = threading.Event(), []
 
     def blocking() -> str:
@@ -92,7 +92,7 @@ def test_who_asks_waits_a_while_and_one_thread_hangs(monkeypatch: pytest.MonkeyP
     for _ in range(3):
         with pytest.raises(BrokerUnavailable, match="did not return within"):
             asked.secret()
-    monkeypatch.setattr("relatum.reading._password.PASSWORD_S", 60)
+    monkeypatch.setattr("relatum.reading._login.PASSWORD_S", 60)
     released.set()
     assert asked.secret() == SECRET
     assert len(calls) in (1, 2)

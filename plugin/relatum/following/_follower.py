@@ -225,11 +225,7 @@ class StreamFollower:
             return await self._loop.ask(function, *args, threads=self._threads)
 
     async def _link(self, node: NodeAddress | None) -> SocketConnection:
-        return await in_thread(self._threads, self._open_link, node, returned=SocketConnection.close)
-
-    def _open_link(self, node: NodeAddress | None) -> SocketConnection:
-        """Open a connection to a node; None: the home node."""
-        return self.reader().link(node)
+        return await in_thread(self._threads, lambda: self.reader().link(node), returned=SocketConnection.close)
 
     # --- from streams and connections ---------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from relatum.reading._connection import (
     SocketConnection,
     stream_connection,
 )
-from relatum.reading._login import AuthMechanism, BrokerLogin, login_of_query
+from relatum.reading._login import AuthMechanism, BrokerLogin, HeldPassword, login_of_query
 from relatum.reading._many import KeptChunks
 from relatum.reading._message import Message, type_and_id_of
 from relatum.reading._message_parts import (
@@ -35,7 +35,6 @@ from relatum.reading._message_parts import (
 )
 from relatum.reading._message_values import Properties, TimeSource
 from relatum.reading._nodes import OUT_OF_REACH_S, PLACES_AT_ONCE, other_nodes
-from relatum.reading._password import HeldPassword
 from relatum.reading._plan import Result
 from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.reading._reader import StreamReader

@@ -10,8 +10,15 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from relatum.checks import checked_host, checked_text, shown
 from relatum.errors import ConfigurationError, InvalidInput
-from relatum.reading._login import UNSENDABLE, AuthMechanism, BrokerLogin, login_of_query
-from relatum.reading._password import Asked, HeldPassword, can_be_sent
+from relatum.reading._login import (
+    UNSENDABLE,
+    Asked,
+    AuthMechanism,
+    BrokerLogin,
+    HeldPassword,
+    can_be_sent,
+    login_of_query,
+)
 
 AMQP_TO_STREAM_PORT: Final = 120
 """RabbitMQ's default AMQP ports minus its stream ports: 5672 and 5552, 5671 and 5551."""

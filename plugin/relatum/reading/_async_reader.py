@@ -27,9 +27,6 @@ _Arguments = ParamSpec("_Arguments")
 SLICE: Final = 50
 """Items after which other tasks run: users decode messages as they go, and so many take about 3 ms."""
 
-ASIDE_THREADS: Final = 4
-"""Threads that close the reader and iterations, so that closing waits for no request."""
-
 
 def _called(
     method: Callable[Concatenate[StreamReader, _Arguments], _Result],
@@ -65,8 +62,8 @@ class AsyncStreamReader(AsyncClosing):
         self._timeout_s = timeout_s
         self._turns = reader.turns_before = Turns(broker_connections_max)
         self._threads = Threads(broker_connections_max, "relatum-reader")
-        self._following = Threads(sys.maxsize, "relatum-reader-following")
-        self._aside = Threads(ASIDE_THREADS, "relatum-reader-aside")
+        # For followed streams, and to close iterations and the reader, which waits for no request.
+        self._beside = Threads(sys.maxsize, "relatum-reader-beside")
         self._is_closed = False
         of_one_process(self, "a reader for asyncio")
 
@@ -155,9 +152,7 @@ class AsyncStreamReader(AsyncClosing):
         if not self._is_closed:
             self._is_closed = True
             self._threads.shutdown()
-            self._following.shutdown()
-            # Shielded: it runs to its end even if this task is cancelled.
-            await asyncio.shield(asyncio.wrap_future(self._aside.submit(self._reader.close)))
+            await self._beside_to_its_end(self._reader.close)
 
     # --- threads ------------------------------------------------------------------------------------------
 
@@ -191,13 +186,17 @@ class AsyncStreamReader(AsyncClosing):
         except NoThreadInTime as error:
             raise ReadTimeout(f"The call has timed out: {error}.") from None
 
+    async def _beside_to_its_end(self, close: Callable[[], None]) -> None:
+        """Close something, which gives a connection back even if this task is cancelled."""
+        await asyncio.shield(asyncio.wrap_future(self._beside.submit(close)))
+
     async def _in_parts(self, given: Generator[list[_Item], None, None], use: Use) -> AsyncGenerator[_Item, None]:
         """Yield the items of an iteration, fetched in parts; between two parts it uses no thread.
 
         An iteration of requests holds no connection between two parts, and gives its turn to others.
         """
         parts, has_turn, count = Parts(given), False, 0
-        threads = self._following if use is Use.FOLLOW else self._threads
+        threads = self._beside if use is Use.FOLLOW else self._threads
         try:
             while True:
                 if not has_turn:
@@ -216,8 +215,7 @@ class AsyncStreamReader(AsyncClosing):
                         await asyncio.sleep(0)
         finally:
             try:
-                # Shielded: it gives a connection back even if this task is cancelled.
-                await asyncio.shield(asyncio.wrap_future(self._aside.submit(parts.close)))
+                await self._beside_to_its_end(parts.close)
             finally:
                 if has_turn:
                     self._turns.leave(use)

@@ -225,7 +225,8 @@ class Leaders:
             asked = []
             for number, connection in enumerate(connections):
                 some = streams[number :: len(connections)]
-                asked.append({each: _ask_ends(connection, each, is_last=each in lasts) for each in some})
+                firsts = {each: None if each in lasts else Attach.once(connection, each, FIRST) for each in some}
+                asked.append({each: (first, attach_at_end(connection, each)) for each, first in firsts.items()})
                 connection.put_by(self._nodes.limit_s)
             for connection, pairs in zip(connections, asked, strict=True):
                 connection.deadline = time.monotonic() + self._nodes.limit_s
@@ -257,11 +258,6 @@ def _bounds(connection: SocketConnection, stream: str, *, any_node: bool = False
     raise not_settled(last, may_be_empty=may_be_empty)
 
 
-def _ask_ends(connection: SocketConnection, stream: str, *, is_last: bool) -> tuple[Attach | None, Attach]:
-    """Ask for a stream's ends, or for the last one alone, without waiting."""
-    return None if is_last else Attach.once(connection, stream, FIRST), attach_at_end(connection, stream)
-
-
 def _ends_of(
     connection: SocketConnection,
     pairs: Mapping[str, tuple[Attach | None, Attach]],
@@ -277,24 +273,26 @@ def _ends_of(
         # The error of a stream is reported when it is asked for alone.
         with suppress(NotFound, AccessRefused, StreamUnavailable):
             check_leading(connection, last, any_node=False)
-            shown = _shown(last if first is None else first, last, is_proven=True)
+            shown = _shown(first, last, is_proven=True)
             if shown is not None:
-                is_first_known = first is not None or shown.last is None
-                found[stream] = shown if is_first_known else StreamBounds(0, shown.last, is_proven=True)
+                found[stream] = shown
                 for chunk in (*(first.chunks if first is not None else ()), *last.chunks):
                     keep(stream, chunk)
     return found
 
 
-def _shown(first: Attach, last: Attach, *, is_proven: bool) -> StreamBounds | None:
-    """Return a stream's ends by its first and last chunk; None if one of them did not come."""
-    first.check()
-    last.check()
-    if not (first.chunks and last.chunks):
+def _shown(first: Attach | None, last: Attach, *, is_proven: bool) -> StreamBounds | None:
+    """Return a stream's ends by its first chunk (None: not asked for, and 0) and its last; None if one did not come."""
+    asked = [last] if first is None else [first, last]
+    for attach in asked:
+        attach.check()
+    if not all(attach.chunks for attach in asked):
         return None
     end = last.chunks[-1].last_offset
-    # A chunk of empty batches has no message, and may be the only one.
-    return StreamBounds(*((first.chunks[0].first_offset, end) if end >= 0 else (None, None)), is_proven=is_proven)
+    if end < 0:
+        # A chunk of empty batches has no message, and may be the only one.
+        return StreamBounds(None, None, is_proven=is_proven)
+    return StreamBounds(0 if first is None else first.chunks[0].first_offset, end, is_proven=is_proven)
 
 
 def attach_at_end(connection: SocketConnection, stream: str) -> Attach:

@@ -150,11 +150,6 @@ class ManyReader:
                     self._take(lane, lane.connection.exchange())
         finally:
             self._give_back()
-        if not self._part.is_full:
-            for stream, offset in self._part.missing():
-                # The settling caller asks the leader why.
-                message = f"This node has no message at offset {offset} of {stream!r}."
-                self._part.put(stream, offset, StreamNotHere(message, stream=stream, offset=offset))
 
     def _give_back(self) -> None:
         lanes, self._lanes = self._lanes, []
@@ -278,11 +273,9 @@ class ManyReader:
         plan = self._plans[attach.stream]
         try:
             attach.check()
-        except StreamNotHere as error:
-            # One by one: the caller reads them on another node.
-            for offset in [*request.offsets, *plan.abandon()]:
-                elsewhere = StreamNotHere(str(error), stream=attach.stream, offset=offset)
-                self._part.put(attach.stream, offset, elsewhere)
+        except StreamNotHere:
+            # They have no result here: the caller reads them on another node.
+            plan.abandon()
             return
         except (NotFound, AccessRefused) as error:
             for offset in [*request.offsets, *plan.abandon()]:

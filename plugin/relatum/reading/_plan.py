@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from relatum.checks import checked_name
 from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetNotFound, StreamNotHere
-from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading._bounds import check_integers, check_offset
 from relatum.reading._message import Message
@@ -206,7 +205,7 @@ Result: TypeAlias = Message | NotFound | AccessRefused
 RECORD_BYTES: Final = 256
 """Approximate overhead of a held record, in bytes."""
 
-_Held: TypeAlias = tuple[bytes, int] | Result | StreamNotHere
+_Held: TypeAlias = tuple[bytes, int] | NotFound | AccessRefused
 """A record with the time of its chunk, or why there is none.
 
 A hundred thousand are held at once, and Python's garbage collector visits messages again and again, but not plain
@@ -261,7 +260,7 @@ class Part:
                 valid.append(offset)
         return valid
 
-    def put(self, stream: str, offset: int, error: NotFound | AccessRefused | StreamNotHere) -> None:
+    def put(self, stream: str, offset: int, error: NotFound | AccessRefused) -> None:
         """Store why there is no message."""
         results = self._results[stream]
         # None: it was requested and has not come.
@@ -285,25 +284,17 @@ class Part:
             results[offset] = record, time_ms
         self._held = held
 
-    def missing(self) -> list[MessageId]:
-        """Return the ids without a result, ascending."""
-        return sorted(
-            MessageId(stream, offset)
-            for stream, results in self._results.items()
-            for offset, held in results.items()
-            if held is None
-        )
-
     def results(self) -> Iterator[list[Any]]:
-        """Yield the results in the order of the ids, up to the first id without one.
+        """Yield the results in the order of the ids; if the part is full, up to the first that was dropped.
 
-        Messages come about `TAKEN_BYTES` at a time, errors alone.
+        Messages come about `TAKEN_BYTES` at a time, errors alone. What did not come is a `StreamNotHere`: only the
+        leader knows why.
         """
         given: list[Any] = []
         message, of_streams, taken = Message.from_record, self._results, 0
         for number, (stream, offset) in enumerate(self._places):
             held = of_streams[stream][offset]
-            if held is None:
+            if held is None and self.is_full:
                 self.rest = self._places[number:]
                 break
             if isinstance(held, tuple):
@@ -316,7 +307,8 @@ class Part:
             if given:
                 yield given
                 given, taken = [], 0
-            yield [held]
+            reason = f"This node has no message at offset {offset} of {stream!r}."
+            yield [held or StreamNotHere(reason, stream=stream, offset=offset)]
         if given:
             yield given
 

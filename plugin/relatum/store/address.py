@@ -23,14 +23,6 @@ POOLER: Final = "pgbouncer"
 STATEMENT: Final = "statement_timeout_s"
 """Option: maximum seconds of a statement; 0: no limit."""
 
-POOL_SIZE: Final = "pool_size"
-"""Option: how many connections are kept; as many again may be opened."""
-
-POOL: Final = "pool_timeout_s"
-"""Option: maximum seconds to wait for a connection while all are in use."""
-
-_LIMITS: Final = (STATEMENT, POOL_SIZE, POOL)
-
 _OFF: Final = frozenset({"", "0", "none", "off", "false", "no"})
 
 _NO_URL: Final = "the database must be a URL like postgresql://user@host:5432/name"
@@ -51,12 +43,12 @@ class DatabaseAddress:
         parameters: libpq's parameters in the URL, by libpq's names; several hosts and ports are separated by commas.
             Missing parameters come from the environment, a service or libpq's defaults.
         is_pooled: Whether a pooler assigns sessions by transaction; None to find out when connecting.
-        limits: Limits of statements and the pool in the URL, by the options' names.
+        statement_s: Maximum seconds of a statement in the URL; 0: no limit. None: the URL has none.
     """
 
     parameters: Mapping[str, str] = field(repr=False)
     is_pooled: bool | None = None
-    limits: Mapping[str, float] = field(default_factory=dict)
+    statement_s: float | None = None
 
     def hosts(self) -> list[tuple[str, int | None]]:
         """Return each host with its port, in the order they are tried; a port of None is libpq's default.
@@ -98,8 +90,8 @@ def parse_database(database: str | URL) -> DatabaseAddress:
     """Parse a URL like `postgresql://user:password@h1:5432,h2/name?target_session_attrs=read-write`.
 
     libpq itself parses the URL, so all its options are valid. In addition, `?pgbouncer=` says whether statements may
-    not be prepared; `?statement_timeout_s=` and `?pool_timeout_s=` limit waits, and `?pool_size=` the connections that
-    are kept. SQLAlchemy's scheme `postgresql+psycopg://` and its URL objects are accepted, too.
+    not be prepared, and `?statement_timeout_s=` limits statements. SQLAlchemy's scheme `postgresql+psycopg://` and its
+    URL objects are accepted, too.
 
     Raises:
         ConfigurationError: it is no valid PostgreSQL URL; the message does not contain the URL.
@@ -122,11 +114,11 @@ def parse_database(database: str | URL) -> DatabaseAddress:
     for name, count in Counter(name for name, _ in options).items():
         if count > 1:
             raise ConfigurationError(f"the database's URL has {name} more than once (hosts are one list: h1:5432,h2)")
-    ours = {name: value for name, value in options if name in (POOLER, *_LIMITS)}
+    ours = {name: value for name, value in options if name in (POOLER, STATEMENT)}
     theirs = [(name, value) for name, value in options if name not in ours]
     parameters = _parsed(f"postgresql://{base}{'?' if theirs else ''}{urlencode(theirs, quote_via=quote)}")
     is_pooled = ours[POOLER].lower() not in _OFF if POOLER in ours else None
-    address = DatabaseAddress(parameters, is_pooled, _limits(ours))
+    address = DatabaseAddress(parameters, is_pooled, _seconds(ours.get(STATEMENT)))
     _check(address)
     return address
 
@@ -144,17 +136,16 @@ def _parsed(url: str) -> dict[str, str]:
         raise ConfigurationError(_NO_URL) from None
 
 
-def _limits(ours: Mapping[str, str]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name in set(ours).intersection(_LIMITS):
-        try:
-            found[name] = int(ours[name]) if name == POOL_SIZE else float(ours[name])
-        except ValueError:
-            found[name] = -1.0
-        if not (1 if name == POOL_SIZE else 0) <= found[name] < math.inf:
-            what = "a whole number, at least 1" if name == POOL_SIZE else "a number of seconds, at least 0"
-            raise ConfigurationError(f"{name} in the database's URL must be {what}")
-    return found
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise ConfigurationError(f"{STATEMENT} in the database's URL must be a number of seconds, at least 0")
+    return seconds
 
 
 def _check_characters(text: str) -> None:

@@ -22,7 +22,7 @@ from psycopg.rows import namedtuple_row
 from sqlalchemy.dialects import registry
 
 from relatum.errors import UsedAfterClose
-from relatum.store.address import POOL, POOL_SIZE, STATEMENT, DatabaseAddress, parse_database
+from relatum.store.address import DatabaseAddress, parse_database
 from relatum.store.connection import NoAnswerInTime, TimedConnection
 from relatum.store.pool import Pool
 from relatum.store.translation import translated_errors
@@ -96,7 +96,7 @@ class Database:
             its locks. None (default): never.
         writes: If True, and the URL lists several hosts, connect only to one that accepts writes. Default: False.
 
-    `statement_timeout_s`, `pool_size` and `pool_timeout_s` in the URL override these arguments.
+    `statement_timeout_s` in the URL overrides `statement_s`.
 
     Attributes:
         address: The database's address.
@@ -131,20 +131,16 @@ class Database:
             self.address, self.pool = database.address, database.pool
             return
         self.address = database if isinstance(database, DatabaseAddress) else parse_database(database)
-        limits = self.address.limits
-        most: int | None = connections_max
-        if connections_max is None:
-            pool_size = int(limits.get(POOL_SIZE, pool_size))
-            most = 2 * pool_size if is_bounded else None
+        most = connections_max or (2 * pool_size if is_bounded else None)
         parameters = dict(self.address.parameters)
         if writes and len(self.address.hosts()) > 1:
             parameters.setdefault("target_session_attrs", "read-write")
         self.pool = Pool(
             parameters,
-            kept=pool_size if connections_max is None else connections_max,
+            kept=connections_max or pool_size,
             most=most,
-            wait_s=limits.get(POOL, _POOL_S if connections_max is None else _POOL_BOUNDED_S),
-            statement_s=limits.get(STATEMENT, statement_s) or None,
+            wait_s=_POOL_S if connections_max is None else _POOL_BOUNDED_S,
+            statement_s=(statement_s if self.address.statement_s is None else self.address.statement_s) or None,
             is_pooled=self.address.is_pooled,
         )
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from relatum.client_logs import own_connection
@@ -114,7 +115,7 @@ class ComponentLoop:
         result: Future[_Result] = Future()
 
         def begin() -> None:
-            task = self.spawn(self._answer(result, function, args))
+            task = self.spawn(function(*args), result)
             result.add_done_callback(lambda _: self.call(task.cancel) if result.cancelled() else None)
 
         # Kept until it is done, because a loop that ends drops its pending calls.
@@ -124,21 +125,6 @@ class ComponentLoop:
             return result
         self._results.discard(result)
         return None
-
-    async def _answer(
-        self, result: "Future[_Result]", function: Callable[..., Coroutine[Any, Any, _Result]], args: tuple[Any, ...]
-    ) -> None:
-        try:
-            answer = await function(*args)
-        except asyncio.CancelledError:
-            result.cancel()
-            raise
-        except Exception as error:  # noqa: BLE001 - raised to the caller by the future
-            if result.set_running_or_notify_cancel():
-                result.set_exception(error)
-        else:
-            if result.set_running_or_notify_cancel():
-                result.set_result(answer)
 
     def stop(self, timeout_s: float) -> bool:
         """Cancel all tasks and end the loop. Called in the loop or one of its threads, it does not wait for itself.
@@ -161,11 +147,11 @@ class ComponentLoop:
 
     # --- called in the loop -------------------------------------------------------------------------------------------
 
-    def spawn(self, made: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-        """Run a coroutine as a task; its error is logged as unexpected."""
+    def spawn(self, made: Coroutine[Any, Any, Any], result: "Future[Any] | None" = None) -> "asyncio.Task[Any]":
+        """Run a coroutine as a task. `result` gets its outcome; without it, an error is logged as unexpected."""
         task = asyncio.get_running_loop().create_task(made)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(partial(self._ended, result))
         return task
 
     def call_later(self, seconds: float, function: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
@@ -189,10 +175,16 @@ class ComponentLoop:
         """
         return Duty(self, call, what, outages, longest_s)
 
-    def _ended(self, task: "asyncio.Task[Any]") -> None:
+    def _ended(self, result: "Future[Any] | None", task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._logger.error("%s hit an unexpected error, and goes on", self._name, exc_info=error)
+        error = None if task.cancelled() else task.exception()
+        if result is None:
+            if error is not None:
+                self._logger.error("%s hit an unexpected error, and goes on", self._name, exc_info=error)
+        elif task.cancelled():
+            result.cancel()
+        elif result.set_running_or_notify_cancel():
+            result.set_result(task.result()) if error is None else result.set_exception(error)
 
     def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error, message = context.get("exception"), context.get("message")

@@ -169,23 +169,20 @@ class Outages:
 
     # --- reports ----------------------------------------------------------------------------------------------------
 
-    def failed(self, who: str, error: BaseException) -> bool:
+    def failed(self, who: str, error: BaseException) -> None:
         """Note that a part cannot go on; log it if that is new.
 
         Args:
             who: The part, as named in the log: "recording of stream 'orders'".
             error: The cause. An error that is not Relatum's is unexpected, and logged once with its traceback.
-
-        Returns:
-            True if the part did not wait before.
         """
         with self._changed:
             before = self._waiting.get(who)
             what = _cause(error, before)
             if what is Server.BROKER and self._stop.is_set():
-                return False  # a request was ended by the stop, which says nothing about the broker
+                return  # a request was ended by the stop, which says nothing about the broker
             if what == before or (isinstance(error, _OF_STREAM) and before is None and self._is_starting()):
-                return False
+                return
             self._waiting[who] = what
             # The server it waited for before may be back: the other parts decide.
             back = self._back(before)
@@ -198,14 +195,13 @@ class Outages:
                 self._since_own.setdefault(who, time.monotonic())
         self._say_back(back)
         if not is_new:
-            return before is None
+            return
         if isinstance(what, Server):
             self._logger.warning("%s is away, and will be retried: %s", self._names[what], ended(error))
         elif isinstance(error, RelatumError):
             self._logger.warning("%s is waiting and will retry: %s", who, ended(error))
         else:
             self._logger.error("%s hit an unexpected error and will retry", who, exc_info=error)
-        return before is None
 
     def over(self, who: str) -> None:
         """Note that a part goes on, or waits no more; log it if no part waits any more."""
