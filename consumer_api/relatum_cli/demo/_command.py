@@ -188,8 +188,7 @@ def _print_answers(flight: Message, timed: Sequence[Timed]) -> None:
 
 def _print_checked(asked: int, differences: Sequence[Difference]) -> None:
     """Print what was checked, and the wrong answers."""
-    compared = f"{asked:,} more answers, compared with what was published: {len(differences) or 'no'} differences."
-    _say("Checked", f"{compared}\n")
+    _say("Checked", f"{asked:,} more answers: {len(differences) or 'no'} differences from what was published.\n")
     if differences:
         print_table(differences[:DIFFERENCES_SHOWN], ("message", "question", "the rows say", "answered", "by"))
 
