@@ -86,7 +86,6 @@ class Party:
         self.cluster = Broker(self.broker, stream_url=self.stream_url)
 
     def consumer(self, kind: Any) -> Any:
-        """A member of either face."""
         options = SerialOptions(lease_s=self.lease_s)
         return kind(self.super_stream, "audit", options, broker=self.cluster, database=self.database)
 
@@ -98,7 +97,6 @@ class Party:
         return context, name
 
     def write(self, kind: str, name: str, context: str) -> None:
-        """Write a line into the ledger, by one write."""
         with Path(self.ledger).open("ab", buffering=0) as ledger:
             ledger.write(f"{kind} {time.monotonic()!r} {name} {context}\n".encode())
 
@@ -159,7 +157,6 @@ def consume(party: Party, stop: threading.Event) -> None:
 
 
 def move(party: Party, stop: threading.Event) -> None:
-    """Go on with moves, and make some."""
     while not stop.wait(RETRY_S):
         # A server may be away when it starts, too.
         with (

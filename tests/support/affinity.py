@@ -67,7 +67,6 @@ class Face:
             sleeping_task(self.channel, lambda: asyncio.to_thread(meanwhile))
 
     def close(self) -> None:
-        """Close the router. Idempotent."""
         closed = self.router.close()
         if self._run is not None:
             self._run(_awaited(closed))
@@ -93,7 +92,6 @@ class Faces:
 
     @property
     def partitions(self) -> "Partitions":
-        """What lies where they publish."""
         return Partitions(self.amqp_url, self.layout, self.header)
 
     @contextmanager
@@ -170,12 +168,10 @@ class Partitions:
         self._header = header
 
     def messages(self) -> dict[str, list[Message]]:
-        """The messages of each partition."""
         with reader_of(self._amqp_url) as reader:
             return {each.stream: list(reader.iterate(each.stream)) for each in self._layout}
 
     def bodies(self) -> dict[str, list[bytes]]:
-        """The bodies in each partition."""
         return {stream: [each.body for each in messages] for stream, messages in self.messages().items()}
 
     def of_set(self, name: str | None) -> dict[str, list[bytes]]:

@@ -76,7 +76,6 @@ class Clock:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take what a process counted."""
         for file, taken in getattr(node, "workeroutput", {}).get("clock", {}).items():
             self._add(file, taken)
 

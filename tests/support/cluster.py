@@ -137,7 +137,6 @@ class Cluster:
         return f"{self._network}.{number}"
 
     def erlang_name(self, number: int) -> str:
-        """The Erlang name of a node."""
         return f"r{number}@{self.address(number)}"
 
     def amqp_url(self, number: int) -> str:
@@ -145,7 +144,6 @@ class Cluster:
         return self.nodes[number].broker_url
 
     def stream_url(self, number: int) -> str:
-        """A node's URL of the stream protocol."""
         return self.nodes[number].stream_url
 
     # --- start and end ------------------------------------------------------------------------------------
@@ -286,7 +284,6 @@ class Cluster:
         self.nodes[number].freeze()
 
     def thaw(self, number: int) -> None:
-        """Let a frozen node run on."""
         self._frozen.discard(number)
         self.nodes[number].thaw()
 
@@ -323,7 +320,6 @@ class Cluster:
             assert silenced == "[ok]", silenced
 
     def _alive(self, other_than: int | None = None) -> ClusterNode:
-        """A node that answers."""
         is_frozen = self._frozen | {other_than}
         return next(node for number, node in self.nodes.items() if node.running and number not in is_frozen)
 

@@ -95,5 +95,4 @@ class Found(NamedTuple):
 
     @property
     def place(self) -> At:
-        """Where it lies."""
         return self.stream, self.offset

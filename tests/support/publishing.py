@@ -25,7 +25,6 @@ class Load(ABC):
         self.stop()
 
     def stop(self) -> None:
-        """Publish no more."""
         self._stop.set()
         self._thread.join(90)
         assert not self._thread.is_alive()

@@ -270,7 +270,6 @@ class World:
         self.counts: dict[str, int] = defaultdict(int)
 
     def publish(self, router: int, context: str, preferred: str) -> None:
-        """Let a publisher begin to publish."""
         chosen = self.routers[router % len(self.routers)]
         self.start("publisher", chosen.publish(context, preferred), chosen)
 
@@ -400,7 +399,6 @@ class World:
         return self.answer(request)
 
     def answer(self, request: Asked) -> Any:  # noqa: C901 - one case for each question
-        """What database and partitions say."""
         match request:
             case Asked("sleep" | "take_over"):
                 return None
@@ -543,7 +541,6 @@ class World:
         return step
 
     def change(self, move_id: int, **changes: Any) -> MoveStep:
-        """Change a move's row."""
         step = self.moves[move_id] = replace(self.moves[move_id], **changes)
         return step
 
@@ -584,7 +581,6 @@ class World:
         return self.change(move_id, aborting=True, attempt=step.attempt + 1, **back)
 
     def next_epoch(self) -> int:
-        """The sequence."""
         self.epochs += 1
         return self.epochs
 
@@ -615,13 +611,11 @@ class World:
         self.consumers[name] = Consumer({key: PositionRow(at) for key, at in starts.items()}, self.clock)
 
     def claim(self, name: str, partition: str) -> tuple[int, int, dict[int, HoldRow]]:
-        """Become the member that has a partition."""
         row = self.consumers[name].positions[partition]
         row.version += 1
         return row.version, row.position, {move_id: replace(hold) for move_id, hold in row.holds.items()}
 
     def begin_reading(self, partition: str, position: int, holds: Mapping[int, HoldRow]) -> tuple[int, dict[str, int]]:
-        """Where reading begins, and the floors there."""
         bounds = [position]
         if "rescan holds" not in self.omit:
             bounds += [hold.marker_offset for hold in holds.values()]
@@ -709,7 +703,6 @@ class World:
         consumer.latest_began[key] = max(consumer.latest_began[key], sent.began)
 
     def consume(self, name: str, partition: str) -> Actor:
-        """A member that has one partition."""
         version, position, rows = yield Call(lambda: self.claim(name, partition))
         at, floors = yield Call(lambda: self.begin_reading(partition, position, rows))
         cursors = {move_id: hold.cursor for move_id, hold in rows.items()}
@@ -871,7 +864,6 @@ class Router:
         self.busy: set[str] = set()
 
     def now(self) -> float:
-        """Its clock."""
         return (self.world.clock - self.stood_still) * STEP_S * self._rate
 
     def publish(self, context: str, preferred: str) -> Actor:

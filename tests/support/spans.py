@@ -24,21 +24,17 @@ class Spans:
 
     @property
     def all(self) -> list[ReadableSpan]:
-        """All of them, as they ended."""
         return list(self._exporter.get_finished_spans())
 
     @property
     def ours(self) -> list[ReadableSpan]:
-        """Those that Relatum made."""
         return [each for each in self.all if each.instrumentation_scope.name == "relatum"]
 
     @property
     def names(self) -> list[str]:
-        """The names of those."""
         return [each.name for each in self.ours]
 
     def clear(self) -> None:
-        """Forget them."""
         self._exporter.clear()
 
 

@@ -35,7 +35,6 @@ class Standby(LocalPostgreSQL):
         return f"{url}?target_session_attrs=read-write"
 
     def promote(self) -> None:
-        """Make it take writes."""
         with psycopg.connect(self.database_url, autocommit=True) as connection:
             connection.execute("SELECT pg_promote()")
 

@@ -79,7 +79,6 @@ class Port:
 
     @property
     def stream(self) -> int:
-        """The stream port."""
         return self.amqp - 120
 
 
@@ -174,7 +173,6 @@ class TlsBroker:
         }
 
     def file(self, name: str) -> Path:
-        """A file of certificates or keys."""
         return self.directory / name
 
     def __enter__(self) -> "TlsBroker":
@@ -203,7 +201,6 @@ class TlsBroker:
 
     @property
     def credentials(self) -> str:
-        """User and password, as in a URL."""
         return urlsplit(self.server.broker_url).netloc.rpartition("@")[0]
 
     def url(self, template: str) -> str:

@@ -66,7 +66,6 @@ SAMPLES = [
 
 
 def expected(message: Message) -> dict[str, Any]:
-    """A row, out of what the message says."""
     properties = asdict(message.properties)
     if not -(2**31) <= (properties["priority"] or 0) < 2**31:
         properties["priority"] = None
@@ -117,7 +116,6 @@ def test_columns_say_what_messages_say(records: Sequence[bytes], chunk_ms: int |
 
 
 def source_of(**options: Any) -> DefaultSource:
-    """The source of some options."""
     given = {"broker": "amqp://nobody@127.0.0.1:1/", "stream": "s", "database": "postgresql://u@h/d"}
     return DefaultSource(given | options)
 
