@@ -57,15 +57,7 @@ TOLERATED: dict[str, tuple[type[Exception], ...]] = {
 
 @dataclass
 class Party:
-    """Who this is, and where everything is.
-
-    Attributes:
-        name: Its name: also the seed of its choices.
-        lease_s: Seconds after which another member takes over.
-        contexts: How many contexts there are.
-        rate: Messages a second, at most.
-        ledger: Where a publisher writes it down.
-    """
+    """The process's role and servers. Its `name` is also the seed of its choices; `rate` is in messages a second."""
 
     name: str
     broker: str

@@ -30,11 +30,7 @@ _KINDS: Final[dict[str, tuple[Any, Any, Any]]] = {
 class Face:
     """A router on a channel of its own, in the blocking one's form.
 
-    Args:
-        router: The router.
-        channel: The client's channel.
-        header: What names what it places.
-        run: Runs what an asyncio router's call gives; None for a blocking router.
+    `run` runs what a call of an asyncio router returns; it is None for a blocking router.
     """
 
     def __init__(
@@ -74,15 +70,7 @@ class Face:
 
 @dataclass(frozen=True)
 class Faces:
-    """Makes routers of one face.
-
-    Attributes:
-        face: "blocking" or "asyncio".
-        amqp_url: The broker.
-        layout: Where they publish.
-        database_url: Where placements are.
-        header: What they place: `SETS` or `CONTEXTS`.
-    """
+    """Makes routers of one face, "blocking" or "asyncio", for sets or contexts by `header`."""
 
     face: str
     amqp_url: str
@@ -104,14 +92,10 @@ class Faces:
         has_confirms: bool = True,
         **options: Any,
     ) -> Iterator[Face]:
-        """A router, on a connection of its own.
+        """Open a router on a connection of its own.
 
-        Args:
-            database_url: Another database than the one of all.
-            super_stream: Another super stream.
-            through: Another URL of the broker; its connection is intercepted, as one whose confirms are settled.
-            has_confirms: Whether the channel has publisher confirms.
-            options: The router's.
+        With `through`, another URL of the broker, its connection is intercepted, so that lost confirms are
+        settled.
         """
         blocking, asynchronous, kind = _KINDS[self.header]
         arguments = super_stream or self.layout.super_stream, database_url or self.database_url, kind(**options)
@@ -154,13 +138,7 @@ async def _closed(connection: Any) -> None:
 
 
 class Partitions:
-    """What lies in the partitions of a super stream.
-
-    Args:
-        amqp_url: The broker.
-        layout: The super stream.
-        header: What is placed there: `SETS` or `CONTEXTS`.
-    """
+    """The contents of a super stream's partitions."""
 
     def __init__(self, amqp_url: str, layout: Layout, header: str = SETS) -> None:
         self._amqp_url = amqp_url

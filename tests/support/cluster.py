@@ -191,11 +191,7 @@ class Cluster:
     def declare(self, stream: str, *, leader: int = 1, **arguments: Any) -> None:
         """Declare a stream whose leader is on a node, and wait until all of its replicas are there.
 
-        Args:
-            stream: Its name.
-            leader: The leader's node.
-            arguments: More of the stream's arguments, as of `declare_stream`; `x_initial_cluster_size=1` for a
-                stream without other replicas.
+        `x_initial_cluster_size=1` declares one without replicas on the other nodes.
         """
         declare_stream(self.amqp_url(leader), stream, x_queue_leader_locator="client-local", **arguments)
         self._await_places(stream, replicas=int(arguments.get("x_initial_cluster_size", len(NODES))) - 1)

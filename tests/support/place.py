@@ -105,13 +105,10 @@ class Place:
 
 
 class FailingPlace:
-    """A place whose broker and database are behind lines that can fail, and a face to ask by.
+    """A place whose broker and database are reached over lines that can fail, and a face to call.
 
-    Attributes:
-        place: The place itself.
-        broker: The broker's address by way of the lines.
-        database: The database's URL by way of a line.
-        took_s: Seconds that what was asked during the last fault took.
+    `broker` and `database` are the addresses over the lines; `took_s` is the time that calls took during the last
+    fault.
     """
 
     def __init__(self, place: Place, face: str) -> None:

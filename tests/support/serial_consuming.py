@@ -30,12 +30,7 @@ SESSION = "0123456789abcdef"
 
 
 class SerialBed:
-    """A super stream whose contexts are published to, and moved, one thing at a time.
-
-    Attributes:
-        name: The super stream.
-        streams: Its partitions.
-    """
+    """A super stream whose contexts are published to, and moved, one thing at a time."""
 
     def __init__(self, amqp_url: str, engine: sa.Engine, layout: Layout, channel: pika.channel.Channel) -> None:
         self.name = layout.super_stream
@@ -192,14 +187,7 @@ def serial_bed(amqp_url: str, engine: sa.Engine, partitions: int = 2) -> Iterato
 
 @dataclass(frozen=True)
 class Stage:
-    """What a test of serial consumers takes place on.
-
-    Attributes:
-        bed: The super stream.
-        database_url: Where positions are.
-        amqp_url: The broker.
-        engine: Looks into the database.
-    """
+    """A super stream, its broker and database: what a test of serial consumers needs."""
 
     bed: SerialBed
     database_url: str

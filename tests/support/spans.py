@@ -11,11 +11,7 @@ from opentelemetry.util._once import Once
 
 
 class Spans:
-    """The spans that ended while this was the application's.
-
-    Attributes:
-        provider: Their provider.
-    """
+    """The spans that ended while `provider` was the application's."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()

@@ -11,12 +11,7 @@ from relatum.local import LocalPostgreSQL
 
 
 class Standby(LocalPostgreSQL):
-    """A server that follows another one, read-only until it is promoted.
-
-    Args:
-        directory: Where it keeps everything.
-        primary: The server it follows, which runs.
-    """
+    """A server that follows a running primary, read-only until it is promoted."""
 
     def __init__(self, directory: str | os.PathLike[str], primary: LocalPostgreSQL) -> None:
         super().__init__(directory, durable=False)
