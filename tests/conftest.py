@@ -102,6 +102,12 @@ def _is_long(config: pytest.Config) -> bool:
     return bool(config.getoption("--long"))
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Refuse a test that does not say in a sentence what must hold."""
+    if not getattr(item, "obj", item).__doc__:
+        raise pytest.UsageError(f"{item.nodeid} has no docstring")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is marked `long` or `docker`, unless asked for."""
     for marker, reason in _ASKED_FOR.items():

@@ -12,8 +12,8 @@ from relatum.errors import InvalidInput
 from relatum.keys import KeyDefinition
 from relatum.limits import TIME_US_MAX
 from relatum.reading import Message, RecordBatch
-from relatum.recording.extractor import Extractor
-from relatum_spark._records import PROPERTY_NAMES, read_body, read_record, read_times
+from relatum.recording.extractor import Extracted, Extractor
+from relatum_spark._records import PROPERTY_NAMES, read_record
 
 EMPTY_ROW_BYTES: Final = 16
 """Bytes counted for a row besides its payload: an offset and a time."""
@@ -93,32 +93,27 @@ class ColumnBuilder:
         if self._with_headers:
             for record in records:
                 self._add_record(record, chunk_us)
-        else:
-            self._times.extend(read_times(records, chunk_us))
-            if self._with_value:
-                self._values.extend(map(read_body, records))
+        elif self._with_value:
+            self._values.extend(Message.from_record("", 0, record).body for record in records)
+        if self._keys or not self._with_headers:
+            extract = self._extractor.from_record
+            found = [extract(record, batch.chunk_ms) for record in records]
+            if not self._with_headers:
+                self._times.extend([each.time_us for each in found])
+            self._add_keys(found)
         self._offsets.extend(batch.offsets)
-        self._note(batch.stream, len(records))
+        self.bytes += EMPTY_ROW_BYTES * len(records)
         if self._with_value or self._with_headers:
             self.bytes += sum(map(len, records))
-        if self._keys:
-            self._add_keys(records, batch.chunk_ms)
+        streams = self._streams
+        count = len(records) + (streams.pop()[1] if streams and streams[-1][0] == batch.stream else 0)
+        streams.append((batch.stream, count))
 
     def add_message(self, message: Message) -> None:
         """Add one message that was read from a stream."""
-        raw, chunk_us = message.raw, _chunk_us(message.chunk_ms)
-        assert raw is not None, "a stream's message has its bytes"
-        if self._with_headers:
-            self._add_record(raw, chunk_us)
-        else:
-            self._times.extend(read_times((raw,), chunk_us))
-            if self._with_value:
-                self._values.append(read_body(raw))
-        self._offsets.append(message.offset)
-        self._note(message.stream, 1)
-        self.bytes += len(raw)
-        if self._keys:
-            self._add_keys((raw,), message.chunk_ms)
+        assert message.raw is not None, "a stream's message has its bytes"
+        offset = message.offset
+        self.add_batch(RecordBatch(message.stream, offset, [offset], [message.raw], message.chunk_ms))
 
     def _add_record(self, raw: bytes, chunk_us: int | None) -> None:
         time_us, body, headers, properties = read_record(raw, chunk_us)
@@ -136,17 +131,10 @@ class ColumnBuilder:
         self._header_texts.extend(headers.values())
         self._header_ends.append(len(self._header_names))
 
-    def _add_keys(self, records: Sequence[bytes], chunk_ms: int | None) -> None:
-        found = [dict(self._extractor.from_record(record, chunk_ms).values) for record in records]
+    def _add_keys(self, found: Sequence[Extracted]) -> None:
+        values = [dict(each.values) for each in found]
         for number, column in enumerate(self._key_values):
-            column.extend([values.get(number) for values in found])
-
-    def _note(self, stream: str, count: int) -> None:
-        self.bytes += EMPTY_ROW_BYTES * count
-        streams = self._streams
-        if streams and streams[-1][0] == stream:
-            count += streams.pop()[1]
-        streams.append((stream, count))
+            column.extend([each.get(number) for each in values])
 
     def take(self) -> pa.RecordBatch:
         """Return everything added as a record batch, and empty the builder."""

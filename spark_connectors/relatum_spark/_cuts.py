@@ -4,14 +4,14 @@ Neither ids nor offsets show how rows are distributed: streams differ in size, o
 leave empty pages. An even sample of the pages shows it, and takes a few milliseconds.
 
 Rows are cut by their physical place (ctid), so that only one task reads a page. If they were cut by stream and offset,
-each task would read all pages with a row of its streams: the whole table if streams were recorded side by side. Only
-rows that PostgreSQL may move to another part while tasks run are cut by stream and offset, which do not change.
+each task would read all pages with a row of its streams: the whole table if streams were recorded side by side. They
+are cut so only while PostgreSQL may move rows to another part, since streams and offsets do not change then.
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -34,9 +34,10 @@ FROM relatum.relationships
 WHERE part = :part AND ctid = ANY (ARRAY(SELECT ('(' || page || ',' || line || ')')::tid
                                          FROM unnest(CAST(:pages AS bigint[])) page, generate_series(1, :lines) line))
   AND stream_id = ANY (CAST(:stream_ids AS int[])) AND key_id = ANY (CAST(:key_ids AS smallint[]))
+GROUP BY 1, 2
 """
-_ROWS_A_PAGE: Final = sa.text(f"SELECT (ctid::text::point)[0]::bigint, count(*) {_ON_PAGES} GROUP BY 1")
-_OFFSETS: Final = sa.text(f"SELECT stream_id, stream_offset {_ON_PAGES}")
+_BY_PAGE: Final = sa.text(f"SELECT part, (ctid::text::point)[0]::bigint, count(*) {_ON_PAGES}")
+_BY_OFFSET: Final = sa.text(f"SELECT stream_id, stream_offset, count(*) {_ON_PAGES}")
 
 Place = tuple[int, int]
 """A part of the table and a page in it, or a stream's id and an offset."""
@@ -47,46 +48,28 @@ def predicates_of(
 ) -> list[str]:
     """Return at most `tasks` conditions; each row of these streams and keys meets exactly one of them.
 
-    With `is_steady` all tasks see one snapshot, in which no row moves. Otherwise a row of a leaving part may be in that
-    part, in the part that is open now, or in a later one.
+    With `is_steady` all tasks see one snapshot, in which no row moves.
     """
-    found = [part for part in table_parts_of(connection) if part.is_opened]
+    parts = [part for part in table_parts_of(connection) if part.is_opened]
     page_bytes, lines = connection.execute(_PAGE).one()
-    asked = {"stream_ids": stream_ids, "key_ids": key_ids, "lines": lines}
-    extents = [(part.part, part.size // page_bytes) for part in found if part.size]
-    if is_steady or not any(part.is_leaving for part in found):
-        return _by_place(connection, asked, extents, tasks)
-    if tasks == 1:
-        return ["true"]
-    last = found[-1].part
-    moving = {part.part for part in found if part.is_leaving or part.part == last}
-    still = [extent for extent in extents if extent[0] not in moving]
-    share = sum(pages for part, pages in extents if part in moving) / max(1, sum(pages for _, pages in extents))
-    by_offset = min(tasks - 1, max(1, round(tasks * share)))
-    among = f"(part IN ({', '.join(map(str, sorted(moving)))}) OR part > {last})"
-    conditions = [f"({each}) AND NOT {among}" for each in _by_place(connection, asked, still, tasks - by_offset)]
-    return conditions + [f"({each}) AND {among}" for each in _by_offset(connection, asked, extents, by_offset)]
-
-
-def _by_place(connection: sa.Connection, asked: dict[str, Any], extents: Sequence[Place], tasks: int) -> list[str]:
+    extents = [(part.part, part.size // page_bytes) for part in parts if part.size]
+    by_page = is_steady or not any(part.is_leaving for part in parts)
     seen: dict[Place, int] = {}
     for part, pages in _sample(extents, tasks):
-        rows = connection.execute(_ROWS_A_PAGE, asked | {"part": part, "pages": pages})
-        seen |= dict.fromkeys(((part, page) for page in pages), 0) | {(part, page): count for page, count in rows}
+        if by_page:
+            seen |= dict.fromkeys(((part, page) for page in pages), 0)
+        asked = {"part": part, "pages": pages, "lines": lines, "stream_ids": stream_ids, "key_ids": key_ids}
+        rows = connection.execute(_BY_PAGE if by_page else _BY_OFFSET, asked)
+        seen |= {(first, second): count for first, second, count in rows}
     if not any(seen.values()):
         # The sample found no rows, so share the pages evenly.
         seen = dict.fromkeys(seen, 1)
-    tasks = min(tasks, sum(pages for _, pages in extents) // PAGES_A_PART)
+    if by_page:
+        tasks = min(tasks, sum(pages for _, pages in extents) // PAGES_A_PART)
     cuts = cuts_of(sorted(seen.items()), tasks)
-    return ranges([part for part, _ in extents], cuts, "part", "place", "'({},0)'::tid")
-
-
-def _by_offset(connection: sa.Connection, asked: dict[str, Any], extents: Sequence[Place], tasks: int) -> list[str]:
-    seen: list[Place] = []
-    for part, pages in _sample(extents, tasks):
-        seen += map(tuple, connection.execute(_OFFSETS, asked | {"part": part, "pages": pages}))
-    cuts = cuts_of([(place, 1) for place in sorted(seen)], tasks)
-    return ranges(sorted(asked["stream_ids"]), cuts, "stream_id", "stream_offset", "{}")
+    if by_page:
+        return ranges([part for part, _ in extents], cuts, "part", "place", "'({},0)'::tid")
+    return ranges(sorted(stream_ids), cuts, "stream_id", "stream_offset", "{}")
 
 
 def _sample(extents: Sequence[Place], tasks: int) -> Iterator[tuple[int, list[int]]]:

@@ -20,7 +20,6 @@ from relatum_spark._sides import (
     key_columns,
     keys_of,
     prefixed,
-    result_columns,
     side_of,
 )
 from relatum_spark._table import connected, status_of_missing
@@ -79,8 +78,7 @@ def related_pairs(
     inputs = Inputs.of(needs_broker=payloads, **where)
     relations = inputs.sides(spark, sides, keys)
     joined = _paired(relations[0], relations[1], key_columns(keys), span)
-    joined, more = inputs.with_payloads(joined, keys, "left", "right", wanted=payloads)
-    return result_columns(joined, on, "left", "right", more=more)
+    return inputs.result(joined, on, "left", "right", payloads=payloads)
 
 
 def as_of(
@@ -133,8 +131,7 @@ def as_of(
     joined = _nearest(
         relations[0], relations[1], key_columns(keys), direction, tolerance_us, allow_exact_matches=allow_exact_matches
     )
-    joined, more = inputs.with_payloads(joined, keys, "left", "right", wanted=payloads)
-    return result_columns(joined, on, "left", "right", more=more)
+    return inputs.result(joined, on, "left", "right", payloads=payloads)
 
 
 def unmatched(
@@ -192,8 +189,8 @@ def unmatched(
     if age_us is not None:
         lefts = lefts.where(F.col("time_us") <= time.time_ns() // 1000 - age_us)
     alone = _without(lefts, rights, key_columns(keys), span)
-    alone, more = inputs.with_payloads(alone, keys, "left", wanted=payloads)
-    return result_columns(alone.withColumn("status", F.lit(str(status))), on, "left", more=["status", *more])
+    alone = alone.withColumn("status", F.lit(str(status)))
+    return inputs.result(alone, on, "left", payloads=payloads, more=["status"])
 
 
 def _sides(left: Any, right: Any) -> list[Side]:

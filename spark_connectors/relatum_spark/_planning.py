@@ -209,31 +209,18 @@ def plan_end(start: Mapping[str, int], ends: Mapping[str, int], limit: int | Non
     Each lagging stream gets one offset, so that none starves, and a part of the rest in proportion to its lag. If more
     streams lag than `limit`, they take turns with one offset each. An end below the start counts as the start.
     """
-    lags = {stream: max(0, ends[stream] - offset) for stream, offset in sorted(start.items())}
+    lags = {stream: lag for stream, offset in sorted(start.items()) if (lag := ends[stream] - offset) > 0}
     if limit is None or sum(lags.values()) <= limit:
-        shares = lags
-    elif limit < sum(1 for lag in lags.values() if lag):
-        # The sum of all offsets advances by `limit` with each batch, and so does the turn.
-        shares = _in_turn(lags, limit, sum(start.values()))
-    else:
-        shares = _in_proportion(lags, limit)
-    return {stream: start[stream] + count for stream, count in shares.items()}
-
-
-def _in_turn(lags: Mapping[str, int], limit: int, turn: int) -> dict[str, int]:
-    lagging = [stream for stream, lag in lags.items() if lag]
-    chosen = {lagging[(turn + number) % len(lagging)] for number in range(limit)}
-    return {stream: int(stream in chosen) for stream in lags}
-
-
-def _in_proportion(lags: Mapping[str, int], limit: int) -> dict[str, int]:
-    rest = limit - sum(1 for lag in lags.values() if lag)
-    lag_rest = sum(lag - 1 for lag in lags.values() if lag)
-    shares = {stream: 1 + rest * (lag - 1) // lag_rest if lag else 0 for stream, lag in lags.items()}
-    # Distribute the offsets left by rounding down, one each, to the streams with the largest remainders.
-    left = limit - sum(shares.values())
-    by_remainder = sorted(
-        (stream for stream, lag in lags.items() if shares[stream] < lag),
-        key=lambda stream: -(rest * (lags[stream] - 1) % lag_rest),
-    )
-    return shares | {stream: shares[stream] + 1 for stream in by_remainder[:left]}
+        return dict(start) | {stream: start[stream] + lag for stream, lag in lags.items()}
+    # The sum of all offsets advances by `limit` with each batch, and so does the turn.
+    streams, turn = list(lags), sum(start.values()) % len(lags)
+    chosen = (streams[turn:] + streams[:turn])[:limit]
+    rest, lag_rest = limit - len(chosen), sum(lags.values()) - len(lags)
+    end, seen, shared = dict(start), 0, 0
+    for stream in chosen:
+        # Shares of the sums so far, rounded down, add up to the whole.
+        seen += lags[stream] - 1
+        until = rest * seen // lag_rest if rest else 0
+        end[stream] += 1 + until - shared
+        shared = until
+    return end

@@ -9,7 +9,6 @@ Source: see `relatum.wire.amqp10`.
 
 import base64
 import json
-from collections.abc import Sequence
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from struct import Struct
@@ -40,8 +39,6 @@ _LEAD_BYTES_MAX: Final = 1024
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_TIME_NAME: Final = TIME_HEADER.encode()
-_TIME_SLOT: Final = {_TIME_NAME: 0}
 _REPLY_TO: Final = 4
 _CREATED: Final = 9
 _PLACES: Final = (
@@ -68,23 +65,8 @@ def read_record(raw: bytes, chunk_us: int | None) -> Row:
     except _UNUSUAL:
         message = Message.from_record("", 0, raw)
         headers, properties = _headers_and_properties(message)
-        return _message_time(message, chunk_us), message.body, headers, properties
-
-
-def read_times(records: Sequence[bytes], chunk_us: int | None) -> list[int | None]:
-    """Return the times of a chunk's records; decodes nothing else."""
-    # A search is cheaper than decoding the maps, and records rarely have a time in their headers.
-    may_be_stamped = _TIME_NAME in b"".join(records)
-    return [_read_time(record, chunk_us, may_be_stamped) for record in records]
-
-
-def read_body(raw: bytes) -> bytes:
-    """Return a record's body; decodes nothing else."""
-    try:
-        _, _, _, data, data_end = _parts_of(raw)
-        return _body_at(raw, data, data_end)
-    except _UNUSUAL:
-        return Message.from_record("", 0, raw).body
+        time_us = message.time_us
+        return chunk_us if time_us is None else time_us, message.body, headers, properties
 
 
 def _read_usual(raw: bytes, chunk_us: int | None) -> Row:
@@ -100,20 +82,6 @@ def _read_usual(raw: bytes, chunk_us: int | None) -> Row:
     return _time_of(stamped, found, chunk_us), _body_at(raw, data, data_end), headers, found
 
 
-def _read_time(raw: bytes, chunk_us: int | None, may_be_stamped: bool) -> int | None:
-    try:
-        _, listed, application, _, _ = _parts_of(raw)
-        found: dict[str, Any] = {}
-        if listed >= 0:
-            _read_properties(raw, listed, found)
-        stamped: list[Any] = [None]
-        if may_be_stamped and application >= 0:
-            amqp10.pick(raw, application, _TIME_SLOT, stamped)
-        return _time_of(stamped[0], found, chunk_us)
-    except _UNUSUAL:
-        return _message_time(Message.from_record("", 0, raw), chunk_us)
-
-
 def _time_of(stamped: Any, found: dict[str, Any], chunk_us: int | None) -> int | None:
     """Return a message's time as `message_time` does: from the header, a property, the id, or the chunk."""
     if type(stamped) is int and TIME_US_MIN <= stamped <= TIME_US_MAX:
@@ -121,11 +89,6 @@ def _time_of(stamped: Any, found: dict[str, Any], chunk_us: int | None) -> int |
     if "timestamp" in found:
         return (found["timestamp"] - _EPOCH) // _MICROSECOND
     time_us = time_us_of(found.get("message_id"))
-    return chunk_us if time_us is None else time_us
-
-
-def _message_time(message: Message, chunk_us: int | None) -> int | None:
-    time_us = message.time_us
     return chunk_us if time_us is None else time_us
 
 

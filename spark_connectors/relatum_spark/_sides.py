@@ -154,15 +154,25 @@ class Inputs:
             messages = in_tasks(spark, source.read, source.partitions(), schema(value=False, headers=False))
         return messages.select(*PLACE, F.unix_micros("timestamp").alias("time_us"))
 
-    def with_payloads(
-        self, joined: DataFrame, keys: Sequence[str], *sides: str, wanted: bool
-    ) -> tuple[DataFrame, list[str]]:
-        """Add the messages of each side if `wanted`; return the frame and the names of the new columns.
+    def result(
+        self, joined: DataFrame, on: GivenKeys | None, *sides: str, payloads: bool, more: Sequence[str] = ()
+    ) -> DataFrame:
+        """Return a joined frame in its public form: `value`, the place and time of each side, then columns `more`.
 
-        Each message is checked to have the values by which it was joined.
+        `value` is text if `on` is a name, an array in the order of the keys if it is a list, and omitted if it is None.
+        With `payloads`, the messages of each side follow, each checked to have the values by which it was joined.
         """
-        more: list[str] = []
-        for side in sides if wanted else ():
+        keys = () if on is None else keys_of(on)
+        columns: list[Column] = []
+        if isinstance(on, str):
+            columns.append(F.col("key_0").alias("value"))
+        elif on is not None:
+            columns.append(F.array(*key_columns(on)).alias("value"))
+        for side in sides:
+            columns += [F.col(f"{side}_stream"), F.col(f"{side}_offset")]
+            columns.append(F.timestamp_micros(f"{side}_time_us").alias(f"{side}_time"))
+        added = list(more)
+        for side in sides if payloads else ():
             joined = resolve(
                 joined,
                 stream_column=f"{side}_stream",
@@ -172,8 +182,8 @@ class Inputs:
                 broker=self.broker,
                 database=self.database,
             )
-            more += [f"{side}_{name}" for name in _RESOLVED]
-        return joined, more
+            added += [f"{side}_{name}" for name in _RESOLVED]
+        return joined.select(*columns, *added)
 
 
 def key_columns(keys: Sequence[str]) -> list[str]:
@@ -202,19 +212,3 @@ def prefixed(relations: DataFrame, keys: Sequence[str], prefix: str) -> DataFram
     """Prefix the columns of the place and time of a side's relations."""
     columns = [F.col(name).alias(f"{prefix}_{name}") for name in (*PLACE, "time_us")]
     return relations.select(*keys, *columns)
-
-
-def result_columns(joined: DataFrame, on: GivenKeys | None, *sides: str, more: Sequence[str] = ()) -> DataFrame:
-    """Return a joined frame in its public form: `value`, the place and time of each side, then the columns in `more`.
-
-    `value` is text if `on` is a name, an array in the order of the keys if it is a list, and omitted if it is None.
-    """
-    columns: list[Column] = []
-    if isinstance(on, str):
-        columns.append(F.col("key_0").alias("value"))
-    elif on is not None:
-        columns.append(F.array(*key_columns(on)).alias("value"))
-    for side in sides:
-        columns += [F.col(f"{side}_stream"), F.col(f"{side}_offset")]
-        columns.append(F.timestamp_micros(f"{side}_time_us").alias(f"{side}_time"))
-    return joined.select(*columns, *more)

@@ -44,25 +44,21 @@ def charge(order: dict[str, Any]) -> dict[str, Any]:
 
 @app.task(name="shop.notify")
 def notify(order_id: str) -> str:
-    """Send a mail."""
     return order_id
 
 
 @app.task(name="shop.pack")
 def pack(order: dict[str, Any], item: str) -> str:
-    """Put one thing into a box."""
     return f"{order['id']}/{item}"
 
 
 @app.task(name="shop.ship")
 def ship(boxes: list[str]) -> int:
-    """Give all boxes to the carrier."""
     return len(boxes)
 
 
 @app.task(name="shop.audit")
 def audit(number: int) -> int:
-    """Look at something."""
     return number
 
 

@@ -27,7 +27,6 @@ WORK_S = 0.02
 
 
 def failure_of(message: Collected) -> Failure | None:
-    """What becomes of a message, by its number."""
     number = int(message.message_id.rpartition("-")[2])
     if number % 97 == 0:
         return Failure("never", retry=False)

@@ -36,12 +36,10 @@ class Relatum:
 
     @property
     def broker(self) -> Broker:
-        """The broker, as functions take it."""
         return Broker(self.broker_url, stream_url=self.stream_url)
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment it runs in."""
         named = {
             "RELATUM_BROKER_URL": self.broker_url,
             "RELATUM_STREAM_URL": self.stream_url,

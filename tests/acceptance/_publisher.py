@@ -57,7 +57,6 @@ class Publisher:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin a life of this process's own."""
         self._id = f"{self._name}.{os.getpid()}"
         self._chance = random.Random(self._id)
         self._numbers = itertools.count(1)
@@ -90,7 +89,6 @@ class Publisher:
             self._keep(workers)
 
     def _keep(self, workers: int) -> None:
-        """Fork workers in place of those that ended."""
         self._workers -= {pid for pid in self._workers if os.waitpid(pid, os.WNOHANG)[0]}
         while len(self._workers) < workers:
             child = os.fork()

@@ -57,15 +57,7 @@ TOLERATED: dict[str, tuple[type[Exception], ...]] = {
 
 @dataclass
 class Party:
-    """Who this is, and where everything is.
-
-    Attributes:
-        name: Its name: also the seed of its choices.
-        lease_s: Seconds after which another member takes over.
-        contexts: How many contexts there are.
-        rate: Messages a second, at most.
-        ledger: Where a publisher writes it down.
-    """
+    """The process's role and servers. Its `name` is also the seed of its choices; `rate` is in messages a second."""
 
     name: str
     broker: str
@@ -86,7 +78,6 @@ class Party:
         self.cluster = Broker(self.broker, stream_url=self.stream_url)
 
     def consumer(self, kind: Any) -> Any:
-        """A member of either face."""
         options = SerialOptions(lease_s=self.lease_s)
         return kind(self.super_stream, "audit", options, broker=self.cluster, database=self.database)
 
@@ -98,7 +89,6 @@ class Party:
         return context, name
 
     def write(self, kind: str, name: str, context: str) -> None:
-        """Write a line into the ledger, by one write."""
         with Path(self.ledger).open("ab", buffering=0) as ledger:
             ledger.write(f"{kind} {time.monotonic()!r} {name} {context}\n".encode())
 
@@ -159,7 +149,6 @@ def consume(party: Party, stop: threading.Event) -> None:
 
 
 def move(party: Party, stop: threading.Event) -> None:
-    """Go on with moves, and make some."""
     while not stop.wait(RETRY_S):
         # A server may be away when it starts, too.
         with (

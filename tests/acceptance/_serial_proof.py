@@ -92,13 +92,10 @@ def faults(
     *,
     header: str = "serialization_context",
 ) -> list[str]:
-    """Everything that should not be; empty where all is well.
+    """Return everything that should not be; empty where all is well.
 
-    Args:
-        partitions: All messages of each.
-        sent: What all publishers wrote down, by the message's name, which is `<publisher>/<number>`.
-        consumed: What the members of one consumer wrote, in order.
-        header: The header that names contexts.
+    `sent` is by the message's name, `<publisher>/<number>`; `consumed` is what one consumer's members wrote, in
+    order.
     """
     orders: defaultdict[str, list[str]] = defaultdict(list)
     for row in consumed:

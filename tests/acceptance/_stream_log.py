@@ -18,7 +18,6 @@ class Record(NamedTuple):
 
     @property
     def headers(self) -> dict[str, Any]:
-        """Its headers, and what RabbitMQ adds to them."""
         return self.properties.headers or {}
 
 

@@ -62,7 +62,6 @@ class Watched:
             raise
 
     def log(self) -> str:
-        """All that was logged."""
         return self._log.read_text()
 
     def complaints(self) -> list[str]:

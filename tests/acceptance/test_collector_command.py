@@ -20,7 +20,6 @@ pytestmark = pytest.mark.usefixtures("collected")
 
 @pytest.fixture
 def stream(amqp_url: str, stream_name: str) -> str:
-    """A stream with ten messages."""
     publish_plain(amqp_url, stream_name, [b"%d" % n for n in range(10)])
     return stream_name
 

@@ -244,7 +244,6 @@ COMMANDS = [
 
 @pytest.fixture
 def recorded(relatum: Relatum, engine: sa.Engine, stream_name: str) -> str:
-    """The one stream that is recorded."""
     publish_plain(relatum.broker_url, stream_name, [(b"", {"order_id": 1})])
     record(relatum.broker_url, engine, stream_name, keys=["order_id", GROUP_KEY])
     return stream_name

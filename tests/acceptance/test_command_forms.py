@@ -122,7 +122,6 @@ FINISHED: Final = {"succeeded": None, "dead": "took too long"}
 
 @pytest.fixture
 def super_stream_name(relatum: Relatum) -> Iterator[str]:
-    """A super stream of two partitions."""
     with super_stream(relatum.broker, 2) as layout:
         yield layout.super_stream
 

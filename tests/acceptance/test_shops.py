@@ -40,7 +40,6 @@ class Shop:
 
     @contextmanager
     def worker(self) -> Iterator[None]:
-        """A worker of two processes."""
         command = f"{sys.executable} -m celery -A {SHOP} worker -P prefork -c 2 -l INFO".split()
         with self.log.open("a") as log:
             process = subprocess.Popen(command, env=os.environ | self.environment, stdout=log, stderr=log)

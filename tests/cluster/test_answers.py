@@ -46,7 +46,6 @@ SHARED = 4
 
 
 def order(number: Any, time_us: int) -> tuple[bytes, dict[str, Any]]:
-    """A message with a key and a time."""
     return b"order", {"order_id": number, "relatum_time": time_us}
 
 

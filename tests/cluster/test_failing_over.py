@@ -96,13 +96,11 @@ class Publisher:
 
 
 def urls_of(cluster: Cluster) -> str:
-    """All nodes' URLs."""
     return ";".join(map(cluster.amqp_url, NODES))
 
 
 @pytest.fixture
 def publishers(cluster: Cluster, _databases: Databases) -> Iterator[list[Publisher]]:
-    """Three, by the leaders of their streams."""
     made = [Publisher(cluster, _databases.take(), leader) for leader in (1, 2, 2)]
     yield made
     for each in made:

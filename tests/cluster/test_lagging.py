@@ -44,7 +44,6 @@ MESSAGES = 100
 
 @pytest.fixture(params=COLLECTOR_FACES)
 def face(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
-    """Makes collectors of each face."""
     with collectors_of(request.param) as make:
         yield make
 
@@ -109,12 +108,10 @@ def generations(engine: sa.Engine) -> int:
 
 
 def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
-    """Numbered orders."""
     return [(b"%d" % n, {"order_id": f"o{n}"}) for n in range(start, start + count)]
 
 
 def broker_at(cluster: Cluster, node: int) -> Broker:
-    """The broker, at one of its nodes."""
     return Broker(cluster.amqp_url(node), stream_url=cluster.stream_url(node))
 
 

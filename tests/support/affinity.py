@@ -30,11 +30,7 @@ _KINDS: Final[dict[str, tuple[Any, Any, Any]]] = {
 class Face:
     """A router on a channel of its own, in the blocking one's form.
 
-    Args:
-        router: The router.
-        channel: The client's channel.
-        header: What names what it places.
-        run: Runs what an asyncio router's call gives; None for a blocking router.
+    `run` runs what a call of an asyncio router returns; it is None for a blocking router.
     """
 
     def __init__(
@@ -67,7 +63,6 @@ class Face:
             sleeping_task(self.channel, lambda: asyncio.to_thread(meanwhile))
 
     def close(self) -> None:
-        """Close the router. Idempotent."""
         closed = self.router.close()
         if self._run is not None:
             self._run(_awaited(closed))
@@ -75,15 +70,7 @@ class Face:
 
 @dataclass(frozen=True)
 class Faces:
-    """Makes routers of one face.
-
-    Attributes:
-        face: "blocking" or "asyncio".
-        amqp_url: The broker.
-        layout: Where they publish.
-        database_url: Where placements are.
-        header: What they place: `SETS` or `CONTEXTS`.
-    """
+    """Makes routers of one face, "blocking" or "asyncio", for sets or contexts by `header`."""
 
     face: str
     amqp_url: str
@@ -93,7 +80,6 @@ class Faces:
 
     @property
     def partitions(self) -> "Partitions":
-        """What lies where they publish."""
         return Partitions(self.amqp_url, self.layout, self.header)
 
     @contextmanager
@@ -106,14 +92,10 @@ class Faces:
         has_confirms: bool = True,
         **options: Any,
     ) -> Iterator[Face]:
-        """A router, on a connection of its own.
+        """Open a router on a connection of its own.
 
-        Args:
-            database_url: Another database than the one of all.
-            super_stream: Another super stream.
-            through: Another URL of the broker; its connection is intercepted, as one whose confirms are settled.
-            has_confirms: Whether the channel has publisher confirms.
-            options: The router's.
+        With `through`, another URL of the broker, its connection is intercepted, so that lost confirms are
+        settled.
         """
         blocking, asynchronous, kind = _KINDS[self.header]
         arguments = super_stream or self.layout.super_stream, database_url or self.database_url, kind(**options)
@@ -156,13 +138,7 @@ async def _closed(connection: Any) -> None:
 
 
 class Partitions:
-    """What lies in the partitions of a super stream.
-
-    Args:
-        amqp_url: The broker.
-        layout: The super stream.
-        header: What is placed there: `SETS` or `CONTEXTS`.
-    """
+    """The contents of a super stream's partitions."""
 
     def __init__(self, amqp_url: str, layout: Layout, header: str = SETS) -> None:
         self._amqp_url = amqp_url
@@ -170,12 +146,10 @@ class Partitions:
         self._header = header
 
     def messages(self) -> dict[str, list[Message]]:
-        """The messages of each partition."""
         with reader_of(self._amqp_url) as reader:
             return {each.stream: list(reader.iterate(each.stream)) for each in self._layout}
 
     def bodies(self) -> dict[str, list[bytes]]:
-        """The bodies in each partition."""
         return {stream: [each.body for each in messages] for stream, messages in self.messages().items()}
 
     def of_set(self, name: str | None) -> dict[str, list[bytes]]:

@@ -33,7 +33,6 @@ class Agent:
         return self._portal.call(function, *arguments)
 
     def call(self, tool: str, **arguments: Any) -> CallToolResult:
-        """Call a tool."""
         result: CallToolResult = self.run(partial(self.client.call_tool, tool, arguments))
         return result
 
@@ -50,11 +49,9 @@ class Agent:
         return dict(result.structured_content)
 
     def answer(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        """What a tool answers."""
         return dict(self.result(tool, **arguments)["answer"])
 
     def error(self, tool: str, **arguments: Any) -> str:
-        """What a tool says that cannot answer."""
         result = self.call(tool, **arguments)
         assert result.is_error, text_of(result)
         assert result.structured_content is None

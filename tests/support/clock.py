@@ -15,17 +15,9 @@ from typing import Any, Final
 
 import pytest
 
-BUDGET_S: Final = 240.0
-"""Processor seconds a file may take with `--budget`: many times what most take, since a loaded machine takes more."""
-
-BUDGETS: Final = {
-    "tests/acceptance/": 600.0,
-    "tests/cluster/": 600.0,
-    "tests/integration/spark/": 600.0,
-    "tests/packaging/": 600.0,
-    "tests/web/": 600.0,
-}
-"""The same, of files in folders whose first files start JVMs, nodes, browsers and compilers for the others."""
+BUDGET_S: Final = 600.0
+"""Processor seconds a file may take with `--budget`: some start JVMs, nodes, browsers and compilers for the others, and
+a loaded machine takes more."""
 
 Taken = tuple[float, float, float]
 """Seconds of the wall, of a processor by this process, and by all that it started."""
@@ -53,11 +45,6 @@ def _living(ancestor: int) -> float:
     for process in found:
         found += below[process]
     return sum(seconds[process] for process in found)
-
-
-def budget_of(file: str) -> float:
-    """The processor seconds that a file may take."""
-    return next((seconds for folder, seconds in BUDGETS.items() if file.startswith(folder)), BUDGET_S)
 
 
 class Clock:
@@ -89,7 +76,6 @@ class Clock:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take what a process counted."""
         for file, taken in getattr(node, "workeroutput", {}).get("clock", {}).items():
             self._add(file, taken)
 
@@ -114,7 +100,7 @@ class Clock:
         return sum(self._files[file][1:])
 
     def _over(self) -> list[str]:
-        return [file for file in self._files if self._processor_s(file) > budget_of(file)]
+        return [file for file in self._files if self._processor_s(file) > BUDGET_S]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the sum, the ten dearest files, and those over their budget."""
@@ -127,4 +113,4 @@ class Clock:
         for file in self._dearest()[:10]:
             terminalreporter.write_line(f"{self._processor_s(file):8.1f} {file}")
         for file in self._over():
-            terminalreporter.write_line(f"{file} is over its budget of {budget_of(file):.0f} s", red=True)
+            terminalreporter.write_line(f"{file} is over its budget of {BUDGET_S:.0f} s", red=True)

@@ -138,7 +138,6 @@ class Cluster:
         return f"{self._network}.{number}"
 
     def erlang_name(self, number: int) -> str:
-        """The Erlang name of a node."""
         return f"r{number}@{self.address(number)}"
 
     def amqp_url(self, number: int) -> str:
@@ -146,7 +145,6 @@ class Cluster:
         return self.nodes[number].broker_url
 
     def stream_url(self, number: int) -> str:
-        """A node's URL of the stream protocol."""
         return self.nodes[number].stream_url
 
     # --- start and end ------------------------------------------------------------------------------------
@@ -194,11 +192,7 @@ class Cluster:
     def declare(self, stream: str, *, leader: int = 1, **arguments: Any) -> None:
         """Declare a stream whose leader is on a node, and wait until all of its replicas are there.
 
-        Args:
-            stream: Its name.
-            leader: The leader's node.
-            arguments: More of the stream's arguments, as of `declare_stream`; `x_initial_cluster_size=1` for a
-                stream without other replicas.
+        `x_initial_cluster_size=1` declares one without replicas on the other nodes.
         """
         declare_stream(self.amqp_url(leader), stream, x_queue_leader_locator="client-local", **arguments)
         self._await_places(stream, replicas=int(arguments.get("x_initial_cluster_size", len(NODES))) - 1)
@@ -287,7 +281,6 @@ class Cluster:
         self.nodes[number].freeze()
 
     def thaw(self, number: int) -> None:
-        """Let a frozen node run on."""
         self._frozen.discard(number)
         self.nodes[number].thaw()
 
@@ -324,7 +317,6 @@ class Cluster:
             assert silenced == "[ok]", silenced
 
     def _alive(self, other_than: int | None = None) -> ClusterNode:
-        """A node that answers."""
         is_frozen = self._frozen | {other_than}
         return next(node for number, node in self.nodes.items() if node.running and number not in is_frozen)
 

@@ -54,7 +54,6 @@ class StoreMember:
         return self.store.take_over(self.member, types, most)[0]
 
     def outcome(self, message_id: str) -> Outcome:
-        """What became of a message."""
         return self.store.outcomes_of([message_id])[message_id]
 
 
@@ -160,13 +159,11 @@ class Consumer:
         self.answer = answer
 
     def __call__(self, bulk: Bulk) -> Any:
-        """Note the bulk's reason and bodies."""
         self.bulks.append((bulk.reason, [each.message.body.decode() for each in bulk.messages]))
         return self.answer(bulk)
 
     @property
     def bodies(self) -> list[str]:
-        """All bodies, in the order they came."""
         return [body for _, bodies in self.bulks for body in bodies]
 
 

@@ -83,13 +83,7 @@ def database_name(of: str = "relatum_test") -> str:
 
 
 class Databases:
-    """Copies of a template. One thread uses it.
-
-    Args:
-        server_url: Whose user may create databases.
-        template: The name of the database that is copied; nobody writes to it any more.
-        copying: What CREATE DATABASE says besides.
-    """
+    """Copies of a template, which nobody writes to any more. One thread uses it."""
 
     def __init__(self, server_url: str, template: str, copying: LiteralString) -> None:
         self._server_url, self._template, self._copying = server_url, template, copying

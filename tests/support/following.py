@@ -57,12 +57,10 @@ class Owner:
         return future.result(60)
 
     def follow(self, *streams: str, start: int = 0, known: Position | None = None) -> None:
-        """Follow streams from an offset on."""
         for stream in streams:
             self._do(self.follower.follow, stream, start, known=known)
 
     def leave(self, stream: str) -> None:
-        """Follow it no more."""
         self._do(self.follower.leave, stream)
 
     def release(self) -> None:
@@ -71,11 +69,9 @@ class Owner:
         self._do(lambda: self.follower.done(*(event for events in self.events.values() for event in events)))
 
     def statistics(self) -> FollowerStatistics:
-        """How it stands."""
         return self._do(self.follower.statistics)
 
     def of(self, stream: str | None, kind: type[T]) -> list[T]:
-        """The events of a kind."""
         return [event for event in self.events[stream] if isinstance(event, kind)]
 
     def kinds(self, stream: str) -> list[type]:
@@ -91,7 +87,6 @@ class Owner:
         return [offset for event in self.of(stream, Records) for offset in event.batch.offsets]
 
     def bodies(self, stream: str) -> list[bytes]:
-        """The bodies that came."""
         return [each.body for event in self.of(stream, Records) for each in event.batch.each_message()]
 
     def wait_event(self, stream: str | None, kind: type[T]) -> T:

@@ -50,10 +50,6 @@ class Naive:
     """Groups as a naive reader finds them: everything read by bare pika, and sorted by hand.
 
     Times must grow with the offsets of each stream.
-
-    Args:
-        amqp_url: The broker.
-        streams: All streams.
     """
 
     def __init__(self, amqp_url: str, streams: Iterable[str]) -> None:
@@ -95,5 +91,4 @@ class Found(NamedTuple):
 
     @property
     def place(self) -> At:
-        """Where it lies."""
         return self.stream, self.offset

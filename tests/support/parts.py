@@ -32,7 +32,6 @@ class Parts:
             copy_rows(connection, self.lines(offsets))
 
     def lines(self, offsets: Sequence[int]) -> list[str]:
-        """The lines of such rows."""
         return [f"1\tv{offset % 7}\t{self.stream_id}\t{offset * 1000}\t{offset}\n" for offset in offsets]
 
     def retain(self, first: int) -> None:
@@ -41,13 +40,11 @@ class Parts:
             retain_from(connection, {self.stream_id: first})
 
     def all(self) -> list[Part]:
-        """All parts."""
         with self.engine.connect() as connection:
             return table_parts_of(connection)
 
     @property
     def numbers(self) -> list[int]:
-        """Which parts there are."""
         return [part.part for part in self.all()]
 
     def offsets(self, part: int | None = None) -> list[int]:
@@ -64,7 +61,6 @@ class Parts:
         )
 
     def close(self) -> None:
-        """Close what can be closed."""
         close_parts(self.engine, self.all())
 
     def close_first(self) -> None:

@@ -53,14 +53,9 @@ def holds_statements() -> bool:
 def pgbouncer(
     server_url: str, directory: Path, *, pool_size: int = 3, clients_max: int = 500, more: str = ""
 ) -> Iterator[str]:
-    """Run one; gives `server_url` through it.
+    """Run one, which uses the URL's user for all sessions; yield `server_url` through it.
 
-    Args:
-        server_url: The URL of a database of PostgreSQL; its user and password are used for all sessions.
-        directory: Where its settings and its log are; it must exist.
-        pool_size: Sessions for each database.
-        clients_max: Connections it takes.
-        more: Further lines of its settings.
+    `directory` must exist; `more` are further lines of its settings.
     """
     program = _program()
     if program is None:

@@ -35,7 +35,6 @@ class Place:
 
     @property
     def broker(self) -> Broker:
-        """The broker, as functions take it."""
         return Broker(self.amqp, stream_url=self.stream_url)
 
     def put(self, *messages: Plain, to: str | None = None) -> None:
@@ -43,7 +42,6 @@ class Place:
         publish_plain(self.amqp, to or self.stream, messages)
 
     def put_recorded(self, *messages: Plain, to: str | None = None) -> None:
-        """Publish messages, and have them recorded."""
         self.put(*messages, to=to)
         self.record(to or self.stream)
 
@@ -81,16 +79,13 @@ class Place:
         return [value for _, value, _ in self.rows()]
 
     def backfill(self, **options: Any) -> BackfillReport:
-        """Back-fill the stream."""
         return backfill(self.amqp, self.engine.url, self.stream, **options)
 
     def status(self, stream: str | None = None) -> StreamStatus:
-        """The status of a stream."""
         (seen,) = status(self.amqp, self.engine.url, [stream or self.stream])
         return seen
 
     def verify(self, **options: Any) -> VerifyReport:
-        """Compare the stream with the database."""
         return verify(self.amqp, self.engine.url, [self.stream], **options)
 
     def declare_again(self) -> None:
@@ -105,19 +100,15 @@ class Place:
             return list(result) if result.returns_rows else []
 
     def messages(self, stream: str | None = None) -> list[Message]:
-        """All messages of a stream."""
         with reader_of(self.amqp) as reader:
             return list(reader.iterate(stream or self.stream))
 
 
 class FailingPlace:
-    """A place whose broker and database are behind lines that can fail, and a face to ask by.
+    """A place whose broker and database are reached over lines that can fail, and a face to call.
 
-    Attributes:
-        place: The place itself.
-        broker: The broker's address by way of the lines.
-        database: The database's URL by way of a line.
-        took_s: Seconds that what was asked during the last fault took.
+    `broker` and `database` are the addresses over the lines; `took_s` is the time that calls took during the last
+    fault.
     """
 
     def __init__(self, place: Place, face: str) -> None:
@@ -166,7 +157,6 @@ class FailingPlace:
             self.took_s = time.monotonic() - began
 
     def close(self) -> None:
-        """Close all."""
         self._stack.close()
 
 

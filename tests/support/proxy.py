@@ -55,19 +55,16 @@ class Proxy:
 
     @classmethod
     def to(cls, url: str) -> Self:
-        """A proxy to the server of an AMQP URL."""
         parts = urlsplit(url)
         return cls(parts.hostname or "127.0.0.1", parts.port or 5672)
 
     def url(self, url: str) -> str:
-        """The same URL by way of the proxy."""
         parts = urlsplit(url)
         user = parts.netloc.rpartition("@")[0]
         return urlunsplit(parts._replace(netloc=f"{user}@127.0.0.1:{self.port}"))
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         port: int = self._listener.getsockname()[1]
         return port
 

@@ -25,7 +25,6 @@ class Load(ABC):
         self.stop()
 
     def stop(self) -> None:
-        """Publish no more."""
         self._stop.set()
         self._thread.join(90)
         assert not self._thread.is_alive()
@@ -35,14 +34,7 @@ class Load(ABC):
 
 
 class StubbornLoad(Load):
-    """Publishes whatever happens to the broker: it connects again, and publishes no number twice.
-
-    Args:
-        broker_url: The broker.
-        message_of: The stream and the properties of the message of a number.
-        each_s: How many it publishes in a second.
-        published: Of how many it goes on.
-    """
+    """Publishes `each_s` messages a second whatever happens to the broker; connects again, and repeats no number."""
 
     def __init__(
         self,

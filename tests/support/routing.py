@@ -56,15 +56,7 @@ def other_than(layout: Layout, stream: str) -> str:
 
 
 class HeldMove:
-    """A move of contexts that stands still once it is in a state, until `go`. A context manager.
-
-    Args:
-        contexts: Who moves them.
-        names: The contexts.
-        to: The stream they go to.
-        state: Where it stands still: "fencing" or "fenced".
-        engine: Where its mover is said to live meanwhile, so that nobody goes on with it.
-    """
+    """A move of contexts that stops in a state ("fencing" or "fenced") until `go`. Meanwhile nobody resumes it."""
 
     def __init__(
         self, contexts: SerializationContexts, names: list[str], to: str, state: str, engine: sa.Engine

@@ -30,12 +30,7 @@ SESSION = "0123456789abcdef"
 
 
 class SerialBed:
-    """A super stream whose contexts are published to, and moved, one thing at a time.
-
-    Attributes:
-        name: The super stream.
-        streams: Its partitions.
-    """
+    """A super stream whose contexts are published to, and moved, one thing at a time."""
 
     def __init__(self, amqp_url: str, engine: sa.Engine, layout: Layout, channel: pika.channel.Channel) -> None:
         self.name = layout.super_stream
@@ -65,13 +60,11 @@ class SerialBed:
             self._ids[partition.stream] = added.scalar_one()
 
     def retire(self, partition: int) -> None:
-        """Mark a partition as retired."""
         where = super_stream_partitions.c.partition_id == self._ids[self.streams[partition]]
         with self._engine.begin() as connection:
             connection.execute(sa.update(super_stream_partitions).where(where).values(state="retired"))
 
     def epoch(self) -> int:
-        """The next epoch."""
         with self._engine.begin() as connection:
             return int(connection.scalar(sa.select(placement_epochs.next_value())))
 
@@ -91,7 +84,6 @@ class SerialBed:
         return self.end(partition)
 
     def publish_plain(self, partition: int, *bodies: str) -> None:
-        """Publish messages of no context."""
         for body in bodies:
             self._publish(self.streams[partition], body.encode(), {})
 
@@ -113,7 +105,6 @@ class SerialBed:
     # --- moves ------------------------------------------------------------------------------------------------------
 
     def begin(self, contexts: Iterable[str], source: int, target: int) -> "HandMove":
-        """Write the rows of a move that begins."""
         names, epoch = sorted(contexts), self.epoch()
         with self._engine.begin() as connection:
             move_id = connection.execute(
@@ -162,7 +153,6 @@ class HandMove:
         self.fence_offset = -1
 
     def fence(self) -> None:
-        """Publish the fence, and note where it lies."""
         self.fence_offset = self.publish_fence()
         self.bed._set(self.move_id, state="fenced", fence_offset=self.fence_offset)
 
@@ -183,7 +173,6 @@ class HandMove:
             self.bed._epochs[context] = self.epoch
 
     def adopt(self, context: str, offset: int) -> None:
-        """Adopt what lies behind the fence."""
         self.bed.control(self.target, Adoption(context, self.epoch, self.bed.streams[self.source], offset))
 
 
@@ -198,14 +187,7 @@ def serial_bed(amqp_url: str, engine: sa.Engine, partitions: int = 2) -> Iterato
 
 @dataclass(frozen=True)
 class Stage:
-    """What a test of serial consumers takes place on.
-
-    Attributes:
-        bed: The super stream.
-        database_url: Where positions are.
-        amqp_url: The broker.
-        engine: Looks into the database.
-    """
+    """A super stream, its broker and database: what a test of serial consumers needs."""
 
     bed: SerialBed
     database_url: str
@@ -214,20 +196,17 @@ class Stage:
 
     @contextmanager
     def consumer(self, name: str = "test", *, database_url: str | None = None, **options: Any) -> Iterator[Any]:
-        """A consumer that runs."""
         chosen = SerialOptions(**{"lease_s": LEASE_S, **options})
         urls = {"database": database_url or self.database_url, "broker": self.amqp_url}
         with SerialConsumer(self.bed.name, name, chosen, **urls) as consumer:
             yield consumer
 
     def position(self, partition: int) -> int:
-        """A stored position."""
         with self.engine.connect() as connection:
             where = serial_positions.c.partition_id == self.bed._ids[self.bed.streams[partition]]
             return int(connection.scalar(sa.select(serial_positions.c.position).where(where)) or 0)
 
     def holds(self) -> int:
-        """How many holds are stored."""
         with self.engine.connect() as connection:
             return int(connection.scalar(sa.select(sa.func.count()).select_from(serial_holds)) or 0)
 

@@ -148,14 +148,6 @@ class Refused(Exception):
 
 
 @dataclass
-class MoveRow:
-    """A row of `context_moves`, with its contexts."""
-
-    step: MoveStep
-    generation: int
-
-
-@dataclass
 class HoldRow:
     """A row of `serial_holds`."""
 
@@ -265,7 +257,7 @@ class World:
         self.placements: dict[str, Placement] = {}
         self.openings: dict[str, int] = defaultdict(int)
         self.opening_of: dict[tuple[str, int], int] = {}
-        self.moves: dict[int, MoveRow] = {}
+        self.moves: dict[int, MoveStep] = {}
         self.generation = 1
         self.epochs = 0
         self.consumers: dict[str, Consumer] = {}
@@ -278,7 +270,6 @@ class World:
         self.counts: dict[str, int] = defaultdict(int)
 
     def publish(self, router: int, context: str, preferred: str) -> None:
-        """Let a publisher begin to publish."""
         chosen = self.routers[router % len(self.routers)]
         self.start("publisher", chosen.publish(context, preferred), chosen)
 
@@ -408,7 +399,6 @@ class World:
         return self.answer(request)
 
     def answer(self, request: Asked) -> Any:  # noqa: C901 - one case for each question
-        """What database and partitions say."""
         match request:
             case Asked("sleep" | "take_over"):
                 return None
@@ -432,20 +422,20 @@ class World:
             case Asked("begin", move):
                 return self.begin_move(*move)
             case Asked("look", (move_id,)):
-                return self.moves[move_id].step
+                return self.moves[move_id]
             case Asked("find", (stream, control, from_offset)):
                 return self._find_control(stream, control, from_offset)
             case Asked("let_fence", (move_id,)):
-                return self.let_fence(self.moves[move_id])
+                return self.let_fence(move_id)
             case Asked("set_fenced", (move_id, attempt, fence_offset)):
-                row = self.moves[move_id]
-                if not row.step.fence_epoch:
+                step = self.moves[move_id]
+                if not step.fence_epoch:
                     raise Refused
-                if row.step.state is MoveState.FENCING and row.step.attempt == attempt:
-                    row.step = replace(row.step, state=MoveState.FENCED, fence_offset=fence_offset)
-                return row.step
+                if step.state is MoveState.FENCING and step.attempt == attempt:
+                    return self.change(move_id, state=MoveState.FENCED, fence_offset=fence_offset)
+                return step
             case Asked("switch", (move_id, attempt, marker_offset)):
-                return self._switch(self.moves[move_id], attempt, marker_offset)
+                return self._switch(move_id, attempt, marker_offset)
             case Asked("set_aborting", (move_id,)):
                 return self._set_aborting(move_id)
         raise AssertionError(request)
@@ -498,8 +488,7 @@ class World:
 
     def _find_move(self, name: str, epoch: int, stream: str) -> Move | None:
         """The first move that ended or began a name in a partition under a higher epoch than that."""
-        for row in self.moves.values():
-            step = row.step
+        for step in self.moves.values():
             if name not in step.names:
                 continue
             is_out = step.source == stream and step.fence_epoch > epoch
@@ -547,19 +536,24 @@ class World:
             ended_at=None,
             reason=None,
         )
-        self.moves[move_id] = MoveRow(step, self.generation)
+        self.moves[move_id] = step
         self.counts["moves"] += 1
         return step
 
-    def let_fence(self, row: MoveRow) -> MoveStep:
+    def change(self, move_id: int, **changes: Any) -> MoveStep:
+        step = self.moves[move_id] = replace(self.moves[move_id], **changes)
+        return step
+
+    def let_fence(self, move_id: int) -> MoveStep:
         """Take the fence's epoch, unless that was done."""
-        if not row.step.fence_epoch:
-            fence = self.next_epoch()
-            epoch = self.next_epoch() if row.step.aborting else fence
-            row.step = replace(row.step, fence_epoch=fence, epoch=epoch, attempt=row.step.attempt + 1)
-            for context in row.step.names:
-                self.opening_of[context, fence] = self.openings[context]
-        return row.step
+        step = self.moves[move_id]
+        if step.fence_epoch:
+            return step
+        fence = self.next_epoch()
+        for context in step.names:
+            self.opening_of[context, fence] = self.openings[context]
+        epoch = self.next_epoch() if step.aborting else fence
+        return self.change(move_id, fence_epoch=fence, epoch=epoch, attempt=step.attempt + 1)
 
     def _find_control(self, stream: str, control: Fence | Marker, from_offset: int) -> int | None:
         for offset, entry in enumerate(self.streams[stream]):
@@ -568,33 +562,25 @@ class World:
                 return offset
         return None
 
-    def _switch(self, row: MoveRow, attempt: int, marker_offset: int) -> MoveStep:
-        is_other = row.step.attempt != attempt and "attempt" not in self.omit
-        if row.step.state is not MoveState.FENCED or is_other:
-            return row.step
-        state = MoveState.ABORTED if row.step.aborting else MoveState.SWITCHED
-        row.step = replace(row.step, state=state, marker_offset=marker_offset)
+    def _switch(self, move_id: int, attempt: int, marker_offset: int) -> MoveStep:
+        step = self.moves[move_id]
+        if step.state is not MoveState.FENCED or (step.attempt != attempt and "attempt" not in self.omit):
+            return step
+        state = MoveState.ABORTED if step.aborting else MoveState.SWITCHED
         self.generation += 1
-        for context in row.step.names:
-            self._set(context, stream=row.step.target, epoch=row.step.epoch, state=PlacementState.OPEN, move_id=None)
+        for context in step.names:
+            self._set(context, stream=step.target, epoch=step.epoch, state=PlacementState.OPEN, move_id=None)
         self.counts[state.value] += 1
-        return row.step
+        return self.change(move_id, state=state, marker_offset=marker_offset)
 
     def _set_aborting(self, move_id: int) -> MoveStep:
-        row = self.moves[move_id]
-        if not row.step.aborting and not row.step.state.is_ended:
-            row.step = replace(
-                row.step,
-                aborting=True,
-                attempt=row.step.attempt + 1,
-                target=row.step.source,
-                target_scan_from=row.step.scan_from,
-                epoch=self.next_epoch(),
-            )
-        return row.step
+        step = self.moves[move_id]
+        if step.aborting or step.state.is_ended:
+            return step
+        back = {"target": step.source, "target_scan_from": step.scan_from, "epoch": self.next_epoch()}
+        return self.change(move_id, aborting=True, attempt=step.attempt + 1, **back)
 
     def next_epoch(self) -> int:
-        """The sequence."""
         self.epochs += 1
         return self.epochs
 
@@ -616,7 +602,7 @@ class World:
     def _insert_consumer(self, name: str, ends: Mapping[str, int]) -> None:
         starts = dict(ends)
         if "consistent starts" not in self.omit:
-            moves = [row.step for row in self.moves.values()]
+            moves = self.moves.values()
             begins = [each.target_scan_from if each.marker_offset is None else each.marker_offset for each in moves]
             places = [(each.source, each.target, each.fence_offset) for each in moves]
             starts = consistent_starts(
@@ -625,18 +611,15 @@ class World:
         self.consumers[name] = Consumer({key: PositionRow(at) for key, at in starts.items()}, self.clock)
 
     def claim(self, name: str, partition: str) -> tuple[int, int, dict[int, HoldRow]]:
-        """Become the member that has a partition."""
         row = self.consumers[name].positions[partition]
         row.version += 1
         return row.version, row.position, {move_id: replace(hold) for move_id, hold in row.holds.items()}
 
     def begin_reading(self, partition: str, position: int, holds: Mapping[int, HoldRow]) -> tuple[int, dict[str, int]]:
-        """Where reading begins, and the floors there."""
         bounds = [position]
         if "rescan holds" not in self.omit:
             bounds += [hold.marker_offset for hold in holds.values()]
-        for row in self.moves.values():
-            step = row.step
+        for step in self.moves.values():
             if step.source == partition and step.fence_offset is None and "rescan fences" not in self.omit:
                 bounds.append(step.scan_from)
             if step.target == partition and not step.state.is_ended:
@@ -648,8 +631,7 @@ class World:
         floors: dict[str, int] = {}
         if "floors from moves" in self.omit:
             return floors
-        for row in self.moves.values():
-            step = row.step
+        for step in self.moves.values():
             epochs = [0]
             if step.source == partition and step.fence_offset is not None and step.fence_offset < begin:
                 epochs.append(step.fence_epoch)
@@ -667,9 +649,9 @@ class World:
             source = positions[hold.source]
             if source.position <= hold.fence_offset and "source position" not in self.omit:
                 continue
-            contexts = self.moves[move_id].step.names
+            contexts = self.moves[move_id].names
             blocked = any(
-                other.marker_offset < hold.fence_offset and contexts & self.moves[other_id].step.names
+                other.marker_offset < hold.fence_offset and contexts & self.moves[other_id].names
                 for other_id, other in source.holds.items()
                 if (hold.source, other_id) != (partition, move_id)
             )
@@ -721,7 +703,6 @@ class World:
         consumer.latest_began[key] = max(consumer.latest_began[key], sent.began)
 
     def consume(self, name: str, partition: str) -> Actor:
-        """A member that has one partition."""
         version, position, rows = yield Call(lambda: self.claim(name, partition))
         at, floors = yield Call(lambda: self.begin_reading(partition, position, rows))
         cursors = {move_id: hold.cursor for move_id, hold in rows.items()}
@@ -766,11 +747,11 @@ class World:
         while self.in_flight:
             self.arrive(0)
         self._run_out("mover", "aborter", "creator")
-        for move_id, row in self.moves.items():
-            if not row.step.state.is_ended:
+        for move_id, step in self.moves.items():
+            if not step.state.is_ended:
                 self.start("mover", stepwise(moving.go_on, self.asking, move_id))
         self._run_out("mover", "aborter")
-        if any(not row.step.state.is_ended for row in self.moves.values()):
+        if any(not step.state.is_ended for step in self.moves.values()):
             raise Wrong("a move does not end")
         self._run_out("publisher")
         for router in self.routers:
@@ -844,7 +825,7 @@ class World:
             for entry in entries[: entries.index(Data(context, placed))]:
                 if not isinstance(entry, Marker) or context not in entry.contexts or entry.epoch <= placed.epoch:
                     continue
-                if self.moves[entry.move_id].step.aborting and stream != entry.source:
+                if self.moves[entry.move_id].aborting and stream != entry.source:
                     return self.opening_of[context, entry.epoch] > self.opening_of[context, placed.epoch]
         return False
 
@@ -883,7 +864,6 @@ class Router:
         self.busy: set[str] = set()
 
     def now(self) -> float:
-        """Its clock."""
         return (self.world.clock - self.stood_still) * STEP_S * self._rate
 
     def publish(self, context: str, preferred: str) -> Actor:

@@ -11,11 +11,7 @@ from opentelemetry.util._once import Once
 
 
 class Spans:
-    """The spans that ended while this was the application's.
-
-    Attributes:
-        provider: Their provider.
-    """
+    """The spans that ended while `provider` was the application's."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
@@ -24,21 +20,17 @@ class Spans:
 
     @property
     def all(self) -> list[ReadableSpan]:
-        """All of them, as they ended."""
         return list(self._exporter.get_finished_spans())
 
     @property
     def ours(self) -> list[ReadableSpan]:
-        """Those that Relatum made."""
         return [each for each in self.all if each.instrumentation_scope.name == "relatum"]
 
     @property
     def names(self) -> list[str]:
-        """The names of those."""
         return [each.name for each in self.ours]
 
     def clear(self) -> None:
-        """Forget them."""
         self._exporter.clear()
 
 

@@ -47,6 +47,12 @@ def make_session(directory: Path, master: str = "local[2]", **settings: str) -> 
     return builder.getOrCreate()
 
 
+def uncommit(checkpoint: Path, batch: int) -> None:
+    """Take back that Spark committed a micro-batch, as a kill would have."""
+    for name in (f"{batch}", f".{batch}.crc"):
+        (checkpoint / "commits" / name).unlink(missing_ok=True)
+
+
 class Frame:
     """A DataFrame of Arrow batches, whose `mapInArrow` runs in this process, by what a task has: pickled and back."""
 
@@ -86,12 +92,6 @@ class Here:
     def sparkContext(self) -> "Here":  # noqa: N802
         """What says how many tasks run at once."""
         return self
-
-    def setJobDescription(self, text: str) -> None:  # noqa: N802
-        """Nobody looks."""
-
-    def setLocalProperty(self, name: str, value: str | None) -> None:  # noqa: N802
-        """Nobody looks."""
 
     def range(self, start: int, end: int, step: int, partitions: int) -> Frame:
         """Numbers."""

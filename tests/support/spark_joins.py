@@ -58,7 +58,6 @@ class Sides:
 
     @property
     def servers(self) -> dict[str, Any]:
-        """The arguments that name them."""
         return {"database": self.place.database, "broker": self.place.amqp}
 
     def record(self, left: Sequence[Headers] = (), right: Sequence[Headers] = (), keys: Sequence[str] = ()) -> None:
@@ -69,5 +68,4 @@ class Sides:
         self.place.record(self.left, self.right, keys=keys or ["order_id"])
 
     def frame(self, rows: Sequence[tuple[Any, ...]], more: str = "") -> DataFrame:
-        """A frame of places."""
         return self.spark.createDataFrame(rows, f"stream string, offset long{more}")

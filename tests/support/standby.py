@@ -11,12 +11,7 @@ from relatum.local import LocalPostgreSQL
 
 
 class Standby(LocalPostgreSQL):
-    """A server that follows another one, read-only until it is promoted.
-
-    Args:
-        directory: Where it keeps everything.
-        primary: The server it follows, which runs.
-    """
+    """A server that follows a running primary, read-only until it is promoted."""
 
     def __init__(self, directory: str | os.PathLike[str], primary: LocalPostgreSQL) -> None:
         super().__init__(directory, durable=False)
@@ -35,7 +30,6 @@ class Standby(LocalPostgreSQL):
         return f"{url}?target_session_attrs=read-write"
 
     def promote(self) -> None:
-        """Make it take writes."""
         with psycopg.connect(self.database_url, autocommit=True) as connection:
             connection.execute("SELECT pg_promote()")
 

@@ -26,11 +26,7 @@ KEY_PASSWORD = "opens-the-key"
 
 
 class Authority:
-    """A certificate authority, and what it vouches for, as files of one directory.
-
-    Attributes:
-        ca: The authority's own certificate.
-    """
+    """A certificate authority, and the certificates that it signs, as files of one directory."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._directory = directory
@@ -46,13 +42,10 @@ class Authority:
         subprocess.run(["openssl", *arguments], cwd=self._directory, check=True, capture_output=True)
 
     def issue(self, name: str, *, alternative: str | None = None, days: int = 2, password: str | None = None) -> Path:
-        """Make a certificate `NAME.pem` with its key `NAME.key`; gives the certificate's path.
+        """Make a certificate `NAME.pem` and its key `NAME.key`, and return the certificate's path.
 
-        Args:
-            name: The file's name, and the common name.
-            alternative: The host it is for; None for a client's.
-            days: How long it is valid from now; negative for one that has expired.
-            password: Encrypts the key.
+        It is for the host `alternative`, or for a client. It is valid for `days`; negative ones make it
+        expired. `password` encrypts the key.
         """
         locked = ["-aes256", "-pass", f"pass:{password}"] if password else []
         self._openssl(
@@ -79,7 +72,6 @@ class Port:
 
     @property
     def stream(self) -> int:
-        """The stream port."""
         return self.amqp - 120
 
 
@@ -174,7 +166,6 @@ class TlsBroker:
         }
 
     def file(self, name: str) -> Path:
-        """A file of certificates or keys."""
         return self.directory / name
 
     def __enter__(self) -> "TlsBroker":
@@ -203,7 +194,6 @@ class TlsBroker:
 
     @property
     def credentials(self) -> str:
-        """User and password, as in a URL."""
         return urlsplit(self.server.broker_url).netloc.rpartition("@")[0]
 
     def url(self, template: str) -> str:

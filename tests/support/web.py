@@ -28,7 +28,6 @@ class Asking:
         return self._portal.call(partial(self._client.request, method, path, **options))
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        """Ask for something."""
         return self.request("GET", path, **options)
 
     def answer(self, path: str, **query: Any) -> Any:
@@ -38,7 +37,6 @@ class Asking:
         return response.json()
 
     def post(self, path: str, **options: Any) -> httpx.Response:
-        """Send a form."""
         return self.request("POST", path, **options)
 
     def together(self, paths: list[str]) -> list[httpx.Response]:

@@ -54,11 +54,7 @@ class Zygote:
     def run(
         self, arguments: Sequence[str], *, environment: Mapping[str, str], timeout_s: float
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end, as `subprocess.run` does with text that is captured.
-
-        Raises:
-            subprocess.TimeoutExpired: It did not end in time, and was killed.
-        """
+        """Run a command to its end, as `subprocess.run` does with text that is captured."""
         asked = {"arguments": list(map(str, arguments)), "environment": dict(environment), "directory": str(Path.cwd())}
         ended, child_ended = os.pipe()
         with TemporaryFile("w+", newline="") as out, TemporaryFile("w+", newline="") as errors:

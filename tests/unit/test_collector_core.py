@@ -1,7 +1,5 @@
 """What a collector flushes when, and who has to wait: held against a model that is naive."""
 
-# ruff: noqa: D102 - the model and the machine say what they do by their names
-
 from dataclasses import dataclass, field
 
 from hypothesis import settings

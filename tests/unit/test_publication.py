@@ -52,7 +52,7 @@ class _World(World):
         source = self.placements[name].stream
         ends = len(self.streams[source]), len(self.streams[target])
         begun = self.begin_move(source, target, frozenset({name}), *ends)
-        return self.let_fence(self.moves[begun.move_id])
+        return self.let_fence(begun.move_id)
 
     def switch(self, move: MoveStep) -> None:
         self.streams[move.target].append(Marker(move.move_id, move.epoch, move.names, move.source, 0))
@@ -178,7 +178,7 @@ def slept(world: _World, **facts: Any) -> _Run:
     publications = routed(world)
     run = under_way(world, publications)
     world.move("x", "p1")
-    world.moves[1].step = replace(world.moves[1].step, **facts)
+    world.change(1, **facts)
     return run.until("search")
 
 

@@ -356,6 +356,6 @@ def test_a_fence_of_an_earlier_release_is_not_taken_for_the_moves() -> None:
     world._perform(mover)
     go_on(world, old)
     go_on(world, mover)
-    move = world.moves[1].step
+    move = world.moves[1]
     assert move.fence_offset is not None
     assert world.streams["p0"][move.fence_offset] == Fence(1, move.fence_epoch, frozenset("a"))

@@ -31,8 +31,8 @@ KEYS = [
 
 # What RabbitMQ 3.10 and 4.3 store of messages published by pika, and what a stream client writes.
 OLD = (
-    b"\0Sr\xc1\x38\6\xa3\rx-routing-key\xa1\1s\xa3\nx-exchange\xa1\0\xa3\x10x-basic-priorityP\3"
-    b"\0Ss\xc0\x1a\r\xa1\2m1@@@@@@@@\x83\0\0\1\x8b\xcf\xe5h\0@@@\0St\xc1H\10\xa1\x0cx-basic-type\xa1\1t\xa1\x0e"
+    b"\0Sr\xc1\x35\6\xa3\rx-routing-key\xa1\1s\xa3\nx-exchange\xa1\0\xa3\x10x-basic-priorityP\3"
+    b"\0Ss\xc0\x19\r\xa1\2m1@@@@@@@@\x83\0\0\1\x8b\xcf\xe5h\0@@@\0St\xc1H\10\xa1\x0cx-basic-type\xa1\1t\xa1\x0e"
     b'x-basic-app-id\xa1\1a\xa1\x0crelatum_time\x81\0\6\n$\x18 "@\xa1\5x-foo\xa1\3bar\0Su\xa0\1y'
 )
 NEW = (
@@ -66,7 +66,6 @@ SAMPLES = [
 
 
 def expected(message: Message) -> dict[str, Any]:
-    """A row, out of what the message says."""
     properties = asdict(message.properties)
     if not -(2**31) <= (properties["priority"] or 0) < 2**31:
         properties["priority"] = None
@@ -117,7 +116,6 @@ def test_columns_say_what_messages_say(records: Sequence[bytes], chunk_ms: int |
 
 
 def source_of(**options: Any) -> DefaultSource:
-    """The source of some options."""
     given = {"broker": "amqp://nobody@127.0.0.1:1/", "stream": "s", "database": "postgresql://u@h/d"}
     return DefaultSource(given | options)
 

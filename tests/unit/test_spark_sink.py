@@ -40,7 +40,6 @@ MOMENT = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
 
 
 def ids(rows: list[bytes], epoch: int = 0) -> list[int]:
-    """The publishing ids of rows."""
     numbering = Numbering("r", epoch, "s")
     return [numbering.next((row,)) for row in rows]
 
@@ -181,7 +180,6 @@ OPTIONS = {"broker": "amqp://user:hidden@127.0.0.1:1/", "stream": "s"}
 
 
 def table(**columns: DataType) -> StructType:
-    """A schema."""
     return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 

@@ -113,7 +113,6 @@ def test_a_stream_that_ends_before_its_start_stays_where_it_is() -> None:
 
 
 def plan_of(name: str, *segments: Segment) -> Plan:
-    """What a stream lacks."""
     row = StreamRow(1, "/", name, None, 1, "recording", True, 0, datetime(2026, 1, 1, tzinfo=UTC), None)
     return Plan(row, (KeyDefinition("a"),), segments)
 
@@ -153,7 +152,6 @@ def test_the_work_of_the_tasks_can_be_pickled_and_shows_no_credentials() -> None
 
 
 def met(conditions: list[str], **names: int) -> int:
-    """How many conditions of SQL hold for a row."""
     plain = [re.sub(r"'\((\d+),0\)'::tid", r"\1", text).replace(" = ", " == ") for text in conditions]
     return sum(eval(text.replace("AND", "and").replace("OR", "or"), {"true": True} | names) for text in plain)
 

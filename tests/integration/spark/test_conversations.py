@@ -18,7 +18,6 @@ Row = tuple[str, str, str, int]
 
 
 def _found(spark: SparkSession, database: str, keys: Sequence[str], **options: Any) -> dict[tuple[str, int], str]:
-    """By message the id of its conversation."""
     found = conversations(spark, keys, members=True, database=database, partitions=2, **options).collect()
     ids = {(row.stream, row.offset): row.id for row in found}
     assert len(ids) == len(found), "each message once"
@@ -26,7 +25,6 @@ def _found(spark: SparkSession, database: str, keys: Sequence[str], **options: A
 
 
 def _union_find(rows: Iterable[Row], max_value_size: int | None = None) -> dict[tuple[str, int], str]:
-    """By message the id of its conversation."""
     parents: dict[tuple[str, int], tuple[str, int]] = {}
     values = defaultdict(list)
     for key, value, *place in rows:

@@ -14,6 +14,7 @@ from relatum.keys import KeyDefinition
 from relatum.store.catalog import add_keys
 from relatum_spark import Enrichment
 from tests.support.place import Place
+from tests.support.spark import uncommit
 
 COLUMNS = "number long, order_id string, city string, timestamp timestamp"
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -124,17 +125,12 @@ def test_a_query_run_again_gives_the_same_rows(job: Job) -> None:
         query = rows.writeStream.foreachBatch(job.enrichment().batch(write)).trigger(availableNow=True)
         query.option("checkpointLocation", str(checkpoint)).start().awaitTermination(240)
 
-    def uncommit(batch: int) -> None:
-        """Take back that Spark committed a batch, as a kill would have."""
-        for name in (f"{batch}", f".{batch}.crc"):
-            (checkpoint / "commits" / name).unlink()
-
     job.publish("a")
     with pytest.raises(StreamingQueryException, match="the target is away"):
         run(1, "late", RuntimeError("the target is away"))
     job.publish("late", "a")
     run()
-    uncommit(0)
+    uncommit(checkpoint, 0)
     run()
     assert [(batch, _told(rows)) for batch, rows in written] == [(0, [])] * 3
     for _ in range(2):
@@ -143,7 +139,7 @@ def test_a_query_run_again_gives_the_same_rows(job: Job) -> None:
             1,
             [(1, "found", "late"), (2, "found", "a"), (2, "found", "a")],
         )
-        uncommit(1)
+        uncommit(checkpoint, 1)
 
 
 def test_replays_lose_no_row_and_give_none_twice(job: Job, is_long: bool) -> None:

@@ -33,7 +33,6 @@ def at(place: Place) -> dict[str, Any]:
 
 
 def resolve(frame: Frame, **options: Any) -> list[Row]:
-    """The rows as a task gives them."""
     df: Any = frame
     return relatum_spark.resolve(df, keep_order=True, **options).collect()
 

@@ -32,6 +32,7 @@ from relatum.superstreams import Layout, partition_of
 from tests.support import declare_stream, new_streams, publish_plain, stream_available, unique_name, wait_until
 from tests.support.place import Place
 from tests.support.proxy import SLOW_PART, Proxy
+from tests.support.spark import uncommit
 from tests.support.standstill import in_time
 
 ROWS = 500
@@ -122,8 +123,7 @@ def test_a_micro_batch_replayed_publishes_nothing_twice(
         (source / f"{number}.txt").write_text("".join(f"{number}-{line}\n" for line in range(100)))
     _streamed(spark, sink, source, checkpoint)
     for _ in range(replays):
-        (checkpoint / "commits" / "1").unlink()
-        (checkpoint / "commits" / ".1.crc").unlink()
+        uncommit(checkpoint, 1)
         _streamed(spark, sink, source, checkpoint)
     (source / "2.txt").write_text("2-0\n")
     _streamed(spark, sink, source, checkpoint)

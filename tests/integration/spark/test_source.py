@@ -63,7 +63,6 @@ class Source:
         publish_plain(self.amqp, stream or self.stream, messages)
 
     def read(self, spark: SparkSession, **options: Any) -> DataFrame:
-        """A data frame of the stream."""
         return spark.read.format("rabbitmq_streams").options(**(self.options | options)).load()
 
     def reader(self, **options: Any) -> DataSourceReader:
@@ -74,7 +73,6 @@ class Source:
         return reader
 
     def parts(self, **options: Any) -> list[list[dict[str, Any]]]:
-        """The rows that the tasks of a read give."""
         reader = self.reader(**options)
         return [
             [row for batch in reader.read(partition) for row in batch.to_pylist()]  # type: ignore[union-attr]
@@ -82,11 +80,9 @@ class Source:
         ]
 
     def offsets(self, **options: Any) -> list[int]:
-        """The offsets a read gives, in order."""
         return sorted(row["offset"] for part in self.parts(**options) for row in part)
 
     def starting(self, offset: int) -> dict[str, str]:
-        """The option of an offset to begin at."""
         return {"startingOffsets": f'{{"{self.stream}": {offset}}}'}
 
     def ending(self, offset: int) -> dict[str, str]:
@@ -102,7 +98,6 @@ def wanted(partition: Any) -> tuple[str, int, int, tuple[int, ...] | None]:
 
 @pytest.fixture
 def source(amqp_url: str, stream_url: str, stream_name: str) -> Source:
-    """The source, of a new stream."""
     return Source(amqp_url, stream_url, stream_name)
 
 

@@ -36,6 +36,7 @@ from tests.support import (
 from tests.support._raw_publisher import RawPublisher
 from tests.support.place import Place
 from tests.support.proxy import Proxy
+from tests.support.spark import uncommit
 
 LIMIT_S = 240
 FAST = {"processingTime": "100 milliseconds"}
@@ -90,9 +91,7 @@ class Run:
 
     def forget_commit(self) -> int:
         """Make the last batch one that was not committed; return its number."""
-        last = self.written[-1][0]
-        for name in (f"{last}", f".{last}.crc"):
-            (self.checkpoint / "commits" / name).unlink(missing_ok=True)
+        uncommit(self.checkpoint, last := self.written[-1][0])
         return last
 
 
