@@ -104,11 +104,6 @@ class CollectorLoop:
         """Return the name of an activity for log lines."""
         return f"collector {self.store.name!r}, {does},"
 
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether the broker has been unreachable for so long that other members may read this member's streams."""
-        return self.following is not None and self.following.reach.is_cut_off
-
     def persist(self, call: Callable[[], T], what: str) -> T:
         """Repeat a call until it succeeds, as long as its errors are transient. Blocks: not for the loop's thread.
 
@@ -192,14 +187,7 @@ class CollectorLoop:
 
     async def _look_after_others(self) -> float:
         """Take over unfinished messages of dead members while there is room."""
-        while True:
-            was_cut_off = self.is_cut_off
-            if self.following is not None:
-                self.following.reach.look()
-            if self.is_cut_off != was_cut_off:
-                self._wake_streams()
-            if self.is_cut_off:
-                break
+        while self.following is None or not self.following.is_cut_off:
             room, types = self.core.room_for_others(TAKE_OVER_MESSAGES), self.core.types_with_room()
             if not (room and types):
                 break
@@ -369,7 +357,7 @@ class CollectorLoop:
         try:
             await self._until(lambda: not self._lots, time.monotonic() + END_S)
             if following is not None:
-                await asyncio.wait([self.loop.spawn(following.close())], timeout=END_S)
+                await asyncio.wait([self.loop.spawn(following.follower.close())], timeout=END_S)
             # `abandon` has given its database calls a deadline.
             await in_thread(self._keeping, self._leave)
         finally:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from relatum.collecting._collector_core import Advance, Followed
+from relatum.collecting._handlers import logger
 from relatum.errors import Conflict
 from relatum.processes import new_holder
 from relatum.reading import Position
@@ -15,8 +16,6 @@ from relatum.store.database import AnyDatabase, Database, sql
 from relatum.store.members import LEASE_S
 from relatum.store.settling import forget_settlements
 from relatum.waiting import Deadline
-
-logger = logging.getLogger("relatum.collector")
 
 # --- collectors and members
 

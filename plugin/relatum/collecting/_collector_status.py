@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from relatum.checks import checked_count, checked_name, checked_names, meant
 from relatum.collecting._collector_core import Result
+from relatum.collecting._collector_members import FIND_COLLECTOR
 from relatum.errors import InvalidInput, NotFound, StreamNotFound
 from relatum.metrics import Counter, Distribution, Each, Gauge, Histogram, Observed, reported
 from relatum.outcomes import Outcome, OutcomeStatus
@@ -91,11 +92,7 @@ class TypeCounts:
 
 # --- status -----------------------------------------------------------------------------------------------------------
 
-_COLLECTORS: Final = "SELECT collector_id, vhost, name, keep_s FROM relatum.collectors"
-
-ALL_COLLECTORS: Final = sql(f"{_COLLECTORS} ORDER BY name, vhost")
-
-FIND_COLLECTOR: Final = sql(f"{_COLLECTORS} WHERE name = :name::text AND vhost = :vhost::text")
+ALL_COLLECTORS: Final = sql("SELECT collector_id, vhost, name, keep_s FROM relatum.collectors ORDER BY name, vhost")
 
 MEMBERS: Final = sql("""
     SELECT member_id, holder, types, lease_expires_at >= clock_timestamp(), joined_at, lease_expires_at
@@ -323,7 +320,7 @@ def collected(
     if OutcomeStatus.UNKNOWN in states or len({each.is_final for each in states}) != 1:
         raise InvalidInput("states= takes either final or unfinished states, not both, and not unknown")
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
-        found = connection.execute(FIND_COLLECTOR, {"name": collector, "vhost": vhost}).scalar_one_or_none()
+        found = connection.execute(FIND_COLLECTOR, {"named": collector, "of_vhost": vhost}).scalar_one_or_none()
         if found is None:
             raise NotFound(f"there is no collector {collector!r}: its first member creates it")
         wanted = {"in_collector": found, "states": [each.value for each in states], "limit": limit + 1}

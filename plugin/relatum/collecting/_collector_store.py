@@ -28,8 +28,8 @@ from relatum.collecting._collector_members import (
     PRESENT,
     REMOVE_MEMBERS,
     CollectorMembers,
-    logger,
 )
+from relatum.collecting._handlers import logger
 from relatum.errors import RowRefused
 from relatum.ids import MessageId
 from relatum.outcomes import Outcome, OutcomeStatus, read_outcomes

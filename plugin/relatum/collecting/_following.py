@@ -12,7 +12,7 @@ from relatum.collecting._collector_core import Abandoned, Followed, Lot
 from relatum.collecting._handlers import logger
 from relatum.collecting._named_streams import NamedStreams, last_agreed
 from relatum.errors import Conflict
-from relatum.following import Attached, Event, Failed, Hole, Reach, Records, Replaced, StreamFollower
+from relatum.following import Attached, Event, Failed, Hole, Records, Replaced, StreamFollower
 from relatum.reading import BrokerAddress, RecordBatch, ends_of_known
 from relatum.waiting import Pauses, ended
 
@@ -31,9 +31,6 @@ PARTITIONS_S: Final = 30.0
 TAKE_MESSAGES: Final = 500
 """A transaction with this number of messages takes no further chunk. Small chunks share a transaction."""
 
-CUT_OFF_LOOK_S: Final = 1.0
-"""Seconds before a member that is cut off tries to follow a stream again."""
-
 
 class Following:
     """Follows a collector's streams by one follower. For the collector's loop.
@@ -45,7 +42,6 @@ class Following:
         self.shared = shared
         self.type_of = type_of
         self.follower = StreamFollower(shared.loop, address, self._on_event)
-        self.reach = Reach(self.follower, shared.outages, lambda: next(iter(self.streams)))
         self._named = named
         self.streams: dict[str, CollectedStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -75,15 +71,15 @@ class Following:
         """Whether any stream's task still runs."""
         return bool(self._tasks)
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the broker is unreachable from here, or refuses the login, as far as all streams know."""
+        return bool(self.streams) and all(stream.is_cut_off for stream in self.streams.values())
+
     def wake(self) -> None:
         """Make each stream check whether this member may still read it."""
         for stream in self.streams.values():
             stream.wake()
-
-    async def close(self) -> None:
-        """Stop reading."""
-        self.reach.close()
-        await self.follower.close()
 
     def _on_event(self, event: Event) -> None:
         """Pass a follower's event to its stream, or to all streams if it names none."""
@@ -133,12 +129,13 @@ class CollectedStream:
     Attributes:
         name: The stream's name.
         is_standing_by: Whether another member follows the stream, as far as this one knows.
+        is_cut_off: Whether no stream can be read, since the broker is unreachable, or refuses the login.
         is_attached: Whether this member reads the stream, and has recognised it as the one collected before.
     """
 
     def __init__(self, following: Following, name: str) -> None:
         self.name = name
-        self.is_standing_by = self.is_attached = False
+        self.is_standing_by = self.is_attached = self.is_cut_off = False
         self._following = following
         self._shared = following.shared
         self._follower = following.follower
@@ -184,12 +181,10 @@ class CollectedStream:
     async def _follow(self) -> float:
         """Follow the stream, or wait until no other member does; return the seconds before the next attempt."""
         shared, member = self._shared, self._shared.member
-        if shared.is_cut_off:
-            return CUT_OFF_LOOK_S
         self._initial, followed = await shared.loop.ask(self._following.begin, self.name, member, self._initial)
         if followed is None:
             shared.outages.over(self._who)
-            self.is_standing_by = True
+            self.is_standing_by, self.is_cut_off = True, False
             while self.is_standing_by and not shared.is_stopping:
                 await self._wait()
             return 0.0
@@ -226,7 +221,7 @@ class CollectedStream:
     def _is_over(self, member: int) -> bool:
         """Whether this member must stop reading the stream."""
         shared = self._shared
-        return shared.is_stopping or shared.is_cut_off or shared.member != member
+        return shared.is_stopping or shared.member != member
 
     async def _read(self, member: int, followed: Followed) -> bool:
         """Read and store messages; return whether reading ended because the stream was replaced."""
@@ -258,6 +253,7 @@ class CollectedStream:
                     self._warn(text, event.from_offset, event.to_offset - 1, self.name, **places)
                 elif isinstance(event, Failed):
                     # Another member may be able to read it.
+                    self.is_cut_off = event.stream is None
                     raise event.error
             return False
         finally:
@@ -268,7 +264,7 @@ class CollectedStream:
 
     def _attached(self) -> None:
         """Note that the stream was recognised."""
-        self.is_attached = True
+        self.is_attached, self.is_cut_off = True, False
         self._shared.outages.over(self._who)
         text = "collector %r: following stream %r from offset %d"
         logger.info(text, self._shared.store.name, self.name, self._next_offset)
@@ -320,7 +316,7 @@ class CollectedStream:
         await shared.loop.ask(self._following.find_again, self.name, member)
 
     def _pause_after(self, error: Exception) -> float:
-        """Log why following ended; return the seconds to wait before the next attempt."""
+        """Log why following ended; return the seconds before the next attempt: others may follow the stream then."""
         if isinstance(error, Conflict):
             # Another member follows the stream, which is normal.
             logger.info("%s starts again: %s", self._who, ended(error))
