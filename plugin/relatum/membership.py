@@ -337,7 +337,7 @@ def assess(group_id: str, members: Iterable[Place], *, expired: Iterable[Place] 
     }
     return GroupPosition(
         group_id=group_id,
-        contiguous=_contiguous(numbers, missing),
+        contiguous=_contiguous(numbers),
         highest=highest,
         missing=missing,
         last_sequence=last_sequence,
@@ -346,10 +346,8 @@ def assess(group_id: str, members: Iterable[Place], *, expired: Iterable[Place] 
     )
 
 
-def _contiguous(numbers: set[int], missing: Ranges) -> int:
+def _contiguous(numbers: set[int]) -> int:
     """Return the number before the first missing one. Numbers past the last count, too."""
-    if missing:
-        return missing[0][0] - 1
     number = 0
     while number + 1 in numbers:
         number += 1

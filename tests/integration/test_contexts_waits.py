@@ -98,19 +98,6 @@ def test_moves_go_on_as_soon_as_publishers_know(
     }
 
 
-def test_a_killed_publisher_delays_no_move(
-    contexts: SerializationContexts, layout: Layout, database_url: str, amqp_url: str, channel: BlockingChannel
-) -> None:
-    """Nobody is waited for: what a router may rely on has an end by itself, which each move waits for."""
-    router = relatum.ContextRouter(layout.super_stream, database_url)
-    for _ in range(5):
-        router.publish(channel, b"", of_context("x"))
-    (moved,) = contexts.move(["x"], other_than(layout, layout.route("x").stream))
-    assert moved.pause_s is not None
-    assert 0.3 < moved.pause_s < 1.8
-    router.close()
-
-
 def test_movers_that_do_not_wait_are_refused(
     router: relatum.ContextRouter,
     contexts: SerializationContexts,

@@ -16,7 +16,7 @@ from relatum.contexts._placements import PartitionRow, Placement
 from relatum.contexts._router_core import CLOSED, Places, RouterCore, rejected, unsettled
 from relatum.contexts._router_sets import NO_SET, Found, Predecessors, SetKeeper, set_request_of
 from relatum.contexts._routers import Options, RouterBase
-from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable, RelatumError, UsedAfterClose
+from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable, UsedAfterClose
 from relatum.superstreams.connections import vhost_of
 from relatum.superstreams.targets import channel_of
 from relatum.waiting import Threads, in_thread
@@ -166,11 +166,9 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         except PublishOutcomeUnknown as error:
             error.settle = partial(self._settle_unknown, error.settle, sent)
             raise
-        try:
+        with unsettled(name, partial(self._settle, name)):
             if not publications.counts_at_once(sent):
                 await self._in_thread(partial(publications.settle, name, must=False))
-        except RelatumError as error:
-            raise unsettled(name, error, partial(self._settle, name)) from error
         core.published()
         return placement, result
 
@@ -188,10 +186,8 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
 
     async def _settle(self, name: str, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> Places:
         """Wait until a confirmed message is valid; return no places, since its partition is known."""
-        try:
+        with unsettled(name, partial(self._settle, name)):
             await self._settle_name(name, timeout_s)
-        except RelatumError as error:
-            raise unsettled(name, error, partial(self._settle, name)) from error
         return ()
 
     async def _settle_unknown(
@@ -208,7 +204,7 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
             source = (await source.get_underlay_channel()).connection
         elif getattr(source, "transport", None) is not None:
             source = source.transport.connection
-        await self._in_thread(partial(self._core.open, source, with_database=with_database))
+        await self._in_thread(partial(self._core.open, source, with_database=with_database), to_end=False)
 
     async def _end(self) -> None:
         if not self._has_threads:
@@ -219,11 +215,11 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         # Calls that still wait for a thread run, and raise because the router is closed.
         self._threads.shutdown()
 
-    async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
-        """Run a blocking call to its end, even if cancelled: later messages of the name must not overtake it."""
+    async def _in_thread(self, function: Callable[..., T], *args: Any, to_end: bool = True) -> T:
+        """Run a blocking call; to its end, even if cancelled, if later messages of the name must not overtake it."""
         if not self._has_threads:
             raise UsedAfterClose(CLOSED)
-        return await in_thread(self._threads, function, *args, to_end=True)
+        return await in_thread(self._threads, function, *args, to_end=to_end)
 
 
 class AsyncContextRouter(AsyncRouter[ContextOptions]):
@@ -276,7 +272,7 @@ class AsyncAffinityRouter(AsyncRouter[AffinityOptions]):
             place = predecessors.place_of(request)
         else:
             await self._connect(await sending.source())
-            place = await self._in_thread(predecessors.place_of, request)
+            place = await self._in_thread(predecessors.place_of, request, to_end=False)
         if place.name is None:
             return await self._publish_of_none(sending, core.active(place.stream or ""))
         async with self._locks(place.name):

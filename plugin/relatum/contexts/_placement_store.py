@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from relatum.closing import Closing
 from relatum.contexts._move_store import FENCE_AFTER, FIND_MOVE, move_info
+from relatum.contexts._placement_prune import forget_released
 from relatum.contexts._placements import (
     Choose,
     Move,
@@ -47,6 +48,12 @@ COUNTS_S: Final = 0.1
 
 FOUND_AT_ONCE: Final = 5_000
 """How many names one statement looks up."""
+
+FORGET_EVERY_S: Final = 10.0
+"""Seconds between two deletions of old released placements."""
+
+FORGET_MOST: Final = 20_000
+"""Placements deleted each time: twice as many as one process opens and releases in the interval."""
 
 _TRIES: Final = 20
 """Attempts to place names: a chosen partition may be retired, or others place and release a name meanwhile."""
@@ -114,6 +121,7 @@ class PlacementStore(Closing):
         self._name = super_stream
         self._active: Sequence[PartitionRow] = ()
         self._active_until = 0.0
+        self._forget_at = time.monotonic() + FORGET_EVERY_S
 
     def open(
         self,
@@ -222,6 +230,10 @@ class PlacementStore(Closing):
         if not ended:
             return frozenset()
         rows = self._select(RELEASE, names=list(ended), epochs=list(ended.values()))
+        if time.monotonic() >= self._forget_at:
+            # Routers that release keep the table small, whether `relatum prune` is run or not.
+            self._forget_at = time.monotonic() + FORGET_EVERY_S
+            forget_released(self.database.engine, self.super_stream_id, most=FORGET_MOST)
         return frozenset(row.name for row in rows)
 
     def end(self, name: str) -> Placement:

@@ -4,7 +4,8 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from relatum import metrics
@@ -322,16 +323,19 @@ def _candidates(partitions: Sequence[PartitionRow]) -> list[Candidate]:
     return [Candidate(each.stream, each.weight, each.open_sets) for each in partitions]
 
 
-def unsettled(name: str, cause: BaseException | None, settle: Callable[..., Any]) -> PublishOutcomeUnknown:
-    """The error for a confirmed message that is not known to be valid."""
-    why = f": {cause}" if isinstance(cause, RelatumError) else ""
-    away = " the database is away;" if isinstance(cause, DatabaseUnavailable) else ""
-    return PublishOutcomeUnknown(
-        f"the broker has the message of {name!r};{away} whether it is in its context's order is not known yet: "
-        f"settle it{why}",
-        in_stream=None,
-        settle=settle,
-    )
+@contextmanager
+def unsettled(name: str, settle: Callable[..., Any]) -> Iterator[None]:
+    """After the confirm of a message, an error leaves the outcome unknown, and `settle` finds it out."""
+    try:
+        yield
+    except RelatumError as error:
+        away = " the database is away;" if isinstance(error, DatabaseUnavailable) else ""
+        raise PublishOutcomeUnknown(
+            f"the broker has the message of {name!r};{away} whether it is in its context's order is not known yet: "
+            f"settle it: {error}",
+            in_stream=None,
+            settle=settle,
+        ) from error
 
 
 def rejected(sent: Sent) -> PublishRejected:

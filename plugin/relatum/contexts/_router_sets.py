@@ -35,9 +35,6 @@ logger = logging.getLogger("relatum.affinity")
 BATCH_S: Final = 0.1
 """Seconds for which ended sets are gathered into one transaction."""
 
-CHECK_S: Final = 0.5
-"""Seconds between two checks for unchecked messages: the last ones before a router paused."""
-
 CLOSE_S: Final = 5.0
 """Seconds that closing a router waits for PostgreSQL."""
 
@@ -206,16 +203,16 @@ class SetKeeper:
         self._core = core
         self._settle = settle
         self._use_at = time.monotonic() + USED_EVERY_S
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._used: set[str] = set()
         self._ending: dict[str, int] = {}
         self._closing = threading.Event()
-        self._stop = threading.Event()
+        self._is_over = False
         self._thread: threading.Thread | None = None
 
     def used(self, name: str, epoch: int, *, is_last: bool) -> None:
         """Note a confirmed message of a set: the set is in use, or ends with this message."""
-        with self._changed:
+        with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="relatum affinity sets", daemon=True)
                 self._thread.start()
@@ -224,8 +221,6 @@ class SetKeeper:
                 return
             self._ending[name] = epoch
             self._used.discard(name)
-            if len(self._ending) == 1:
-                self._changed.notify_all()
 
     def is_ending(self, name: str) -> bool:
         """Whether this router ended a set that is not closed yet."""
@@ -249,12 +244,10 @@ class SetKeeper:
 
     def close(self) -> None:
         """Close the sets that have ended, and end the thread; wait some seconds for PostgreSQL."""
-        with self._changed:
-            self._closing.set()
-            self._changed.notify_all()
+        self._closing.set()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
-        self._stop.set()
+        self._is_over = True
         if self._ending:
             logger.warning(
                 "%d affinity sets of %r that ended are still open: `relatum affinity close` closes them",
@@ -266,15 +259,12 @@ class SetKeeper:
         core, pauses = self._core, backoff()
         who = f"closing affinity sets of {core.super_stream!r}"
         outages = Outages(logger, broker=str(core.control_streams.address), database=core.store.database.address.name)
-        while not self._stop.is_set():
-            with self._changed:
-                self._changed.wait_for(lambda: self._ending or self._closing.is_set(), CHECK_S)
-                is_last = self._closing.is_set()
-            self._closing.wait(BATCH_S)
+        while not self._is_over:
+            is_last = self._closing.wait(BATCH_S)
             try:
                 is_done = self._keep(is_last=is_last)
             except Exception as error:  # noqa: BLE001 it is logged, and the thread continues
-                if self._stop.is_set():
+                if self._is_over:
                     return  # the connections are closed
                 is_done = False
                 outages.failed(who, error)
@@ -285,11 +275,11 @@ class SetKeeper:
             if is_done:
                 pauses = backoff()
             else:
-                self._stop.wait(next(pauses))
+                time.sleep(next(pauses))
 
     def _keep(self, *, is_last: bool) -> bool:
         """Do what is due; return whether all of it is done."""
-        with self._changed:
+        with self._lock:
             ending = dict(self._ending)
         self._check()
         is_done = self._end(ending)
@@ -317,7 +307,7 @@ class SetKeeper:
         moving = self._core.store.release(ending.items())
         closed = {name: epoch for name, epoch in ending.items() if name not in moving}
         self._core.publications.cache.forget(closed)
-        with self._changed:
+        with self._lock:
             for name, epoch in closed.items():
                 if self._ending.get(name) == epoch:
                     del self._ending[name]
@@ -325,7 +315,7 @@ class SetKeeper:
 
     def _use(self) -> None:
         """Store the use of sets, and close idle ones."""
-        with self._changed:
+        with self._lock:
             used, self._used = self._used, set()
         try:
             if used:
@@ -336,7 +326,7 @@ class SetKeeper:
                 # A stored `idle_s` may be shorter than the minimum, and other routers may store their latest use later.
                 close_idle(self._core.store, max(idle_s, IDLE_S_MIN) + USED_EVERY_S)
         except RelatumError:
-            with self._changed:
+            with self._lock:
                 self._used |= used
             raise
 

@@ -17,7 +17,7 @@ from relatum.contexts._placement_cache import NameLocks, Sent
 from relatum.contexts._placements import PartitionRow, Placement
 from relatum.contexts._router_core import Places, RouterCore, rejected, unsettled
 from relatum.contexts._router_sets import NO_SET, Found, Predecessors, SetKeeper, set_request_of
-from relatum.errors import ConfigurationError, PublishOutcomeUnknown, RelatumError
+from relatum.errors import ConfigurationError, PublishOutcomeUnknown
 from relatum.processes import of_one_process
 from relatum.publishing import OwnProperties, copy_with
 from relatum.reading import Broker
@@ -238,11 +238,9 @@ class Router(RouterBase[Options], Target, Closing):
         except PublishOutcomeUnknown as error:
             error.settle = partial(self._settle_unknown, error.settle, sent)
             raise
-        try:
+        with unsettled(name, partial(self._settle, name)):
             if not publications.counts_at_once(sent):
                 publications.settle(name, must=False)
-        except RelatumError as error:
-            raise unsettled(name, error, partial(self._settle, name)) from error
         core.published()
         return placement, result
 
@@ -260,10 +258,8 @@ class Router(RouterBase[Options], Target, Closing):
 
     def _settle(self, name: str, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> Places:
         """Wait until a confirmed message is valid; return no places, since its partition is known."""
-        try:
+        with unsettled(name, partial(self._settle, name)):
             self._settle_name(name, timeout_s)
-        except RelatumError as error:
-            raise unsettled(name, error, partial(self._settle, name)) from error
         return ()
 
     def _settle_unknown(
