@@ -128,6 +128,12 @@ class SharedWait(Generic[_Question, _Answer]):
             future.cancel()
         return future.result()
 
+    def hurry(self) -> None:
+        """Poll soon, from any thread: there may be an answer."""
+        with self._changed:
+            self._pause_s = 0.0
+            self._changed.notify()
+
     def end(self) -> None:
         """End all waits, with None as the answer."""
         with self._changed:
