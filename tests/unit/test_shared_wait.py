@@ -174,6 +174,15 @@ def test_all_may_be_let_go(table: Table, waits: SharedWait[int, str]) -> None:
         assert answer.result(LIMIT_S) is None
 
 
+def test_an_answer_that_is_announced_is_asked_for_soon(table: Table) -> None:
+    """The wait does not last until its next poll is due."""
+    waits = SharedWait(table.poll, first_s=LIMIT_S)
+    table.there.add(1)
+    answer = waits.ask(1)
+    waits.hurry()
+    assert answer.result(SOON_S) == "v1"
+
+
 def test_the_poll_that_nobody_waits_for_can_be_waited_for(table: Table) -> None:
     """Afterwards there is no thread; while somebody waits there is nothing to wait for."""
     waits = SharedWait(table.poll, "joined", first_s=0)

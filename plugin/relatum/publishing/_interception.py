@@ -161,6 +161,8 @@ class Interception:
         if self._locator is None:
             named, records = frozenset(self.options.streams), self.watches
             locator = Locator(self.address(), self.options.database, named, self.counts.receipt_s, records=records)
+            if self._recorder is not None:
+                self._recorder.hurry(locator.waits)
             # For connections that are garbage-collected without `release`.
             close_when_dropped(self, locator.close)
             self._locator = locator

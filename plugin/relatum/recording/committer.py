@@ -30,7 +30,7 @@ class Committer:
     a batch; with a thousand streams, some hundred small batches, which the follower gathers. If PostgreSQL refuses a
     transaction, each stream is committed separately, so that only the streams at fault fail.
 
-    `before_commit`: Awaited before each transaction.
+    `before_commit`: Awaited before each transaction. `on_receipts`: Called after commits that publishers wait for.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class Committer:
         engine: sa.Engine,
         metrics: RecorderMetrics,
         before_commit: Callable[[], Awaitable[None]],
+        on_receipts: Callable[[], None],
         stop: threading.Event,
     ) -> None:
         self._streams = streams
@@ -47,6 +48,7 @@ class Committer:
         self._engine = engine
         self._metrics = metrics
         self._before_commit = before_commit
+        self._on_receipts = on_receipts
         self._stop = stop
         self._done: list[Event] = []
         self._is_due = False
@@ -205,6 +207,8 @@ class Committer:
         with recording([(tail.stream.name, tail.share.batch) for tail in tails]) as span:
             errors = self._outcomes(tails, span)
         self._metrics.batch_s.observe(time.perf_counter() - begun)
+        if any(tail.share.is_committed and tail.share.batch.receipts for tail in tails):
+            self._on_receipts()
         return errors
 
     def _outcomes(self, tails: Sequence[OpenTail], span: Span) -> list[Exception | None]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
+from weakref import WeakSet
 
 from relatum.checks import checked_name
 from relatum.closing import close_within
@@ -23,7 +24,7 @@ from relatum.recording.publishers_keys import PublishersKeys
 from relatum.recording.recorder_group import STOP_S, RecorderGroup
 from relatum.recording.statistics import RecorderStatistics
 from relatum.store.database import AnyDatabase
-from relatum.waiting import QUESTION_S, Server, backoff, ended
+from relatum.waiting import QUESTION_S, Server, SharedWait, backoff, ended
 
 ASK_S: Final = (0.5, 60.0)
 """Least and most seconds before a query is repeated; doubled each time."""
@@ -170,7 +171,9 @@ class EmbeddedRecorder:
     ) -> None:
         address = BrokerAddress.of(broker)
         definitions = as_definitions(definitions)
-        self._group = RecorderGroup(address, database, connections_max=DATABASE_CONNECTIONS_MAX, gather_s=GATHER_S)
+        self._group = RecorderGroup(
+            address, database, connections_max=DATABASE_CONNECTIONS_MAX, gather_s=GATHER_S, on_receipts=self._hurry
+        )
         self._keys = PublishersKeys(self._group.database.engine, definitions, self._group.outages, defines=defines)
         self.agreement = self._keys.agreement
         """Whether the database defines the keys as the publisher does."""
@@ -179,6 +182,7 @@ class EmbeddedRecorder:
         self._is_away = False
         """Whether the last query of the broker failed."""
         self._unknown: set[str] = set()
+        self._waits: WeakSet[SharedWait[Any, Any]] = WeakSet()
         self._stop = threading.Event()
         of_one_process(self, "an embedded recorder")
         self._thread = threading.Thread(target=self._run, name="relatum-embedded", daemon=True)
@@ -213,6 +217,17 @@ class EmbeddedRecorder:
     def record(self, stream: str) -> None:
         """Record a stream by name, from now on."""
         self.watch("", checked_name("stream", stream))
+
+    def hurry(self, waits: "SharedWait[Any, Any]") -> None:
+        """Make waits for receipts poll soon after each commit of some. `waits` is held weakly."""
+        with self._changed:
+            self._waits.add(waits)
+
+    def _hurry(self) -> None:
+        with self._changed:
+            waits = list(self._waits)
+        for each in waits:
+            each.hurry()
 
     def left(self) -> dict[str, int | None]:
         """Return how many messages of which streams are not recorded; None if unknown. Asks no server."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial
@@ -57,6 +58,7 @@ class RecorderGroup:
         connections_max: int,
         name: str | None = None,
         gather_s: float = GATHER_S,
+        on_receipts: Callable[[], None] = lambda: None,
         holder: str | None = None,
         lease_s: float = LEASE_S,
     ) -> None:
@@ -87,7 +89,9 @@ class RecorderGroup:
             self._loop, lease_engine, member, self.follower, self.outages, lambda: self._streams.all()[0].name
         )
         self._streams = Streams(self._loop, self._engine, address.vhost, self.follower, self.outages, self._membership)
-        self._committer = Committer(self._streams, commit_engine, self.metrics, self._membership.in_time, self._stop)
+        self._committer = Committer(
+            self._streams, commit_engine, self.metrics, self._membership.in_time, on_receipts, self._stop
+        )
         self._upkeep = Upkeep(self._streams, self._engine, self._stop)
         self._duties: list[Duty] = []
         self._finishing: Future[None] | None = None

@@ -124,6 +124,12 @@ class SharedWait(Generic[_Question, _Answer]):
         finally:
             future.cancel()
 
+    def hurry(self) -> None:
+        """Poll soon, from any thread: there may be an answer."""
+        with self._changed:
+            self._pause_s = 0.0
+            self._changed.notify()
+
     def end(self) -> None:
         """End all waits, with None as the answer."""
         with self._changed:
