@@ -27,7 +27,7 @@ from relatum_consumer.lookups.by_time import around, beside, window
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.consumed import Consumed
 from relatum_consumer.lookups.servers import CLOSED, Health, Servers
-from relatum_consumer.lookups.telemetry import Lookups, LookupStatistics, look_up
+from relatum_consumer.lookups.telemetry import Lookups, LookupStatistics
 from relatum_consumer.lookups.values import values
 from relatum_consumer.lookups.waiting import Waiting, Watch, poll
 from relatum_consumer.traces import Trace
@@ -503,8 +503,7 @@ class Relations(GroupMethods, Closing):
             OffsetNotFound: the stream ends before it, or the broker used the offset itself.
             StreamNotFound: there is no such stream.
         """
-        with look_up("read", stream):
-            return self._servers.reader().read(stream, offset)
+        return self._lookups.run("read", lambda: self._servers.reader().read(stream, offset))
 
     def read_many(
         self, ids: Iterable[MessageId | tuple[str, int]]

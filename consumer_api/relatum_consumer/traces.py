@@ -145,34 +145,21 @@ class Trace(Covered):
     def __iter__(self) -> Iterator[Message]:
         return iter(self.messages)
 
-    @cached_property
-    def _by_id(self) -> dict[MessageId, Message]:
-        return {message.id: message for message in self.messages}
-
     def message(self, where: MessageId) -> Message:
         """Return the message with an id; `KeyError` if it is not in the trace."""
         return self._by_id[where]
 
     @cached_property
-    def _causes(self) -> dict[MessageId, dict[MessageId, None]]:
-        return _ends((edge.effect, edge.cause) for edge in self.edges if edge.cause is not None)
-
-    @cached_property
-    def _effects(self) -> dict[MessageId, dict[MessageId, None]]:
-        return _ends((edge.cause, edge.effect) for edge in self.edges if edge.cause is not None)
+    def _by_id(self) -> dict[MessageId, Message]:
+        return {message.id: message for message in self.messages}
 
     def causes(self, where: MessageId) -> tuple[MessageId, ...]:
         """Return the ids that a message names, without duplicates, in the order of the edges."""
-        return tuple(self._causes.get(where, ()))
+        return tuple(dict.fromkeys(edge.cause for edge in self.edges if edge.effect == where and edge.cause))
 
     def effects(self, where: MessageId) -> tuple[MessageId, ...]:
         """Return the ids of the messages that name a message, without duplicates, in the order of the edges."""
-        return tuple(self._effects.get(where, ()))
-
-    @property
-    def roots(self) -> tuple[MessageId, ...]:
-        """Ids of messages that name no other one in the trace, by time: the origins, and unlinked messages."""
-        return tuple(message.id for message in self.messages if message.id not in self._causes)
+        return tuple(dict.fromkeys(edge.effect for edge in self.edges if edge.cause == where))
 
     def to_json(self) -> str:
         """Return the trace without the messages' bodies as a JSON document."""
@@ -186,10 +173,3 @@ class Trace(Covered):
         names = [name for name in field_names(Trace) if name not in ("messages", "hops")]
         rest = {name: document(getattr(self, name)) for name in names}
         return {"status": str(self.status), "messages": messages} | rest
-
-
-def _ends(pairs: Any) -> dict[MessageId, dict[MessageId, None]]:
-    found: dict[MessageId, dict[MessageId, None]] = {}
-    for one, other in pairs:
-        found.setdefault(one, {})[other] = None
-    return found

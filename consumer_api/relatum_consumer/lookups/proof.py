@@ -129,7 +129,7 @@ class Evidence:
             StreamReplaced: a recorder has restarted the stream's record, so the index left out the earlier part.
         """
         present = {stream.name: stream.stream_id for stream in catalog.streams(names)}
-        for name, stream_id in ((stream.name, stream.stream_id) for stream in self.recorded):
+        for stream_id, name, *_ in self.recorded:
             if name in self.ends and present.get(name) != stream_id:
                 message = f"the stream {name!r} was recorded anew, or forgotten, during the lookup: retry it"
                 raise StreamReplaced(message, stream=name)
@@ -311,12 +311,11 @@ def ends_of(servers: Servers, stream: str, *, is_named: bool) -> StreamBounds | 
     For a named stream, either is an error (`StreamNotFound`, `NotAStream`, `AccessRefused`).
     """
     try:
-        bounds: StreamBounds = servers.bounds(stream)
+        return servers.bounds(stream)
     except (NotFound, AccessRefused) as error:
         if is_named:
             raise
         return UnreadableStream(stream, str(error)) if isinstance(error, AccessRefused) else None
-    return bounds
 
 
 def all_ends(

@@ -39,8 +39,8 @@ _Result = TypeVar("_Result")
 _logger: Final = logging.getLogger("relatum.lookups")
 
 
-def _logged(name: str, about: Callable[..., str]) -> Callable[[_Ask], _Ask]:
-    """Log a request at level DEBUG: its name, subject, rows of the answer, milliseconds."""
+def _logged(about: Callable[..., str]) -> Callable[[_Ask], _Ask]:
+    """Log a request at level DEBUG: the method's name, subject, rows of the answer, milliseconds."""
 
     def decorate(ask: _Ask) -> _Ask:
         @wraps(ask)
@@ -52,7 +52,7 @@ def _logged(name: str, about: Callable[..., str]) -> Callable[[_Ask], _Ask]:
                 answer = ask(*args, **options)
             finally:
                 question = {
-                    "name": name,
+                    "name": ask.__name__,
                     "about": about(*args[1:], **options),
                     "rows": _rows(answer),
                     "ms": (time.perf_counter() - began) * 1e3,
@@ -178,7 +178,7 @@ class Servers:
 
     # --- the database -------------------------------------------------------------------------------------
 
-    @_logged("select", lambda statement, _: " ".join(str(statement).split()))
+    @_logged(lambda statement, _: " ".join(str(statement).split()))
     def rows(self, statement: Any, parameters: Mapping[str, Any]) -> list[Any]:
         """Return the rows of a statement, as tuples."""
         with within(self.timeout_s):
@@ -186,7 +186,7 @@ class Servers:
 
     # --- the broker -------------------------------------------------------------------------------------
 
-    @_logged("read", lambda ids, kept=None: _names({where.stream for where in ids}))
+    @_logged(lambda ids, kept=None: _names({where.stream for where in ids}))
     def read(self, ids: Sequence[MessageId], kept: KeptChunks | None = None) -> list[Message | RelatumError]:
         """Return for each id, in order, its message, or the `NotFound` or `AccessRefused` error.
 
@@ -200,25 +200,23 @@ class Servers:
         except (NotFound, AccessRefused) as error:
             return [error]
 
-    @_logged("agree", _names)
+    @_logged(_names)
     def agreements(self, positions: Mapping[str, Position], kept: KeptChunks) -> dict[str, Agreement]:
         """Check whether streams are the ones whose positions are known."""
         return agreements(self.reader(), positions, kept)
 
-    @_logged("reach", str)
+    @_logged(str)
     def reach(self) -> None:
         """Check that the broker answers and admits this user."""
         self.reader()
 
     read_many = _of_reader(StreamReader.read_many)
-    bounds = _logged("bounds", str)(_of_reader(StreamReader.bounds))
-    all_bounds = _logged("allbounds", _names)(_of_reader(StreamReader.all_bounds))
-    missing = _logged("missing", _names)(_of_reader(StreamReader.missing))
-    partitions = _logged("partitions", str)(_of_reader(StreamReader.partitions))
-    identity = _logged("identify", str)(_of_reader(StreamReader.identity))
-    scan = _logged("sift", lambda stream, start, stop, _: f"{stream} from {start} to {stop - 1}")(
-        _of_reader(StreamReader.scan)
-    )
+    bounds = _logged(str)(_of_reader(StreamReader.bounds))
+    all_bounds = _logged(_names)(_of_reader(StreamReader.all_bounds))
+    missing = _logged(_names)(_of_reader(StreamReader.missing))
+    partitions = _logged(str)(_of_reader(StreamReader.partitions))
+    identity = _logged(str)(_of_reader(StreamReader.identity))
+    scan = _logged(lambda stream, start, stop, _: f"{stream} from {start} to {stop - 1}")(_of_reader(StreamReader.scan))
 
 
 def _wrong(ask: Callable[[], None], within_s: float) -> str:

@@ -13,7 +13,7 @@ from relatum.errors import RelatumError
 from relatum.keys import KeyDefinition, masked_places, units_of
 from relatum.metrics import Counter, Distribution, Gauge, Histogram, Observed, reported
 from relatum.otel import Description, Part
-from relatum.reading import ReaderStatistics
+from relatum.reading import Message, ReaderStatistics
 from relatum.waiting import within
 
 _NoteResult: TypeAlias = Callable[[Any], None]
@@ -24,23 +24,6 @@ NAMED_MAX: Final = 16
 """The most streams, and the most keys, that a span names."""
 
 
-@contextmanager
-def look_up(called: str, stream: str = "") -> Iterator[_NoteResult]:
-    """Open a span around a lookup if there is tracing. The block gets a function that notes the result.
-
-    Args:
-        called: The method that was called.
-        stream: The stream of the lookup, if it has one.
-    """
-
-    def describe() -> Description:
-        attributes = {"messaging.system": "rabbitmq", "relatum.lookup": called}
-        return Description(f"relatum {called}", attributes | ({"messaging.destination.name": stream} if stream else {}))
-
-    with otel.span(Part.LOOKUPS, describe) as span:
-        yield lambda result: span.tell(lambda: _outcome(result))
-
-
 def _outcome(result: Any) -> dict[str, Any]:
     """Describe how many messages were found, and the status."""
     attributes: dict[str, Any] = {}
@@ -49,7 +32,7 @@ def _outcome(result: Any) -> dict[str, Any]:
         attributes["relatum.status"] = str(status)
     if hasattr(result, "messages") and isinstance(result, Sized):
         attributes["messaging.batch.message_count"] = len(result)
-    streams: Sequence[str] = getattr(result, "streams", ())
+    streams: Sequence[str] = (result.stream,) if isinstance(result, Message) else getattr(result, "streams", ())
     if len(streams) == 1:
         attributes["messaging.destination.name"] = streams[0]
     elif streams:
@@ -129,12 +112,16 @@ class Lookups:
 
     @contextmanager
     def counted(self, called: str, within_s: float | None) -> Iterator[_NoteResult]:
-        """Run the block as a lookup. It gets a function that notes the result."""
+        """Run the block as a lookup. It gets a function that notes the result in the lookup's span."""
+
+        def describe() -> Description:
+            return Description(f"relatum {called}", {"messaging.system": "rabbitmq", "relatum.lookup": called})
+
         began = time.perf_counter()
         self._move(1, 0)
         try:
-            with within(within_s), look_up(called) as note:
-                yield note
+            with within(within_s), otel.span(Part.LOOKUPS, describe) as span:
+                yield lambda result: span.tell(lambda: _outcome(result))
         except RelatumError as error:
             with self._lock:
                 self._errors[type(error).__name__] += 1
