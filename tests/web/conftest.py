@@ -289,7 +289,7 @@ def views(world: World) -> dict[str, str]:
         "group-refused": "/groups/group?id=x",
         "collectors": "/collectors",
         "collector": "/collectors/collector?name=books",
-        "outcome": f"/collectors/outcome?{urlencode({'of_stream': world.payments, 'of_offset': 1})}",
+        "message-collected": f"/message?{urlencode({'stream': world.payments, 'offset': 1})}",
         "contexts": "/contexts",
         "super-stream": f"/contexts/super-stream?name={world.placed}",
         "live": "/live",

@@ -523,7 +523,6 @@ def _endless_views() -> dict[str, str]:
         "group": f"/groups/group?id={group_id(1)}",
         "collectors": "/collectors",
         "collector": f"/collectors/collector?{urlencode({'name': LONG, 'state': 'waiting'})}",
-        "outcome": f"/collectors/outcome?{urlencode({'id': VALUE[:200]})}",
         "contexts": "/contexts",
         "super-stream": f"/contexts/super-stream?{urlencode({'name': LONG})}",
         "live": "/live",

@@ -8,10 +8,12 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import SerialConsumer, SerializationContexts
+from relatum.keys import KeyDefinition
 from relatum.membership import GROUP_KEY
 from relatum.store.catalog import add_keys
 from relatum_consumer.web import groups, missing
 from tests.acceptance._command import Relatum
+from tests.support import wait_until
 from tests.support.groups import group_id, of_group, whole_group
 from tests.support.place import Place
 from tests.support.super_streams import super_stream
@@ -127,18 +129,17 @@ def test_what_failed_is_listed_with_why(page: Asking, limit: int) -> None:
 
 
 def test_a_message_has_its_outcome(page: Asking, world: World) -> None:
-    """By its id, or by where it lies; reasons are not shown where bodies are not."""
+    """With the reason, which is not shown where bodies are not; none where no collector took it."""
     row = page.get("/api/collectors/collector?name=books").json()["results"][0]
     place = at(row["stream"], row["offset"])
-    assert page.get(f"/api{place}").json()["outcome"] == "failed"
-    assert "Collected: failed" in page.get(place).text
-    for query in ({"id": row["message_id"]}, {"of_stream": row["stream"], "of_offset": row["offset"]}):
-        path = f"/collectors/outcome?{urlencode(query)}"
-        assert [each["status"] for each in page.get(f"/api{path}").json()["outcomes"]] == ["failed"]
-        harmless(page.get(path).text)
-    assert "No collector has taken it" in page.get("/collectors/outcome?id=none").text
+    assert page.get(f"/api{place}").json()["outcomes"] == [row]
+    shown = page.get(place).text
+    harmless(shown)
+    assert "no such account" in shown
+    assert page.get(f"/api{at(world.orders, 0)}").json()["outcomes"] == []
     with asking(world.page(mask_bodies=True)) as masked:
-        assert "no such account" not in masked.get("/collectors/collector?name=books").text
+        for path in ("/collectors/collector?name=books", place):
+            assert "no such account" not in masked.get(path).text
 
 
 COLLECTOR = "INSERT INTO relatum.collectors (vhost, name) VALUES ('/', :name) RETURNING collector_id"
@@ -150,7 +151,7 @@ VALUES (:source, :offset, :text, :text, 1)
 
 
 def test_what_waits_is_listed_page_by_page(own: Asking, engine: sa.Engine) -> None:
-    """By stream and offset, with hostile names as text; a type without a running executor is named."""
+    """By stream and offset, with hostile names as text, or as digests; a type without an executor is named."""
     names = hostile_names(12)
     with engine.begin() as connection:
         collector_id = connection.scalar(sa.text(COLLECTOR), {"name": names[0]})
@@ -162,6 +163,13 @@ def test_what_waits_is_listed_page_by_page(own: Asking, engine: sa.Engine) -> No
     harmless(own.get(f"/collectors/collector?{urlencode({'name': names[0], 'state': 'waiting'})}").text)
     (status,) = own.get("/api/collectors").json()["collectors"]
     assert set(status["unattended"]) == set(names)
+    add_keys(engine, [KeyDefinition("id", source="property:message_id", masked=True)])
+
+    def is_masked() -> bool:
+        rows = pages(own, "/collectors/collector", "results", name=names[0], state="waiting")
+        return {row["message_id"][0] for row in rows} == {"~"}
+
+    wait_until(is_masked, what="the page knows the key")
 
 
 # --- contexts ---------------------------------------------------------------------------------------------

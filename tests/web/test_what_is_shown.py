@@ -4,9 +4,6 @@ import re
 from typing import Any
 from urllib.parse import urlencode
 
-import sqlalchemy as sa
-
-from relatum.keys import KeyDefinition
 from relatum.store.catalog import add_keys
 from relatum_consumer import Expectation
 from relatum_consumer.expectations import add_expectations
@@ -163,7 +160,6 @@ def test_no_page_and_no_answer_has_a_masked_value(place: Place, masked: str, own
         "/live": ["", f"?stream={masked}"],
         "/groups/group": [f"?{of_key}"],
         "/collectors/collector": ["?name=none"],
-        "/collectors/outcome": [f"?{of_key}"],
         "/contexts/super-stream": ["?name=none"],
         "/values": ["?key=card", "?key=number"],
     }
@@ -241,13 +237,3 @@ def test_a_conversation_has_no_masked_value_in_any_form(talks: Talks) -> None:
         stopped = page.get("/api/trace?key=order_id&value=talk-200&fan_out=7").json()["stopped"]
         assert stopped
         assert all(each["value"].startswith("~") for each in stopped if each["key"])
-
-
-def test_an_unknown_outcome_of_a_masked_id_has_no_link(engine: sa.Engine, own: Asking) -> None:
-    """Nothing but the id could lead there, and that is masked."""
-    add_keys(engine, [KeyDefinition("id", source="property:message_id", masked=True)])
-    (given,) = own.get("/api/collectors/outcome?id=strange").json()["outcomes"]
-    assert (given["status"], given["message_id"][0]) == ("unknown", "~")
-    shown = own.get("/collectors/outcome?id=strange").text
-    assert "of_offset=None" not in shown
-    assert "strange" not in shown

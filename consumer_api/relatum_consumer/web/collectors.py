@@ -7,7 +7,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from relatum.collecting import CollectedAt, CollectorStatus, collected, collector_status
-from relatum.errors import InvalidInput, NotFound
+from relatum.errors import NotFound
 from relatum.outcomes import Outcome, Outcomes, OutcomeStatus
 from relatum.reading import Message
 from relatum_consumer.web.endpoint import endpoint
@@ -105,38 +105,12 @@ def _masked(site: Site, outcome: Outcome) -> Outcome:
     )
 
 
-class OutcomeAsked(Asked):
-    id: str = Field("", description="The property `message_id`; stream:offset for a message without it.")
-    of_stream: str = Field("", description="Instead of an id: the message's stream …")
-    of_offset: Number | None = Field(None, description="… and its offset.")
-
-
-@dataclass(frozen=True, slots=True)
-class OutcomeAnswer:
-    """The message's outcome in each collector, least advanced first; unknown if no collector has it."""
-
-    outcomes: tuple[Outcome, ...]
-
-
-@endpoint("/collectors/outcome", "The outcomes of a message in collectors.", template="outcome.html", page="collectors")
-async def outcome(site: Site, asked: OutcomeAsked) -> OutcomeAnswer:
-    await site.keys()  # loads what is masked
-    message_id = asked.id
-    if asked.of_offset is not None:
-        message_id = message_id_of(await site.relations.read(asked.of_stream, asked.of_offset))
-    if not message_id:
-        raise InvalidInput("id is missing: the message's property message_id")
-    found = await site.in_thread(outcome_of, site, message_id)
-    return OutcomeAnswer(tuple(_masked(site, each) for each in (found, *found.others)))
-
-
-def message_id_of(message: Message) -> str:
-    """Return the id by which collectors know a message: stream:offset if it has no `message_id`."""
+def outcomes_of(site: Site, message: Message) -> tuple[Outcome, ...]:
+    """Return the outcomes of this very message, not of another with its id, least advanced first."""
     given = message.properties.message_id
-    return f"{message.stream}:{message.offset}" if given is None else str(given)
-
-
-def outcome_of(site: Site, message_id: str) -> Outcome:
-    """Return the outcome of a message, by its id."""
+    # Collectors know a message without an id by its place.
+    message_id = f"{message.stream}:{message.offset}" if given is None else str(given)
     with Outcomes(site.database) as outcomes:
-        return outcomes.of(message_id)
+        found = outcomes.of(message_id)
+    here = [each for each in (found, *found.others) if (each.stream, each.offset) == tuple(message.id)]
+    return tuple(_masked(site, each) for each in here)

@@ -14,10 +14,10 @@ from starlette.responses import Response
 from relatum.errors import RelatumError
 from relatum.keys import KeyDefinition
 from relatum.membership import membership
-from relatum.outcomes import OutcomeStatus
+from relatum.outcomes import Outcome
 from relatum.reading import Message
 from relatum_consumer.web.bodies import BodyKind, image_type, kind_of, text_of, whole_characters
-from relatum_consumer.web.collectors import message_id_of, outcome_of
+from relatum_consumer.web.collectors import outcomes_of
 from relatum_consumer.web.endpoint import endpoint, file_of, gathered, words_of
 from relatum_consumer.web.messages import (
     KeyValue,
@@ -90,7 +90,8 @@ class MessageAnswer:
     """A message, and the messages related to it by each key.
 
     `chunk_time` is when the broker wrote it. `previous_offset` and `next_offset` are its neighbours in the stream:
-    offsets have gaps. `outcome` is its least advanced outcome in collectors; None if no collector has it.
+    offsets have gaps. `outcomes` are those in collectors, least advanced first, without reasons if bodies or a key are
+    masked.
     """
 
     stream: str
@@ -106,7 +107,7 @@ class MessageAnswer:
     next_offset: int | None
     related: tuple[RelatedByKey, ...]
     is_in_group: bool
-    outcome: OutcomeStatus | None
+    outcomes: tuple[Outcome, ...]
 
 
 async def message(site: Site, asked: MessageAsked) -> MessageAnswer:
@@ -116,8 +117,8 @@ async def message(site: Site, asked: MessageAsked) -> MessageAnswer:
     keys = key_values(site, found)
     # One lookup for each key covers all its values.
     related = gathered([partial(_related, site, found, key) for key in keys if not key.of_value])
-    rows, outcome, previous, following = await asyncio.gather(
-        related, _became(site, found), _preceding(site, found), _following(site, found)
+    rows, outcomes, previous, following = await asyncio.gather(
+        related, _outcomes(site, found), _preceding(site, found), _following(site, found)
     )
     return MessageAnswer(
         stream=found.stream,
@@ -134,18 +135,16 @@ async def message(site: Site, asked: MessageAsked) -> MessageAnswer:
         # A value that few messages share says more.
         related=tuple(sorted(rows, key=lambda row: row.has_more)),
         is_in_group=membership(found.headers) is not None,
-        outcome=outcome,
+        outcomes=outcomes,
     )
 
 
-async def _became(site: Site, found: Message) -> OutcomeStatus | None:
-    """Return the outcome of this very message, not of another with its id; None if the database cannot answer."""
+async def _outcomes(site: Site, found: Message) -> tuple[Outcome, ...]:
+    """Return what became of the message in collectors; nothing if the database cannot answer."""
     try:
-        outcome = await site.in_thread(outcome_of, site, message_id_of(found))
+        return await site.in_thread(outcomes_of, site, found)
     except RelatumError:
-        return None
-    both = (outcome, *outcome.others)
-    return next((each.status for each in both if (each.stream, each.offset) == tuple(found.id)), None)
+        return ()
 
 
 async def _related(site: Site, found: Message, key: KeyValue) -> RelatedByKey:
