@@ -81,7 +81,6 @@ class Bed:
         return self.directory / "ledger"
 
     def start_member(self, number: int) -> "subprocess.Popen[bytes]":
-        """Start a member of the collector."""
         urls = (self.harm.broker_url, self.harm.stream_url, self.harm.database_url)
         command = (sys.executable, MEMBER, FACES[number], *urls, self.port, *self.streams)
         return start_logged(self.directory / "members.log", *command)
@@ -100,11 +99,9 @@ class Bed:
         return StubbornLoad(self.harm.servers.broker_url, message, each_s=200)
 
     def column(self, query: str) -> list[Any]:
-        """The values of a query's only column."""
         return [value for (value,) in self.harm.rows(query)]
 
     def works(self) -> float:
-        """How many messages have a final status."""
         return int(self.column(FINAL)[0])
 
     def assert_all_accounted_for(self) -> int:

@@ -47,7 +47,6 @@ def mixed(part: int) -> list[Plain]:
 
 
 def message_of(number: int) -> Plain:
-    """The message of a number."""
     part, place = divmod(number - 1, MIXED * SIZE - 1)
     return mixed(part)[place]
 

@@ -75,7 +75,6 @@ def servers(private_servers: LocalServers) -> LocalServers:
 
 @pytest.fixture
 def engine(servers: LocalServers) -> Iterator[sa.Engine]:
-    """An engine on their database."""
     engine = make_engine(servers.database_url)
     yield engine
     engine.dispose()
@@ -261,5 +260,4 @@ def restart_broker(servers: LocalServers) -> None:
 
 
 def orders(name: str, count: int) -> list[tuple[bytes, dict[str, str]]]:
-    """Orders whose ids begin with a name."""
     return [(b"x", {"order_id": f"{name}{n}"}) for n in range(count)]

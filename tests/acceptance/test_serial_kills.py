@@ -59,7 +59,6 @@ class Bed:
 
     @property
     def partitions(self) -> list[str]:
-        """The streams of the super stream."""
         return [f"{self.super_stream}-{place}" for place in range(PARTITIONS)]
 
     def __post_init__(self) -> None:
@@ -92,12 +91,10 @@ class Bed:
         return start_logged(self.directory / f"{role}.log", *command)
 
     def count(self, table: str) -> int:
-        """How many rows a table has."""
         return int(self.harm.rows(f"SELECT count(*) FROM {table}")[0][0])
 
     @property
     def consumed(self) -> list[Consumed]:
-        """What consumers wrote, in order."""
         query = "SELECT context, name, stream, stream_offset FROM consumed ORDER BY id"
         return [Consumed(*row) for row in self.harm.rows(query)]
 
@@ -129,7 +126,6 @@ class Bed:
 
 
 def finish_moves(bed: Bed) -> None:
-    """Go on with every move that was left."""
     with bed.contexts as contexts:
         for move in contexts.moves():
             contexts.resume(move.move_id)
