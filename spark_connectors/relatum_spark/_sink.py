@@ -84,23 +84,6 @@ class Published(WriterCommitMessage):
     found: int
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How rows are converted to messages; equal in all tasks of a write. Can be pickled."""
-
-    streams: tuple[str, ...]
-    """The stream, or the super stream's streams in order."""
-    routing_key: str | None
-    keys: tuple[tuple[str, str], ...]
-    """(column, header) of each key that has a column."""
-    definitions: tuple[KeyDefinition, ...]
-    """The keys whose values are checked."""
-    new_layout: bool
-    """Whether the broker uses the message layout of RabbitMQ 3.13 and later."""
-    message_bytes_max: int
-    """0 means no limit."""
-
-
 # --- on the driver ----------------------------------------------------------------------------------------
 
 
@@ -175,27 +158,36 @@ def _check_key(name: str, kind: DataType | None) -> None:
 
 
 class _Writer:
-    """The base of both writers. The driver creates it, which checks the write before any task runs. Can be pickled."""
+    """The base of both writers. The driver creates it, which checks the write before any task runs. Can be pickled.
+
+    Attributes:
+        keys: (column, header) of each key that has a column.
+        definitions: The keys whose values are checked.
+        streams: The stream, or the super stream's streams in order.
+        new_layout: Whether the broker uses the message layout of RabbitMQ 3.13 and later.
+        message_bytes_max: 0 means no limit.
+    """
 
     _is_streaming = False
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise InvalidInput('a stream can only be appended to: write with mode("append")')
-        self._options = parsed = parse_sink_options(options, streaming=self._is_streaming)
+        self.options = parsed = parse_sink_options(options, streaming=self._is_streaming)
         _check_columns(schema, parsed)
-        definitions, keys = _keys(parsed)
+        self.definitions, self.keys = _keys(parsed)
         with Tails(parsed, patience_s=parsed.poll_timeout_s if self._is_streaming else 0) as tails:
-            streams = tails.streams()
+            self.streams = tuple(tails.streams())
             for stream in parsed.streams:
                 tails.existing(stream, tails.bounds(stream))
             version, frame_bytes = tails.ask(lambda _: _limits(parsed))
-        if len(streams) > PUBLISHERS_MAX:
+        if len(self.streams) > PUBLISHERS_MAX:
             raise InvalidInput(
-                f"the super stream has {len(streams)} streams; at most {PUBLISHERS_MAX} can be written to"
+                f"the super stream has {len(self.streams)} streams; at most {PUBLISHERS_MAX} can be written to"
             )
-        most = max(1, frame_bytes - frames.PUBLISH_BYTES - frames.ENTRY_BYTES) if frame_bytes else 0
-        self._shape = Shape(tuple(streams), parsed.routing_key, keys, definitions, is_new_layout(version), most)
+        self.new_layout = is_new_layout(version)
+        overhead = frames.PUBLISH_BYTES + frames.ENTRY_BYTES
+        self.message_bytes_max = max(1, frame_bytes - overhead) if frame_bytes else 0
 
     def _write(self, batches: Iterator[pa.RecordBatch], write_id: str, epoch: int, task: int) -> Published:
         """Publish the rows of a task that an earlier run of it has not published.
@@ -203,10 +195,10 @@ class _Writer:
         Invalid rows (`InvalidInput`) and rows that differ from those of an earlier run (`Conflict`) are found before
         anything is sent. If not everything was confirmed, a retry publishes nothing twice.
         """
-        options, streams = self._options, self._shape.streams
+        options, streams = self.options, self.streams
         reference = reference_of(options.producer_name, write_id, task, epoch)
         numberings = [Numbering(reference, epoch, stream) for stream in streams]
-        with closing(Spool(self._shape, numberings)) as spool:
+        with closing(Spool(self, numberings)) as spool:
             for batch in batches:
                 spool.add(batch)
             with Publisher(options, reference, streams) as publisher:
@@ -222,11 +214,11 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         """Publish a task's rows; runs in the task and in each retry. Outside Spark's tasks, it counts as task 0."""
         context = TaskContext.get()
         task = 0 if context is None else context.partitionId()
-        return self._write(iterator, self._options.write_id, self._options.batch_id, task)
+        return self._write(iterator, self.options.write_id, self.options.batch_id, task)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Log what was written; runs on the driver, when all tasks have ended well."""
-        _log_written(messages, f"batch {self._options.write_id}")
+        _log_written(messages, f"batch {self.options.write_id}")
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -289,13 +281,14 @@ def _publish(publisher: Publisher, spool: "Spool", after: Sequence[int]) -> int:
 class Spool:
     """The messages of a task: checked, numbered, and held until all rows are known to be valid.
 
-    `numberings` has one numbering for each stream of the shape. Closing the spool deletes its file.
+    `numberings` has one numbering for each of the writer's streams. Closing the spool deletes its file.
     """
 
-    def __init__(self, shape: Shape, numberings: Sequence[Numbering]) -> None:
-        self._shape = shape
+    def __init__(self, writer: _Writer, numberings: Sequence[Numbering]) -> None:
+        self._writer = writer
+        self._routing_key = writer.options.routing_key
         self._numberings = numberings
-        self._stamper = Stamper(shape.definitions, read_property=lambda properties, name: properties.get(name))
+        self._stamper = Stamper(writer.definitions, read_property=lambda properties, name: properties.get(name))
         self._file = tempfile.SpooledTemporaryFile(_SPOOL_BYTES)  # noqa: SIM115 closed by close()
         self.rows = 0
 
@@ -303,9 +296,9 @@ class Spool:
         """Add rows; raises `InvalidInput` if one cannot be a message; then nothing was sent."""
         columns = {name: _values(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
         nothing = [None] * batch.num_rows
-        bodies, routing = columns["value"], columns.get(self._shape.routing_key or "", nothing)
+        bodies, routing = columns["value"], columns.get(self._routing_key or "", nothing)
         headers, properties, times = (columns.get(name, nothing) for name in ("headers", "properties", "timestamp"))
-        keys = [(header, columns[column]) for column, header in self._shape.keys]
+        keys = [(header, columns[column]) for column, header in self._writer.keys]
         for row, body in enumerate(bodies):
             if body is None:
                 raise InvalidInput("a row's value is null: a message needs a body, even if empty; nothing was sent")
@@ -319,22 +312,22 @@ class Spool:
         self.rows += batch.num_rows
 
     def _target(self, routing_key: Any) -> int:
-        if self._shape.routing_key is None:
+        if self._routing_key is None:
             return 0
         if routing_key is None:
-            raise InvalidInput(f"a row has no routing key: {self._shape.routing_key!r} is null; nothing was sent")
-        return partition_of(str(routing_key) if type(routing_key) is int else routing_key, len(self._shape.streams))
+            raise InvalidInput(f"a row has no routing key: {self._routing_key!r} is null; nothing was sent")
+        return partition_of(str(routing_key) if type(routing_key) is int else routing_key, len(self._writer.streams))
 
     def _add(self, body: bytes, headers: dict[str, Any], properties: dict[str, Any], target: int) -> None:
         numbering = self._numberings[target]
         message_id = properties.get("message_id") or numbering.next_message_id()
         stamp = self._stamper.stamp(headers, message_id, properties.get("timestamp"), properties, body)
-        content = encode_content(body, headers, properties, new=self._shape.new_layout)
+        content = encode_content(body, headers, properties, new=self._writer.new_layout)
         added = {name: value for name, value in (stamp.headers or {}).items() if headers.get(name) is not value}
         message = content.message(message_id, added)
-        if len(message) > self._shape.message_bytes_max > 0:
+        if len(message) > self._writer.message_bytes_max > 0:
             raise InvalidInput(
-                f"a message has {len(message)} bytes; the broker accepts {self._shape.message_bytes_max} by the stream"
+                f"a message has {len(message)} bytes; the broker accepts {self._writer.message_bytes_max} by the stream"
                 " protocol (stream.frame_max); nothing was sent"
             )
         self._file.write(_SPOOLED.pack(target, numbering.next(content.parts()), len(message)) + message)

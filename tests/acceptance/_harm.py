@@ -8,7 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
+
+import psycopg
+import pytest
 
 from relatum.local import LocalServer, LocalServers
 from tests.support import stream_available, wait_until
@@ -26,14 +30,26 @@ WORKS_S = 300.0
 
 Harms = Mapping[str, Callable[[], object]]
 
+leaves_sockets = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning"
+)
+"""A bare pika connection that cannot connect, or dies, leaves its loop's pair of sockets to the garbage collector."""
+
+
+def start_logged(log: Path, *command: object) -> "subprocess.Popen[bytes]":
+    """Start a program whose output is appended to a file."""
+    with log.open("ab") as output:
+        return subprocess.Popen(list(map(str, command)), stdout=output, stderr=output)
+
+
+def assert_no_traceback(*logs: Path) -> None:
+    """Fail if a program has logged a traceback."""
+    for text in (log.read_text() for log in logs):
+        assert "Traceback" not in text, text[-5000:]
+
 
 class Party:
-    """Processes that do the same, each replaced by another when it is killed. All are ended with its block.
-
-    Args:
-        start: Starts the process of a number.
-        count: How many there are.
-    """
+    """Processes that do the same, each replaced by another when it is killed. All are ended with its block."""
 
     def __init__(self, start: "Callable[[int], subprocess.Popen[Any]]", count: int) -> None:
         self._start = start
@@ -103,6 +119,11 @@ class Harm:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Run a query over a bare psycopg connection, past the lines that fail."""
+        with psycopg.connect(self.servers.database_url) as connection:
+            return connection.execute(query.encode(), values or None).fetchall()
 
     def work(
         self,

@@ -17,19 +17,15 @@ from typing import Any
 
 import pika
 import psycopg
-import pytest
 
 from relatum import Outcomes
-from tests.acceptance._harm import WORKS_S, Harm, Party
+from tests.acceptance._harm import WORKS_S, Harm, Party, assert_no_traceback, leaves_sockets, start_logged
 from tests.acceptance._stream_log import read_stream
 from tests.support import declare_stream, unique_name, wait_until
 from tests.support.ports import free_port
 from tests.support.publishing import StubbornLoad
 
-# A bare pika connection that cannot connect, or dies, leaves its loop's pair of sockets to the garbage collector.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning")
-]
+pytestmark = leaves_sockets
 
 FACES = ("threads", "asyncio")
 
@@ -85,11 +81,9 @@ class Bed:
         return self.directory / "ledger"
 
     def start_member(self, number: int) -> "subprocess.Popen[bytes]":
-        """Start a member of the collector."""
         urls = (self.harm.broker_url, self.harm.stream_url, self.harm.database_url)
-        with (self.directory / "members.log").open("ab") as log:
-            command = [sys.executable, MEMBER, FACES[number], *urls, str(self.port), *self.streams]
-            return subprocess.Popen(command, stdout=log, stderr=log)
+        command = (sys.executable, MEMBER, FACES[number], *urls, self.port, *self.streams)
+        return start_logged(self.directory / "members.log", *command)
 
     def start_ledger(self, _: int) -> "subprocess.Popen[bytes]":
         """Start the process that plain executors talk to."""
@@ -104,17 +98,10 @@ class Bed:
 
         return StubbornLoad(self.harm.servers.broker_url, message, each_s=200)
 
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """The rows of a query."""
-        with psycopg.connect(self.harm.servers.database_url) as connection:
-            return connection.execute(query.encode()).fetchall()
-
     def column(self, query: str) -> list[Any]:
-        """The values of a query's only column."""
-        return [value for (value,) in self.rows(query)]
+        return [value for (value,) in self.harm.rows(query)]
 
     def works(self) -> float:
-        """How many messages have a final status."""
         return int(self.column(FINAL)[0])
 
     def assert_all_accounted_for(self) -> int:
@@ -124,7 +111,7 @@ class Bed:
         ids = set(names)
         assert len(ids) == len(names), "each id was published once"
         wait_until(lambda: self.works() >= len(ids), WORKS_S, every_s=0.5, what="a final status of every message")
-        stored = dict(self.rows("SELECT message_id, state FROM relatum.collected_messages"))
+        stored = dict(self.harm.rows("SELECT message_id, state FROM relatum.collected_messages"))
         assert self.column("SELECT count(*) FROM relatum.collected_messages") == [len(stored)], "one status for each"
         never = {id_ for id_ in ids if int(id_.rpartition("-")[2]) % 97 == 0}
         assert stored == dict.fromkeys(ids, "succeeded") | dict.fromkeys(never, "failed")
@@ -136,7 +123,7 @@ class Bed:
             told = outcomes.of_many(ids)
         assert {id_: outcome.status.value for id_, outcome in told.items()} == stored
         assert {told[id_].reason for id_ in never} == {"never"}
-        assert "Traceback" not in (log := (self.directory / "members.log").read_text()), log[-5000:]
+        assert_no_traceback(self.directory / "members.log")
         return len(ids)
 
 

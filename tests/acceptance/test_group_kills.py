@@ -10,25 +10,19 @@ from collections import Counter, defaultdict
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-import psycopg
-import pytest
 from pika import BasicProperties
 
 from relatum.membership import GROUP_KEY
 from relatum.store.database import make_engine
 from tests.acceptance._command import Relatum
-from tests.acceptance._harm import WORKS_S, Harm, Party
+from tests.acceptance._harm import WORKS_S, Harm, Party, assert_no_traceback, leaves_sockets, start_logged
 from tests.acceptance._stream_log import read_stream
 from tests.support import declare_stream, record, unique_name, wait_until
 from tests.support.groups import Plain, of_group, shuffled, whole_group
 from tests.support.publishing import StubbornLoad
 
-# A bare pika connection that cannot connect, or dies, leaves its loop's pair of sockets to the garbage collector.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning"
-)
+pytestmark = leaves_sockets
 
 MEMBERS = 3
 SIZE = 4
@@ -53,15 +47,8 @@ def mixed(part: int) -> list[Plain]:
 
 
 def message_of(number: int) -> Plain:
-    """The message of a number."""
     part, place = divmod(number - 1, MIXED * SIZE - 1)
     return mixed(part)[place]
-
-
-def rows(harm: Harm, query: str) -> list[tuple[Any, ...]]:
-    """The rows of a query."""
-    with psycopg.connect(harm.servers.database_url) as connection:
-        return connection.execute(query.encode()).fetchall()
 
 
 def test_whatever_fails_each_complete_group_is_done_once(harm: Harm, tmp_path: Path) -> None:
@@ -76,9 +63,8 @@ def test_whatever_fails_each_complete_group_is_done_once(harm: Harm, tmp_path: P
         return stream, BasicProperties(headers=headers, message_id=body.decode())
 
     def start(_: int) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, MEMBER, harm.stream_url, harm.database_url, stream, "billing", next(files)]
-        with (tmp_path / "errors").open("ab") as errors:
-            return subprocess.Popen(command, stderr=errors)
+        urls = (harm.stream_url, harm.database_url)
+        return start_logged(tmp_path / "errors", sys.executable, MEMBER, *urls, stream, "billing", next(files))
 
     def lines(word: str) -> list[list[str]]:
         """What they wrote down."""
@@ -86,7 +72,7 @@ def test_whatever_fails_each_complete_group_is_done_once(harm: Harm, tmp_path: P
         return [line for line in written if line[0] == word]
 
     def works() -> int:
-        return int(rows(harm, DONE)[0][0])
+        return int(harm.rows(DONE)[0][0])
 
     declare_stream(harm.servers.broker_url, stream)
     engine = make_engine(harm.servers.database_url)
@@ -102,9 +88,8 @@ def test_whatever_fails_each_complete_group_is_done_once(harm: Harm, tmp_path: P
             in_stream[each.headers["group_id"]].add(each.headers["group_sequence"])
         complete = {group for group, numbers in in_stream.items() if numbers == set(range(1, SIZE + 1))}
         states = dict.fromkeys(in_stream, "open") | dict.fromkeys(complete, "done")
-        wait_until(lambda: dict(rows(harm, STATES)) == states, WORKS_S, what="all is done", every_s=0.5)
-        errors = (tmp_path / "errors").read_text()
-        assert [process.poll() for process in members.processes] == [None] * MEMBERS, errors
+        wait_until(lambda: dict(harm.rows(STATES)) == states, WORKS_S, what="all is done", every_s=0.5)
+        assert [process.poll() for process in members.processes] == [None] * MEMBERS, (tmp_path / "errors").read_text()
     given = Counter(line[1] for line in lines("given"))
     done = Counter(line[1] for line in lines("done"))
     assert set(given) == complete, "each complete group at least once, and no incomplete one"
@@ -113,5 +98,5 @@ def test_whatever_fails_each_complete_group_is_done_once(harm: Harm, tmp_path: P
     assert max(done.values()) == 1
     # Fewer where a member died, or the answer was lost, between an acknowledgement and the line that says so.
     assert len(complete) - harm.done.total() * MEMBERS <= len(done) <= len(complete)
-    assert "Traceback" not in errors, errors[-5000:]
+    assert_no_traceback(tmp_path / "errors")
     print(f"{len(complete)} complete groups of {len(in_stream)}, {given.total()} times given")

@@ -14,10 +14,8 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pika
-import psycopg
 import pytest
 import sqlalchemy as sa
 
@@ -29,7 +27,7 @@ from relatum.store.database import make_engine
 from relatum.store.members import LEASE_S
 from relatum_consumer import Relations
 from tests.acceptance._command import Relatum
-from tests.acceptance._harm import WORKS_S, Harm, Party
+from tests.acceptance._harm import WORKS_S, Harm, Party, assert_no_traceback, leaves_sockets, start_logged
 from tests.acceptance._stream_log import read_stream
 from tests.support import (
     declare_stream,
@@ -46,10 +44,7 @@ from tests.support import (
 from tests.support.groups import ids, of_group, whole_group
 from tests.support.publishing import StubbornLoad
 
-# A bare pika connection that cannot connect, or dies, leaves its loop's pair of sockets to the garbage collector.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning"
-)
+pytestmark = leaves_sockets
 
 STREAM = "orders"
 GROUPS = "groups"
@@ -80,16 +75,9 @@ def servers(private_servers: LocalServers) -> LocalServers:
 
 @pytest.fixture
 def engine(servers: LocalServers) -> Iterator[sa.Engine]:
-    """An engine on their database."""
     engine = make_engine(servers.database_url)
     yield engine
     engine.dispose()
-
-
-def rows(harm: Harm, query: str, stream: str) -> list[tuple[Any, ...]]:
-    """What a bare psycopg connection reads of a stream."""
-    with psycopg.connect(harm.servers.database_url) as connection:
-        return connection.execute(query.encode(), [stream]).fetchall()
 
 
 def assert_recorded(harm: Harm, stream: str) -> int:
@@ -102,13 +90,13 @@ def assert_recorded(harm: Harm, stream: str) -> int:
     ]
 
     def is_recorded() -> bool:
-        return any(end > in_stream[-1][2] for _, end in rows(harm, COVERED, stream))
+        return any(end > in_stream[-1][2] for _, end in harm.rows(COVERED, stream))
 
     wait_until(is_recorded, WORKS_S, what=f"all of {stream} is recorded", every_s=0.2)
-    in_table = rows(harm, ROWS, stream)
+    in_table = harm.rows(ROWS, stream)
     assert len(in_table) == len(in_stream)
     assert in_table == in_stream
-    covered = sorted(rows(harm, COVERED, stream))
+    covered = sorted(harm.rows(COVERED, stream))
     assert covered[0][0] == 0
     assert [start for start, _ in covered[1:]] == [end for _, end in covered[:-1]], "no hole, and nothing twice"
     return len(in_stream) // len(KEYS)
@@ -132,7 +120,7 @@ def test_whatever_fails_the_table_equals_the_streams(harm: Harm, tmp_path: Path)
         return relatum.start(*words, f"recorder-{number}", stderr=tmp_path / "recorders.log")
 
     def works() -> float:
-        return min(max((end for _, end in rows(harm, COVERED, stream)), default=0) for stream in streams)
+        return min(max((end for _, end in harm.rows(COVERED, stream)), default=0) for stream in streams)
 
     for stream in streams:
         declare_stream(harm.servers.broker_url, stream)
@@ -143,7 +131,7 @@ def test_whatever_fails_the_table_equals_the_streams(harm: Harm, tmp_path: Path)
         messages = [assert_recorded(harm, stream) for stream in streams]
     for seen in status(harm.servers.broker_url, harm.servers.database_url, streams):
         assert (seen.events, seen.generation, seen.gaps) == ([], 1, [])
-    assert "Traceback" not in (log := (tmp_path / "recorders.log").read_text()), log[-5000:]
+    assert_no_traceback(tmp_path / "recorders.log")
     print(f"{messages} messages")
 
 
@@ -156,9 +144,8 @@ def test_whatever_fails_publishers_are_right_about_their_messages(harm: Harm, tm
     urls, incarnations = (harm.broker_url, harm.stream_url, harm.database_url), count(1)
 
     def start(number: int) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, PUBLISHER, f"p{number}-{next(incarnations)}", "2", *urls, tmp_path, *streams]
-        with (tmp_path / "publishers.log").open("ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log)
+        name = f"p{number}-{next(incarnations)}"
+        return start_logged(tmp_path / "publishers.log", sys.executable, PUBLISHER, name, 2, *urls, tmp_path, *streams)
 
     def kill_worker() -> None:
         master = harm.chance.choice(publishers.processes).pid
@@ -166,7 +153,7 @@ def test_whatever_fails_publishers_are_right_about_their_messages(harm: Harm, tm
             os.kill(int(pid), signal.SIGKILL)
 
     def works() -> float:
-        return min(max((end for _, end in rows(harm, COVERED, stream)), default=0) for stream in streams)
+        return min(max((end for _, end in harm.rows(COVERED, stream)), default=0) for stream in streams)
 
     for stream in streams:
         declare_stream(harm.servers.broker_url, stream)
@@ -174,7 +161,7 @@ def test_whatever_fails_publishers_are_right_about_their_messages(harm: Harm, tm
         wait_until(works, WORKS_S, what="both streams are recorded")
         more = {"kill worker": kill_worker}
         harm.work(works, streams, {"publisher": publishers}, frozen_s=1.6 * LEASE_S, more=more)
-    assert "Traceback" not in (log := (tmp_path / "publishers.log").read_text()), log[-5000:]
+    assert_no_traceback(tmp_path / "publishers.log")
     relatum = Relatum(harm.servers.broker_url, harm.servers.stream_url, harm.servers.database_url)
     with relatum.running("record", *streams, stderr=tmp_path / "recorder.log"):
         messages = [assert_recorded(harm, stream) for stream in streams]
@@ -273,5 +260,4 @@ def restart_broker(servers: LocalServers) -> None:
 
 
 def orders(name: str, count: int) -> list[tuple[bytes, dict[str, str]]]:
-    """Orders whose ids begin with a name."""
     return [(b"x", {"order_id": f"{name}{n}"}) for n in range(count)]

@@ -13,24 +13,19 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psycopg
-import pytest
 
 from relatum import Broker
 from relatum.contexts import SerializationContexts, verify
 from relatum.errors import Conflict
-from tests.acceptance._harm import WORKS_S, Harm, Party
+from tests.acceptance._harm import WORKS_S, Harm, Party, assert_no_traceback, leaves_sockets, start_logged
 from tests.acceptance._serial_proof import Consumed, Sent, faults, sent_by, valid_messages
 from tests.acceptance._stream_log import read_stream
 from tests.support import broker_connection, unique_name, wait_until
 from tests.support.super_streams import declare_by_hand
 
-# A bare pika connection that cannot connect, or dies, leaves its loop's pair of sockets to the garbage collector.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning"),
-]
+pytestmark = leaves_sockets
 
 FACES = ("threads", "asyncio")
 PARTITIONS = 4
@@ -64,7 +59,6 @@ class Bed:
 
     @property
     def partitions(self) -> list[str]:
-        """The streams of the super stream."""
         return [f"{self.super_stream}-{place}" for place in range(PARTITIONS)]
 
     def __post_init__(self) -> None:
@@ -93,25 +87,16 @@ class Bed:
             "ledger": str(self.directory / f"{name}.ledger"),
         }
         face = "threads" if role == "mover" else FACES[number % 2]
-        command = [sys.executable, PROGRAM, role, face, json.dumps(party)]
-        with (self.directory / f"{role}.log").open("ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log)
-
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """The rows of a query."""
-        with psycopg.connect(self.harm.servers.database_url) as connection:
-            return connection.execute(query.encode()).fetchall()
+        command = (sys.executable, PROGRAM, role, face, json.dumps(party))
+        return start_logged(self.directory / f"{role}.log", *command)
 
     def count(self, table: str) -> int:
-        """How many rows a table has."""
-        return int(self.rows(f"SELECT count(*) FROM {table}")[0][0])
+        return int(self.harm.rows(f"SELECT count(*) FROM {table}")[0][0])
 
     @property
     def consumed(self) -> list[Consumed]:
-        """What consumers wrote, in order."""
-        return [
-            Consumed(*row) for row in self.rows("SELECT context, name, stream, stream_offset FROM consumed ORDER BY id")
-        ]
+        query = "SELECT context, name, stream, stream_offset FROM consumed ORDER BY id"
+        return [Consumed(*row) for row in self.harm.rows(query)]
 
     @property
     def contexts(self) -> SerializationContexts:
@@ -141,7 +126,6 @@ class Bed:
 
 
 def finish_moves(bed: Bed) -> None:
-    """Go on with every move that was left."""
     with bed.contexts as contexts:
         for move in contexts.moves():
             contexts.resume(move.move_id)
@@ -164,8 +148,7 @@ def assert_nothing_lost(bed: Bed) -> tuple[int, int]:
     report = verify(bed.super_stream, broker=broker, database=servers.database_url)
     assert report.ok, report.findings
     assert report.messages - report.unplaced == count
-    log = "".join(file.read_text() for file in bed.directory.glob("*.log"))
-    assert "Traceback" not in log, log[-5000:]
+    assert_no_traceback(*bed.directory.glob("*.log"))
     return count, report.strays
 
 

@@ -66,7 +66,6 @@ class Frame:
         return self
 
     def toDF(self, *names: str) -> "Frame":  # noqa: N802
-        """The same with other names."""
         renamed = [batch.rename_columns(list(names)) for batch in self.batches]
         return Frame({})._show(renamed[0].schema, renamed)
 
@@ -79,7 +78,6 @@ class Frame:
         return Frame({})._show(named[0].schema if named else pa.schema([]), named)
 
     def collect(self) -> list[Row]:
-        """All rows."""
         return [Row(**row) for batch in self.batches for row in batch.to_pylist()]
 
 
@@ -94,5 +92,4 @@ class Here:
         return self
 
     def range(self, start: int, end: int, step: int, partitions: int) -> Frame:
-        """Numbers."""
         return Frame({"id": pa.int64()}, [(number,) for number in range(start, end, step)])

@@ -29,7 +29,6 @@ class Job:
     place: Place
 
     def enrichment(self, **options: Any) -> Enrichment:
-        """One whose files are the job's."""
         servers = {"broker": self.place.broker, "database": self.place.database}
         given = {"to": self.place.stream, "on": "order_id", "pending": f"file://{self.directory}/pending"}
         return Enrichment(**given | servers | options)
@@ -54,7 +53,6 @@ class Job:
 
 @pytest.fixture
 def job(spark: SparkSession, tmp_path: Path, place: Place) -> Job:
-    """A job."""
     return Job(spark, tmp_path, place)
 
 

@@ -58,7 +58,6 @@ class Sink:
         return done.sent, done.found
 
     def write_bodies(self, values: list[bytes], **options: Any) -> tuple[int, int]:
-        """The same of rows that have a body alone."""
         return self.write({"value": pa.array(values, pa.binary())}, **options)
 
     def messages(self, stream: str | None = None) -> list[Message]:
@@ -67,18 +66,15 @@ class Sink:
             return list(reader.iterate(stream or self.stream))
 
     def bodies(self, stream: str | None = None) -> list[bytes]:
-        """Their bodies."""
         return [message.body for message in self.messages(stream)]
 
 
 @pytest.fixture
 def sink(amqp_url: str, stream_url: str, stream_name: str) -> Sink:
-    """The sink, of a new stream."""
     return Sink(amqp_url, stream_url, stream_name)
 
 
 def rows(count: int) -> list[bytes]:
-    """The bodies of as many rows."""
     return [b"row %d" % number for number in range(count)]
 
 

@@ -46,7 +46,6 @@ HAS_ADMISSION = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 2)
 
 
 def bodies(begin: int, end: int) -> list[bytes]:
-    """Bodies that say their number."""
     return [b"%d" % number for number in range(begin, end)]
 
 
@@ -208,7 +207,6 @@ class Planner:
         return [(each.stream, each.start, each.stop) for each in wanted]
 
     def read(self, start: dict[str, int], end: dict[str, int]) -> list[dict[str, Any]]:
-        """The rows that the tasks of a batch read."""
         batches = [batch for partition in self.reader.partitions(start, end) for batch in self.reader.read(partition)]
         return [row for batch in batches for row in batch.to_pylist()]
 
@@ -234,7 +232,6 @@ def make(amqp_url: str, stream_url: str) -> Iterator[Make]:
 
 @pytest.fixture
 def pair(amqp_url: str) -> Iterator[tuple[str, str]]:
-    """Two streams with ten messages each."""
     with new_streams(amqp_url, 2) as (first, second):
         for name in (first, second):
             publish_plain(amqp_url, name, [b"x"] * 10)
