@@ -207,7 +207,7 @@ class SetKeeper:
         self._used: set[str] = set()
         self._ending: dict[str, int] = {}
         self._closing = threading.Event()
-        self._is_over = False
+        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def used(self, name: str, epoch: int, *, is_last: bool) -> None:
@@ -247,7 +247,7 @@ class SetKeeper:
         self._closing.set()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
-        self._is_over = True
+        self._stop.set()
         if self._ending:
             logger.warning(
                 "%d affinity sets of %r that ended are still open: `relatum affinity close` closes them",
@@ -259,12 +259,12 @@ class SetKeeper:
         core, pauses = self._core, backoff()
         who = f"closing affinity sets of {core.super_stream!r}"
         outages = Outages(logger, broker=str(core.control_streams.address), database=core.store.database.address.name)
-        while not self._is_over:
+        while not self._stop.is_set():
             is_last = self._closing.wait(BATCH_S)
             try:
                 is_done = self._keep(is_last=is_last)
             except Exception as error:  # noqa: BLE001 it is logged, and the thread continues
-                if self._is_over:
+                if self._stop.is_set():
                     return  # the connections are closed
                 is_done = False
                 outages.failed(who, error)
@@ -275,7 +275,7 @@ class SetKeeper:
             if is_done:
                 pauses = backoff()
             else:
-                time.sleep(next(pauses))
+                self._stop.wait(next(pauses))
 
     def _keep(self, *, is_last: bool) -> bool:
         """Do what is due; return whether all of it is done."""
