@@ -7,7 +7,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from relatum.limits import INTEGER_MAX
 from relatum.store.coverage import COVERAGE_OF
 from relatum_consumer import _missing as missing_steps
 from relatum_consumer import _trace_values as traces
@@ -17,7 +16,7 @@ from relatum_consumer.lookups import by_time, proof, time_index
 from relatum_consumer.lookups.by_key import probe_statement
 from relatum_consumer.lookups.catalog import present_streams
 from relatum_consumer.lookups.time_index import WIDTH_CLASSES, WIDTHS_US
-from relatum_consumer.lookups.values import VALUES_OF_KEY, times_of_value, values_parameters
+from relatum_consumer.lookups.values import VALUES_OF_KEY, values_parameters
 from relatum_consumer.lookups.waiting import WATCHED, Watch, parameters_of
 from tests.support import in_a_try
 from tests.support.plans import (
@@ -241,28 +240,6 @@ def test_values_are_found_by_a_few_probes_of_each_part(
     assert scanned_in(plan) - CATALOG == set(), plan
     asked = [node["Actual Rows"] for node in nodes if node.get("Relation Name") == "relationships"]
     assert max(asked, default=0) <= 1, plan
-
-
-@MODES
-@pytest.mark.parametrize("order", ["oldest", "newest"])
-@pytest.mark.parametrize(("value", "most"), [("hot", 20_000), ("o500", 20_000)])
-def test_counts_by_time_look_at_so_many_rows_and_no_more(
-    filled: psycopg.Connection[Any], order: Any, value: str, most: int, mode: str
-) -> None:
-    """Of half a million rows of one value, and of twenty in ten streams: planned once, and none of the others read."""
-    key_id, expected = (1, most) if value == "hot" else (2, 20)
-    given = {"vhost": "/", "key_id": key_id, "value": value, "since": 0, "until": INTEGER_MAX}
-    given |= {"spans": 60, "most": most}
-    sql = text_of(times_of_value(None, order))
-    rows = filled.execute(sql, given).fetchall()
-    assert sum(count for *_, count in rows) == expected
-    assert {width for width, *_ in rows} == {((expected - 1) * 1_000) // 60 + 1}
-    assert all(0 <= number < 60 for _, _, number, _ in rows)
-    plan = plan_of(filled, mode, sql, given)
-    assert "relationships" not in {node.get("Relation Name") for node in nodes_of(plan)}, plan
-    assert scanned_in(plan) - CATALOG <= {"streams"}, plan
-    # A hundred rows are beside each other in a page, and each stream is a few probes of each part.
-    assert pages_in(plan) < expected / 10 + 12 * 10 * PARTS, plan
 
 
 # --- what PostgreSQL knows little of ----------------------------------------------------------------------------------
