@@ -85,12 +85,7 @@ class Gathered:
 
     def consider(self, message: Message) -> None:
         """Take a message if it matches; `InvalidInput` if there are too many for an answer without a limit."""
-        if self._is_meant(message):
-            self.take(message)
-
-    def take(self, message: Message) -> None:
-        """Take a matching message; a duplicate is ignored."""
-        if message.id in self._messages:
+        if not self._is_meant(message) or message.id in self._messages:
             return
         self._messages[message.id] = message
         if self._first is not None and self._held_max is not None:
@@ -98,11 +93,7 @@ class Gathered:
                 self._messages = {each.id: each for each in self._first(self._messages.values())}
             return
         self._bytes += MESSAGE_BYTES + len(message.body if message.raw is None else message.raw)
-        self.check(0)
-
-    def check(self, more: int) -> None:
-        """Check that `more` messages still fit."""
-        check_count(len(self._messages) + more, self._advice)
+        check_count(len(self._messages), self._advice)
         if self._bytes > ANSWER_BYTES_MAX:
             raise InvalidInput(f"messages of more than {ANSWER_BYTES_MAX >> 20} MiB: {self._advice}")
 
