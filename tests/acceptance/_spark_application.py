@@ -4,12 +4,15 @@ Files in one directory carry what is asked, how far it is and what came out; a s
 """
 
 import json
+import os
+import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from itertools import count
+from contextlib import suppress
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +23,15 @@ from pyspark.sql import functions as F
 import relatum_spark
 
 POLL_S = 0.05
+FRESH_S = 0.3
+"""Seconds after which what an executor told the driver has arrived there."""
 
 
 def number_of(column: str) -> Any:
-    """The number that is a message's body."""
     return F.col(column).cast("string").cast("long")
 
 
 def numbers(frame: DataFrame) -> list[Any]:
-    """The rows as lists."""
     return [list(row) for row in frame.collect()]
 
 
@@ -53,12 +56,10 @@ def read(spark: SparkSession, stream: str, **options: Any) -> list[Any]:
 
 
 def backfill(spark: SparkSession, streams: list[str]) -> list[Any]:
-    """Record streams."""
     return [report.stream for report in relatum_spark.backfill(spark, streams, slice_offsets=4_000)]
 
 
 def pairs(spark: SparkSession, left: str, right: str, on: str) -> list[Any]:
-    """The numbers of paired messages."""
     found = relatum_spark.related_pairs(spark, left, right, on=on, payloads=True)
     return numbers(found.select(number_of("left_value"), number_of("right_value")))
 
@@ -79,47 +80,57 @@ STEPS: dict[str, Callable[..., list[Any]]] = {
 }
 
 
-class Watch:
-    """Writes how many tasks have ended and failed since it began, and which executors have one, until it is left."""
+class Killer:
+    """Kills an executor that has a task, once so many tasks have ended since it began; None kills none."""
 
-    def __init__(self, spark: SparkSession, target: Path) -> None:
-        self._tracker = spark.sparkContext.statusTracker()
-        self._store = spark.sparkContext._jsc.sc().statusStore()  # type: ignore[attr-defined]
-        self._target = target
+    def __init__(self, spark: SparkSession, after: int | None) -> None:
+        self._context, self._after = spark.sparkContext, after
         self._stages: dict[int, Any] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "Killer":
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
-        self._look()
+
+    def tasks(self, outcome: str) -> int:
+        """The number of tasks by a field of Spark's stages."""
+        tracker = self._context.statusTracker()
+        for stage in {*self._stages, *tracker.getActiveStageIds()}:
+            self._stages[stage] = tracker.getStageInfo(stage) or self._stages.get(stage)
+        return sum(getattr(info, outcome) for info in self._stages.values() if info is not None)
 
     def _run(self) -> None:
         while not self._stop.wait(POLL_S):
-            self._look()
-
-    def _look(self) -> None:
-        for stage in {*self._stages, *self._tracker.getActiveStageIds()}:
-            self._stages[stage] = self._tracker.getStageInfo(stage) or self._stages.get(stage)
-        seen = [info for info in self._stages.values() if info is not None]
-        write(
-            self._target,
-            {
-                "ended": sum(info.numCompletedTasks for info in seen),
-                "failed": sum(info.numFailedTasks for info in seen),
-                "busy": self._busy(),
-            },
-        )
+            if self.tasks("numCompletedTasks") < (sys.maxsize if self._after is None else self._after):
+                continue
+            for executor in self._busy():
+                process = self._process_of(executor)
+                os.kill(process, signal.SIGSTOP)
+                # What it told the driver before it was frozen arrives, and no task of it can end any more.
+                time.sleep(FRESH_S)
+                if executor in self._busy():
+                    os.kill(process, signal.SIGKILL)
+                    self._after = None
+                    break
+                os.kill(process, signal.SIGCONT)
 
     def _busy(self) -> list[str]:
-        listed = self._store.executorList(True)
+        listed = self._context._jsc.sc().statusStore().executorList(True)  # type: ignore[attr-defined]
         summaries = [listed.apply(number) for number in range(listed.size())]
         return [summary.id() for summary in summaries if summary.activeTasks() > 0]
+
+    def _process_of(self, executor: str) -> int:
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                words = (entry / "cmdline").read_bytes().decode().split("\0")
+                if self._context.applicationId in words and ("--executor-id", executor) in pairwise(words):
+                    return int(entry.name)
+        raise LookupError(f"there is no process of executor {executor}")
 
 
 def write(target: Path, document: Any) -> None:
@@ -147,13 +158,14 @@ def main(directory: Path, executors: int) -> None:
     for number in count():
         asked = directory / f"{number}.asked"
         await_condition(asked.exists)
-        name, arguments = json.loads(asked.read_text())
+        name, kill_after, arguments = json.loads(asked.read_text())
         if name not in STEPS:
             break
         await_condition(lambda: executors_of(spark) >= executors)
         try:
-            with Watch(spark, directory / f"{number}.tasks"):
-                answer = {"answer": STEPS[name](spark, **arguments)}
+            with Killer(spark, kill_after) as killer:
+                result = STEPS[name](spark, **arguments)
+            answer = {"answer": result, "failed": killer.tasks("numFailedTasks")}
         except Exception:
             answer = {"error": [traceback.format_exc()]}
         write(directory / f"{number}.answer", answer)

@@ -5,7 +5,6 @@ What comes out is compared with what was published, which is known by arithmetic
 
 import json
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -35,9 +34,6 @@ LIMIT_S = 240.0
 
 EXECUTORS = 2
 
-FRESH_NS = 300_000_000
-"""Nanoseconds after which what an executor told the driver before it was frozen has arrived there."""
-
 
 @dataclass(frozen=True)
 class Pair:
@@ -66,28 +62,11 @@ class Application:
             arguments: The step's.
         """
         number = next(self._numbers)
-        write(self._directory / f"{number}.asked", [step, arguments])
-        if kill_after is not None:
-            wait_until(lambda: self._kill(number, kill_after), LIMIT_S, what=f"tasks of {step} run", every_s=0.01)
+        write(self._directory / f"{number}.asked", [step, kill_after, arguments])
         answer = wait_until(lambda: self._read(f"{number}.answer"), LIMIT_S, what=f"{step} ends")
         assert "error" not in answer, answer["error"][0]
-        if kill_after is not None:
-            assert self._read(f"{number}.tasks")["failed"] > 0, "the killed executor had no task"
+        assert kill_after is None or answer["failed"], "no executor was killed that had a task"
         return answer["answer"]
-
-    def _kill(self, number: int, after: int) -> bool:
-        assert not self._read(f"{number}.answer"), f"it ended too soon: {self._read(f'{number}.answer')}"
-        tasks = self._read(f"{number}.tasks")
-        if not tasks or tasks["ended"] < after or not tasks["busy"]:
-            return False
-        return self._cluster.kill_busy_executor(lambda executor: executor in self._look(number)["busy"])
-
-    def _look(self, number: int) -> Any:
-        """The tasks as the driver counts them from now on, with what is still on its way to it."""
-        path, since = self._directory / f"{number}.tasks", time.time_ns() + FRESH_NS
-        ended = self._directory / f"{number}.answer"
-        wait_until(lambda: path.stat().st_mtime_ns > since or ended.exists(), LIMIT_S, what="a fresh count of tasks")
-        return self._read(path.name)
 
     def _read(self, name: str) -> Any:
         assert self._process.poll() is None, f"the driver ended; see {self._cluster.directory / 'driver.log'}"
@@ -96,7 +75,7 @@ class Application:
 
     def end(self) -> None:
         """Have it end, and make sure of that."""
-        write(self._directory / f"{next(self._numbers)}.asked", ["end", {}])
+        write(self._directory / f"{next(self._numbers)}.asked", ["end", None, {}])
         try:
             self._process.wait(90)
         finally:
@@ -105,12 +84,10 @@ class Application:
 
 
 def order_of_left(number: int) -> str:
-    """The key of a left message."""
     return f"o{number // 2}"
 
 
 def order_of_right(number: int) -> str:
-    """The key of a right message."""
     return f"o{number * 2}"
 
 
@@ -133,7 +110,6 @@ def pair(amqp_url: str, stream_url: str, database_server_url: str, _migrated_tem
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    """A master and two workers."""
     with SparkCluster(tmp_path_factory.mktemp("cluster"), workers=EXECUTORS) as running:
         yield running
 

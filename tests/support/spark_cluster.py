@@ -14,7 +14,7 @@ import sys
 import urllib.request
 import venv
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any, Final, Self
 import pyspark
 
 from tests.support._jvm import SPARK_START
+from tests.support._processes import processes_naming
 from tests.support._waiting import START_S, wait_until
 from tests.support.ports import free_port
 from tests.support.spark import JDBC_JAR
@@ -207,37 +208,6 @@ class SparkCluster:
             "spark.log.level": "WARN",
         }
 
-    def executors(self) -> dict[str, int]:
-        """The executors running on this cluster: Spark's number of each, and its process id."""
-        found = {}
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and (entry / "cwd").readlink().is_relative_to(self.directory):
-                    words = (entry / "cmdline").read_bytes().decode().split("\0")
-                    if "--executor-id" in words:
-                        found[words[words.index("--executor-id") + 1]] = int(entry.name)
-            except OSError:
-                continue  # ended meanwhile, or another user's
-        return found
-
-    def kill_busy_executor(self, is_busy: Callable[[str], bool]) -> bool:
-        """SIGKILL an executor while it has a task; whether there was one.
-
-        Args:
-            is_busy: Whether the driver now counts a task of the executor of that number. The executor is frozen while
-                it is asked, so that the task cannot end meanwhile.
-        """
-        for number, process in self.executors().items():
-            os.kill(process, signal.SIGSTOP)
-            try:
-                if is_busy(number):
-                    os.kill(process, signal.SIGKILL)
-                    return True
-            finally:
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGCONT)
-        return False
-
     def stop(self) -> None:
         """End all processes, the workers before the master, and executors that outlived their worker."""
         for process in reversed(self._processes):
@@ -248,6 +218,6 @@ class SparkCluster:
                 process.kill()
                 process.wait()
         self._processes.clear()
-        for executor in self.executors().values():
+        for executor in processes_naming(str(self.directory)):
             with suppress(ProcessLookupError):
                 os.kill(executor, signal.SIGKILL)
