@@ -103,6 +103,8 @@ class Filler:
         self._pace = pace or Pace(None, self._stop)
         self._has_covered = False
         self._turned_at = time.monotonic()
+        self.lost_offsets = 0
+        """Offsets that retention dropped before they were filled."""
 
     @property
     def key_ids(self) -> frozenset[int]:
@@ -288,6 +290,7 @@ class Filler:
                 join_range(connection, rows, NewRange(work.stream_id, start, end, kind="hole"))
                 rows = coverage_of(connection, [work.stream_id])
                 note(connection, work.stream_id, "hole", (start, end), "retention was faster than the back-fill")
+                self.lost_offsets += end - start
         work.skip_to(gone)
 
     def _commit(self, work: "_Work", to_offset: int) -> None:
