@@ -184,7 +184,7 @@ class Recorder:
             if name not in self._plain:
                 self._find(reader, name)
         if not self._has_checked:
-            self._group.check_broker()
+            self._group.broker.check([stream.name for stream in self._group.streams()])
             self._has_checked = True
 
     def _find(self, reader: StreamReader, name: str) -> None:

@@ -176,10 +176,6 @@ class RecorderGroup:
             self.loop.call(self._begin)
         self.loop.call(lambda: self.loop.spawn(added.run()))
 
-    def check_broker(self) -> None:
-        """Raise if all streams were recorded from another broker."""
-        self.broker.check([stream.name for stream in self.streams()])
-
     # --- in the loop --------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
