@@ -156,6 +156,7 @@ DAMAGE = {
         Damage("greatest time lowered", "max_us = max_us - 1", "time_missing time_wrong", "min_us < max_us"),
         Damage("greatest time raised", "max_us = max_us + {n}", "time_wrong"),
         Damage("first offset", "first_offset = first_offset - {n}", "time_wrong"),
+        Damage("before the stream", "first_offset = -{n}", "time_wrong", "first_offset < 20"),
         Damage("last offset", "last_offset = last_offset + {n}", "time_wrong"),
         Damage("width", "width_class = width_class + 1", "time_wrong"),
     ],
