@@ -162,7 +162,7 @@ def test_at_rest_a_process_asks_little_whatever_the_number_of_streams(
         names = streams.names[:SOME] if is_standby else streams.names[SOME : 2 * SOME]
         recorder = Recorder(streams.amqp, database_url, names)
         for kind in ("commit", "rollback"):
-            sa.event.listen(recorder._group._engine, kind, partial(count, ends, kind))
+            sa.event.listen(recorder._group.engine, kind, partial(count, ends, kind))
         with running(recorder):
             wait_until(lambda: all_known(engine, names), what="all opened")
             rest(2.0)

@@ -15,13 +15,21 @@ def test_each_command_of_the_stream_protocol_is_on_the_page() -> None:
     assert [command.name for command in Command if f"`{command.name}`" not in PAGE] == []
 
 
+def due(watched: Watched, now: float) -> list[Subject]:
+    """What is asked about in turn, as if nothing were found."""
+    asked = []
+    while (subject := watched.next(now)) is not None:
+        watched.answered(subject, [], now)
+        asked.append(subject)
+    return asked
+
+
 def test_a_name_is_asked_about_until_it_is_a_streams() -> None:
     """The pauses double up to a minute; after five minutes it has to be published to again."""
     watched, now, pauses = Watched(), 0.0, []
     assert watched.add("", "orders", now)
-    while watched.due(now):
-        assert watched.due(now) == [STREAM]
-        watched.answered(STREAM, [], now)
+    while found := due(watched, now):
+        assert found == [STREAM]
         pauses.append(watched.next_s(now))
         now += pauses[-1]
     assert pauses == [min(ASK_S[0] * 2**each, ASK_S[1]) for each in range(len(pauses))]
@@ -29,7 +37,7 @@ def test_a_name_is_asked_about_until_it_is_a_streams() -> None:
     assert watched.add("", "orders", now)
     watched.answered(STREAM, ["orders"], now)
     assert not watched.add("", "orders", now), "a stream that is recorded is settled"
-    assert not watched.due(now + 10_000)
+    assert not due(watched, now + 10_000)
 
 
 def test_an_exchange_is_asked_about_as_long_as_it_is_used() -> None:
@@ -37,31 +45,27 @@ def test_an_exchange_is_asked_about_as_long_as_it_is_used() -> None:
     watched, now, asked = Watched(), 0.0, 0
     for key in range(10_000):
         assert watched.add("events", f"key-{key}", now) == (key == 0)
-        for subject in watched.due(now):
+        if (subject := watched.next(now)) is not None:
             assert subject == EXCHANGE
             watched.answered(subject, ["one"], now)
             asked += 1
         now += 1
     assert 10_000 / ASK_S[1] <= asked <= 10_000 / ASK_S[1] + 8
-    assert not watched.due(now + UNUSED_S + 1)
+    assert not due(watched, now + UNUSED_S + 1)
 
 
 def test_what_is_new_has_its_turn_first() -> None:
     """Before all that is known, and in the midst of a round of it; asked about once, it has no precedence any more."""
-    watched = Watched()
+    watched, now = Watched(), ASK_S[0]
     known = [Subject(f"queue-{number}", False) for number in range(3)]
     for subject in known:
         watched.add("", subject.name, 0.0)
-        watched.answered(subject, [], 0.0)
-    assert watched.due(ASK_S[0]) == known
-    assert not watched.waits(known[0])
-    watched.add("events", "key", ASK_S[0])
-    assert watched.waits(known[0])
-    assert not watched.waits(EXCHANGE)
-    assert watched.due(ASK_S[0]) == [EXCHANGE, *known]
-    watched.answered(EXCHANGE, ["one"], ASK_S[0])
-    assert not watched.waits(known[0])
-    assert watched.due(1.5) == [*known, EXCHANGE]
+    assert due(watched, 0.0) == known
+    assert watched.next(now) == known[0]
+    watched.answered(known[0], [], now)
+    watched.add("events", "key", now)
+    assert due(watched, now) == [EXCHANGE, *known[1:]]
+    assert due(watched, 1.5) == [*known, EXCHANGE]
 
 
 def test_what_is_no_name_is_passed_over() -> None:
@@ -72,7 +76,7 @@ def test_what_is_no_name_is_passed_over() -> None:
         assert not watched.add("", name, 0.0), name
         assert name in ("",) or not watched.add(name, "key", 0.0), name
     assert watched.add(b"", b"orders", 0.0)
-    assert watched.due(0.0) == [STREAM]
+    assert due(watched, 0.0) == [STREAM]
 
 
 def test_what_is_watched_is_bounded() -> None:
@@ -81,7 +85,7 @@ def test_what_is_watched_is_bounded() -> None:
     for number in range(SUBJECTS_MAX + 5):
         watched.add("", f"queue-{number}", float(number))
         watched.add("", "queue-0", float(number))
-    due = watched.due(1e6)
-    assert len(due) == SUBJECTS_MAX
-    assert Subject("queue-0", False) in due
-    assert Subject("queue-1", False) not in due
+    found = due(watched, 1e6)
+    assert len(found) == SUBJECTS_MAX
+    assert Subject("queue-0", False) in found
+    assert Subject("queue-1", False) not in found

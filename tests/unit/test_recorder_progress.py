@@ -107,7 +107,9 @@ def test_who_stands_by_tells_nothing_of_the_lag(clock: Clock, progress: Progress
 def test_a_hole_is_told_of_for_a_day(clock: Clock, progress: Progress) -> None:
     """From the start there is a number, which is 0; each hole counts for a day after it was noticed."""
     assert progress.hole_offsets == 0
-    progress.lost([(10.0, 5), (80_000.0, 7)])
+    progress.lost(7)
+    clock.now += 80_000
+    progress.lost(5)
     assert progress.hole_offsets == 12
     clock.now += 10_000
     assert progress.hole_offsets == 5
@@ -124,7 +126,7 @@ def test_the_documented_alert_of_holes_fires_on_a_hole_and_not_before() -> None:
     page = exposition()
     assert 'relatum_hole_offsets{stream="orders"} 0.0' in page
     assert not fires(expression, page)
-    metrics.stream("orders").lost([(1.0, 5)])
+    metrics.stream("orders").lost(5)
     assert fires(expression, exposition())
     retire(metrics)
 

@@ -47,7 +47,7 @@ async def live(site: Site, asked: LiveAsked) -> LiveAnswer:
 
 async def _live(site: Site, asked: LiveAsked) -> LiveAnswer:
     await site.keys()
-    ask = partial(site.in_thread, recorded_ends, site.database, site.address.vhost, asked.stream, check=True)
+    ask = partial(site.in_thread, recorded_ends, site.database, site.address.vhost, asked.stream)
     ends = await site.lately(("ends", asked.stream), KEPT_S, ask)
     looked = ends[:STREAMS_LOOKED]
     read = await gathered((partial(_latest, site, end) for end in looked), STREAMS_LOOKED)

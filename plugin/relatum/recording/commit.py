@@ -1,22 +1,36 @@
-"""Commits: one thread writes the batches of all streams of a process in one transaction."""
+"""Commits: the follower's records fill batches, and one thread writes those of all streams in one transaction."""
 
+import asyncio
+import logging
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
 from relatum import otel
+from relatum.errors import CoverageConflict, DatabaseUnavailable
+from relatum.following import Event, Records
 from relatum.otel import LINKS_MAX, Description, Part, Span
 from relatum.reading import Message, Position, RecordBatch
-from relatum.recording.batch import Batch
+from relatum.recording.batch import Batch, readable
 from relatum.store.coverage import CoverageRow, advance_all
 from relatum.store.database import transaction
 from relatum.store.parts import copy_rows
 from relatum.store.rows import copy_lines, copy_number, copy_text, count_skips
+from relatum.waiting import Threads
+
+if TYPE_CHECKING:
+    from relatum.recording.recorder_group import RecorderGroup
+    from relatum.recording.stream_recording import OpenTail
+
+logger = logging.getLogger("relatum.recorder")
+
+# --- the transaction --------------------------------------------------------------------------------------------------
 
 
 def add_links(batch: Batch, parts: Sequence[RecordBatch]) -> None:
@@ -151,3 +165,171 @@ def add_checkpoints(connection: sa.Connection, places: Sequence[tuple[int, Posit
     """Store the last positions of some streams, by stream id."""
     lines = [f"{id_}\t{at.offset}\t{at.fingerprint}\t{copy_number(at.chunk_ms)}\n" for id_, at in places]
     copy_lines(connection, "checkpoints", lines)
+
+
+# --- the committer ----------------------------------------------------------------------------------------------------
+
+HELD_UP_S: Final = 0.05
+"""Seconds before the commit of a stream is retried whose range another session had locked."""
+
+
+class Committer:
+    """Fills batches in the loop, and commits them in a thread of its own.
+
+    Everything that is ready when a transaction ends goes into the next one. With one stream, that is a lone message or
+    a batch; with a thousand streams, some hundred small batches, which the follower gathers. If PostgreSQL refuses a
+    transaction, each stream is committed separately, so that only the streams at fault fail.
+
+    `on_receipts`: Called after commits that publishers wait for.
+    """
+
+    def __init__(self, group: "RecorderGroup", engine: sa.Engine, on_receipts: Callable[[], None]) -> None:
+        self._group = group
+        self._loop = group.loop
+        self._threads = Threads(1, "relatum-recorder-commits")
+        self._engine = engine
+        self._on_receipts = on_receipts
+        self._done: list[Event] = []
+        self._is_due = False
+        self._ready: dict[OpenTail, None] = {}
+        self._committing = 0
+        self._task: asyncio.Task[None] | None = None
+
+    # --- events of the follower ---------------------------------------------------------------------------------------
+
+    def take(self, event: Event) -> None:
+        """Handle an event of the follower. The records of one turn of the loop are committed together."""
+        if self._group.stopping.is_set():
+            return
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._hand_on)
+        if isinstance(event, Records):
+            self._put(event)
+        else:
+            self._group.note(event)
+
+    def _hand_on(self) -> None:
+        """Release the records of this turn, and commit."""
+        self._is_due = False
+        done, self._done = self._done, []
+        self._group.follower.done(*done)
+        self._go_on()
+
+    def _put(self, event: Records) -> None:
+        stream = self._group.of(event.stream, event.following)
+        if stream is None or stream.tail is None or not stream.is_read:
+            # A stream that is not open is read again from the end of its coverage.
+            self._done.append(event)
+            return
+        tail, has_room = stream.tail, True
+        try:
+            self._extract(tail, event.batch)
+            has_room = tail.is_closing or not tail.is_full(self._busy)
+        except Exception as error:  # noqa: BLE001 - a defect of one stream stops no other
+            stream.failed(tail, error)
+        (self._done if has_room else tail.held).append(event)
+
+    def _extract(self, tail: "OpenTail", batch: RecordBatch) -> None:
+        parts: list[RecordBatch] = []
+        unread: tuple[int, str] | None = None
+        for part, reason in readable(batch):
+            if reason is not None:
+                unread = part.last_offset + 1, reason
+                break
+            parts.append(part)
+            tail.stream.progress.read(part.last_offset)
+        if parts:
+            tail.add(parts)
+            if tail.committing is None:
+                self._ready[tail] = None
+        if unread is not None:
+            tail.stream.pass_over(*unread)
+
+    # --- commits ------------------------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """Start committing, unless a task is running: it continues with what is ready."""
+        if self._task is None and self._ready:
+            self._task = self._loop.spawn(self._run())
+
+    @property
+    def _busy(self) -> int:
+        """The number of streams that have something to commit."""
+        return len(self._ready) + self._committing
+
+    async def finish(self) -> None:
+        """Commit what is ready, then end the thread."""
+        self._go_on()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        self._threads.shutdown()
+
+    async def _run(self) -> None:
+        try:
+            while self._ready:
+                await self._group.membership.in_time()
+                ready, self._ready = self._ready, {}
+                await self._commit([tail for tail in ready if not tail.is_over])
+        finally:
+            self._task, self._committing = None, 0
+
+    async def _commit(self, tails: "Sequence[OpenTail]") -> None:
+        if not tails:
+            return
+        self._committing = len(tails)
+        for tail in tails:
+            tail.take()
+            # A stream that was held up still has a batch that it filled.
+            if not tail.is_full(self._busy):
+                tail.stream.let_more_come(tail)
+        try:
+            errors = await self._loop.ask(self._written, tails, threads=self._threads)
+        except Exception as error:  # noqa: BLE001 - becomes the error of each stream
+            errors = [error] * len(tails)
+        for tail, cause in zip(tails, errors, strict=True):
+            if cause is not None:
+                tail.stream.failed(tail, cause)
+            elif tail.share.is_held_up:
+                self._loop.call_later(HELD_UP_S, self._try_again, tail)
+            else:
+                tail.committed()
+                if tail.filling.messages:
+                    self._ready[tail] = None
+
+    def _try_again(self, tail: "OpenTail") -> None:
+        self._ready[tail] = None
+        self._go_on()
+
+    # --- the thread that commits --------------------------------------------------------------------------------------
+
+    def _written(self, tails: "Sequence[OpenTail]") -> list[Exception | None]:
+        """Commit shares; return each stream's error, or None."""
+        begun = time.perf_counter()
+        with recording([(tail.stream.name, tail.share.batch) for tail in tails]) as span:
+            errors = self._outcomes(tails, span)
+        self._group.metrics.batch_s.observe(time.perf_counter() - begun)
+        if any(tail.share.is_committed and tail.share.batch.receipts for tail in tails):
+            self._on_receipts()
+        return errors
+
+    def _outcomes(self, tails: "Sequence[OpenTail]", span: Span) -> list[Exception | None]:
+        try:
+            commit_shares(self._engine, [tail.share for tail in tails])
+        except DatabaseUnavailable as error:
+            span.failed(error)
+            return [error] * len(tails)
+        except Exception as error:  # noqa: BLE001 - becomes the error of the stream at fault
+            if len(tails) > 1:
+                return [outcome for tail in tails for outcome in self._outcomes([tail], span)]
+            span.failed(error)
+            return [error]
+        errors: list[Exception | None] = []
+        for tail in tails:
+            share, lost = tail.share, None
+            if not share.is_committed and not share.is_held_up:
+                message = f"another recorder moved the coverage from {share.row.to_offset} first; nothing was written"
+                lost = CoverageConflict(message, stream=tail.stream.name)
+                span.failed(lost)
+            errors.append(lost)
+        return errors

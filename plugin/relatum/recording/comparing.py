@@ -52,6 +52,11 @@ class Difference:
     detail: str = ""
 
 
+def end_of(difference: Difference) -> int:
+    """Return the offset after a difference."""
+    return max(difference.offset + 1, difference.to_offset or 0)
+
+
 @dataclass(slots=True)
 class StreamVerified:
     """The comparison of one stream, and its differences.
@@ -85,12 +90,12 @@ class StreamVerified:
 
     def add_window(self, window: Range, found: Iterable[Difference]) -> None:
         """Count a compared window and what was found in it."""
-        before = self.difference_count
+        self.windows += 1
+        end = 0
         for difference in found:
             self.add(difference)
-        self.windows += 1
-        if self.difference_count > before:
-            self.damaged = merged([*self.damaged, window])
+            end = max(end, window[1], end_of(difference))
+        self.damaged = merged([*self.damaged, (window[0], end)])
 
 
 class Row(NamedTuple):

@@ -55,6 +55,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.new: dict[Subject, None] = {}
+        self._due: list[Subject] = []
         self._states: dict[Subject, _State] = {}
         self._streams: set[str] = set()
 
@@ -67,31 +68,28 @@ class Watched:
         if subject is None or (not subject.is_exchange and subject.name in self._streams):
             return False
         state = self._states.pop(subject, None)
-        is_new = state is None
         if state is None:
-            state = _State(now, now)
             self.new[subject] = None
             if len(self._states) >= SUBJECTS_MAX:
                 self._forget(next(iter(self._states)))
-        state.used = now
-        self._states[subject] = state
-        return is_new
+        self._states[subject] = state or _State(now, now)
+        self._states[subject].used = now
+        return state is None
 
-    def due(self, now: float) -> list[Subject]:
-        """Return the subjects to ask about now, new ones first."""
-        for subject, state in list(self._states.items()):
-            if now - state.used > UNUSED_S and subject not in self.new:
-                self._forget(subject)
-        known = (subject for subject, state in self._states.items() if state.due <= now and subject not in self.new)
-        return [*self.new, *known]
+    def next(self, now: float) -> Subject | None:
+        """Return the subject to ask about now, a new one first; None if none is due."""
+        if self.new:
+            return next(iter(self.new))
+        if not self._due:
+            for subject, state in list(self._states.items()):
+                if now - state.used > UNUSED_S:
+                    self._forget(subject)
+            self._due = [subject for subject, state in reversed(self._states.items()) if state.due <= now]
+        return self._due.pop() if self._due else None
 
     def next_s(self, now: float) -> float:
         """Return the seconds until the next query is due."""
         return max(0.0, min((state.due for state in self._states.values()), default=now + ASK_S[1]) - now)
-
-    def waits(self, subject: Subject) -> bool:
-        """Return whether a new subject comes before this one."""
-        return bool(self.new) and subject not in self.new
 
     def answered(self, subject: Subject, streams: list[str], now: float) -> None:
         """Note the broker's answer. A stream's name is settled; other queries are repeated after a backoff."""
@@ -269,49 +267,38 @@ class EmbeddedRecorder:
         while not self._stop.is_set():
             # Keys first: messages recorded before a key is defined have no rows for it.
             keys_defined = self._keys.look() or keys_defined
-            is_away = not (keys_defined and self._ask_what_is_due())
+            with self._changed:
+                subject = self._watched.next(time.monotonic())
+            is_away = not keys_defined or (subject is not None and not self._asked(subject))
             with self._changed:
                 self._is_away = is_away
                 self._changed.notify_all()
-                if not is_away and not self._stop.is_set():
+                if not is_away:
                     pauses = backoff(QUESTION_S)
+                if subject is None and not is_away and not self._stop.is_set():
                     self._changed.wait(min(self._watched.next_s(time.monotonic()), self._keys.due_s()))
             if is_away:
                 self._group.outages.wait(next(pauses))
 
-    def _ask_what_is_due(self) -> bool:
-        """Record the streams that messages may go to; return False if the broker cannot be asked now."""
-        with self._changed:
-            subjects = self._watched.due(time.monotonic())
-        if not subjects:
-            return True
+    def _asked(self, subject: Subject) -> bool:
+        """Ask about a subject, and record its streams; return False if the broker cannot be asked now."""
+        outages = self._group.outages
         try:
             reader = self._group.reader()
-            for subject in subjects:
-                with self._changed:
-                    # The others are still due, and follow in the next round.
-                    if self._stop.is_set() or self._watched.waits(subject):
-                        return True
-                self._ask(reader, subject)
-        except Exception as error:  # noqa: BLE001 a defect in one lookup must not end recording
-            self._group.outages.failed(_LOOK_UP, error)
-            return False
-        self._group.outages.answered(Server.BROKER)
-        self._group.outages.over(_LOOK_UP)
-        return True
-
-    def _ask(self, reader: StreamReader, subject: Subject) -> None:
-        """Ask about one subject, and record its streams."""
-        try:
             streams = self._bound(reader, subject.name) if subject.is_exchange else self._named(reader, subject.name)
-        except ConnectionLost as error:
-            # This query may have broken the connection: repeat it only after its backoff.
-            logger.info("cannot look up the streams of %r: %s", subject.name, ended(error))
-            with self._changed:
-                self._watched.answered(subject, [], time.monotonic())
-            raise
+        except Exception as error:  # noqa: BLE001 a defect in one lookup must not end recording
+            outages.failed(_LOOK_UP, error)
+            if isinstance(error, ConnectionLost):
+                # This query may have broken the connection: repeat it only after its backoff.
+                logger.info("cannot look up the streams of %r: %s", subject.name, ended(error))
+                with self._changed:
+                    self._watched.answered(subject, [], time.monotonic())
+            return False
+        outages.answered(Server.BROKER)
+        outages.over(_LOOK_UP)
         with self._changed:
             self._watched.answered(subject, streams, time.monotonic())
+        return True
 
     def _named(self, reader: StreamReader, name: str) -> list[str]:
         """Record the stream of that name, if there is one."""

@@ -103,6 +103,8 @@ class Filler:
         self._pace = pace or Pace(None, self._stop)
         self._has_covered = False
         self._turned_at = time.monotonic()
+        self.lost_offsets = 0
+        """Offsets that retention dropped before they were filled."""
 
     @property
     def key_ids(self) -> frozenset[int]:
@@ -139,12 +141,11 @@ class Filler:
             has_all &= self.rewrite((start, min(part[1], start + WINDOW_OFFSETS)))
         return has_all
 
-    def rewrite(self, part: Range, is_due: Callable[[sa.Connection], bool] = lambda _: True) -> bool:
+    def rewrite(self, part: Range) -> bool:
         """Remove some offsets from the table and record them again, in one transaction.
 
-        A lookup reads the coverage before the index, so it never misses a row that exists before and after.
-
-        `is_due` is asked under the stream's locks. If it is False, or a message cannot be unpacked, nothing changes.
+        A lookup reads the coverage before the index, so it never misses a row that exists before and after. Returns
+        False if a message cannot be unpacked, or retention dropped the offsets: then nothing changes.
         """
         conflicts, wanted = 0, part
         while True:
@@ -158,7 +159,7 @@ class Filler:
             if work is None:
                 return False
             try:
-                return self._replace(part, work, bounds, is_due)
+                return self._replace(part, work, bounds)
             except CoverageConflict:
                 conflicts += 1
                 if conflicts > CONFLICTS_MAX:
@@ -175,14 +176,10 @@ class Filler:
         work.batch.receipts.clear()
         return None if self._stop.is_set() else work
 
-    def _replace(
-        self, part: Range, work: "_Work", bounds: StreamBounds, is_due: Callable[[sa.Connection], bool]
-    ) -> bool:
+    def _replace(self, part: Range, work: "_Work", bounds: StreamBounds) -> bool:
         stream = self._stream
         with transaction(self._engine) as connection:
             rows = lock_ranges(connection, stream.stream_id, part)
-            if not is_due(connection):
-                return False
             if key_definitions(connection) != self._definitions:
                 raise CoverageConflict("other keys were defined meanwhile", stream=stream.name)
             taken = uncover(connection, self._reader, stream, part, bounds.first or 0)
@@ -293,6 +290,7 @@ class Filler:
                 join_range(connection, rows, NewRange(work.stream_id, start, end, kind="hole"))
                 rows = coverage_of(connection, [work.stream_id])
                 note(connection, work.stream_id, "hole", (start, end), "retention was faster than the back-fill")
+                self.lost_offsets += end - start
         work.skip_to(gone)
 
     def _commit(self, work: "_Work", to_offset: int) -> None:

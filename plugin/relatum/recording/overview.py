@@ -1,7 +1,7 @@
 """An overview of the whole table: the size of each key, the recorders, and how far streams are recorded."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -32,7 +32,7 @@ _HELD: Final = sql("""
     ORDER BY vhost, name""")
 
 _ENDS: Final = sql("""
-    SELECT s.name, s.super_stream, s.stream_id, c.to_offset, c.last_offset, c.last_fingerprint, c.last_chunk_ms
+    SELECT s.name, c.to_offset, c.last_offset, c.last_fingerprint, c.last_chunk_ms
     FROM relatum.streams s JOIN relatum.coverage c ON c.stream_id = s.stream_id AND c.is_tail
     WHERE s.vhost = :vhost::text AND s.replaced_at IS NULL
         AND (:is_all::boolean OR s.name = ANY (:names::text[]) OR s.super_stream = ANY (:names::text[]))
@@ -120,15 +120,11 @@ class RecordedEnd:
 
     Attributes:
         stream: Its name.
-        super_stream: The super stream of which it is a partition, or None.
-        stream_id: The generation's number; it changes when the stream is declared again.
         next_offset: The next offset to record.
         position: The position of the last recorded message; None if there is none.
     """
 
     stream: str
-    super_stream: str | None
-    stream_id: int
     next_offset: int
     position: Position | None
 
@@ -164,27 +160,22 @@ def recorder_list(database: AnyDatabase) -> list[RecorderMember]:
         ]
 
 
-def recorded_ends(
-    database: AnyDatabase, vhost: str, names: Iterable[str] = (), *, check: bool = False
-) -> list[RecordedEnd]:
+def recorded_ends(database: AnyDatabase, vhost: str, names: Sequence[str]) -> list[RecordedEnd]:
     """Return how far streams are recorded, the most recently recorded ones first.
 
     Args:
         database: PostgreSQL's URL, or a `Database`.
         vhost: Their virtual host.
-        names: Streams and super streams. Empty (default): all.
-        check: Raise if a name is not recorded. Default: False.
+        names: Streams and super streams. Empty: all.
 
     Raises:
-        StreamNotFound: with `check`, a name is not recorded.
+        StreamNotFound: a name is not recorded.
         DatabaseUnavailable: safe to repeat.
     """
-    wanted = list(names)
     with as_engine(database, statement_s=STATEMENT_S) as engine, transaction(engine) as connection:
-        if check:
-            check_recorded(connection, vhost, wanted)
-        rows = connection.execute(_ENDS, {"vhost": vhost, "names": wanted, "is_all": not wanted})
+        check_recorded(connection, vhost, names)
+        rows = connection.execute(_ENDS, {"vhost": vhost, "names": list(names), "is_all": not names})
         return [
-            RecordedEnd(name, super_stream, stream_id, next_offset, None if None in last[:2] else Position(*last))
-            for name, super_stream, stream_id, next_offset, *last in rows
+            RecordedEnd(name, next_offset, None if None in last[:2] else Position(*last))
+            for name, next_offset, *last in rows
         ]

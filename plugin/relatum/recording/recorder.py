@@ -184,22 +184,27 @@ class Recorder:
             if name not in self._plain:
                 self._find(reader, name)
         if not self._has_checked:
-            self._group.check_broker()
+            self._group.broker.check([stream.name for stream in self._group.streams()])
             self._has_checked = True
 
     def _find(self, reader: StreamReader, name: str) -> None:
-        """Record the stream or partitions of a name; an unknown name is taken for a future stream."""
+        """Record the stream or partitions of a name; one that is unknown or a queue is logged, and asked for again."""
         partitions = reader.partitions(name)
         for partition in partitions:
             self._group.add(partition, super_stream=name)
         if partitions:
             self._super.add(name)
-            if name not in partitions:
-                # A starting broker may not have known the super stream before.
-                self._group.drop(name)
+            self._group.metrics.streams.pop(name, None)
         elif name not in self._super:
-            self._group.add(name)
-            if reader.routes("", name):
+            try:
+                if not reader.routes("", name):
+                    reader.bounds(name)
+            except NotFound as error:
+                self._group.outages.failed(f"recording of stream {name!r}", error)
+                self._group.metrics.stream(name).show(None)
+            else:
+                self._group.outages.over(f"recording of stream {name!r}")
+                self._group.add(name)
                 self._plain.add(name)
 
 

@@ -2,28 +2,31 @@
 
 import asyncio
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from relatum import metrics
-from relatum.errors import AccessRefused, NotFound, RelatumError
-from relatum.following import StreamFollower
+from relatum.errors import AccessRefused, CoverageConflict, NotFound, RelatumError
+from relatum.following import Attached, CaughtUp, Failed, Hole, Replaced, StreamFollower
 from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.recording.committer import Committer
+from relatum.recording.commit import Committer
+from relatum.recording.own_broker import OwnBroker
 from relatum.recording.recorder_membership import Membership
 from relatum.recording.statistics import RecorderMetrics
-from relatum.recording.stream_recording import StreamRecording
-from relatum.recording.streams import Streams
+from relatum.recording.stream_recording import OpenTail, StreamRecording
+from relatum.recording.tails import Opened, open_streams
 from relatum.recording.upkeep import Upkeep
+from relatum.store.catalog import StreamRow
 from relatum.store.database import IDLE_S, AnyDatabase, Database
 from relatum.store.members import LEASE_S, RECORDERS, Member
-from relatum.waiting import ComponentLoop, Deadline, Duty, Outages, ended
+from relatum.waiting import ComponentLoop, Deadline, Duty, Outages, Server, ended
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -42,13 +45,65 @@ DRAIN_LOOK_S: Final = 0.002
 HELPERS_MAX: Final = 4
 """Parallel blocking calls: closing gaps and maintaining parts may take long, and must not delay opening streams."""
 
-
 RESERVED_FROM: Final = 3
 """From so many connections on, one is reserved for the lease: a locked table must not delay its renewal."""
 
+_Answer = TypeVar("_Answer")
+
+
+class Question(Generic[_Answer]):
+    """A question that streams ask: one call for all that wait, retried until the servers answer. For the loop's thread.
+
+    With 1,000 streams, servers that return are not asked 1,000 times. `call` runs in a thread; it returns each stream's
+    answer, or the error of that stream.
+    """
+
+    def __init__(
+        self,
+        loop: ComponentLoop,
+        call: Callable[[Sequence[StreamRecording]], Mapping[StreamRecording, _Answer | RelatumError]],
+    ) -> None:
+        self._loop = loop
+        self._call = call
+        self._waiting: dict[StreamRecording, asyncio.Future[_Answer]] = {}
+        self._duty: Duty | None = None
+
+    def begin(self, what: str, outages: Outages) -> Duty:
+        """Start asking, and return the duty to be cancelled."""
+        self._duty = self._loop.repeat(self._ask, what, outages)
+        return self._duty
+
+    async def answer(self, stream: StreamRecording) -> _Answer:
+        """Ask for a stream, and wait for its answer."""
+        answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[stream] = answer
+        if self._duty is not None:
+            self._duty.wake()
+        return await answer
+
+    async def _ask(self) -> float:
+        waiting, self._waiting = self._waiting, {}
+        try:
+            answers = await self._loop.ask(self._call, list(waiting)) if waiting else {}
+        except Exception:
+            self._waiting = waiting | self._waiting
+            for stream in waiting:
+                stream.is_refused = True
+            raise
+        for stream, answer in answers.items():
+            if isinstance(answer, RelatumError):
+                waiting[stream].set_exception(answer)
+            else:
+                waiting[stream].set_result(answer)
+        return math.inf
+
 
 class RecorderGroup:
-    """Records streams with a fixed number of threads and connections. See docs/adr/0015 and 0052."""
+    """Records streams with a fixed number of threads and connections. See docs/adr/0015 and 0052.
+
+    Its attributes are for its parts. `find` looks up the rows of streams, and `open` opens their tails, in a few
+    statements for all streams that wait.
+    """
 
     def __init__(
         self,
@@ -63,77 +118,116 @@ class RecorderGroup:
         lease_s: float = LEASE_S,
     ) -> None:
         self._address = address
-        self._stop = threading.Event()
+        self.stopping = threading.Event()
         self._ending = Deadline(None)
         has_own = connections_max >= RESERVED_FROM and not isinstance(database, Database)
         most = connections_max - has_own
         self.database = Database(database, refusing=None, connections_max=most)
         self._of_lease = Database(database, refusing=None, connections_max=1) if has_own else self.database
-        self._engine = Database(self.database, refusing=None, ending=self._ending, idle_s=IDLE_S).engine
+        self.engine = Database(self.database, refusing=None, ending=self._ending, idle_s=IDLE_S).engine
         # A frozen member must not hold locks for longer than its lease.
         held = partial(Database, refusing=None, ending=self._ending, idle_s=lease_s)
         commit_engine, lease_engine = held(self.database).engine, held(self._of_lease).engine
-        self.outages = Outages(logger, stop=self._stop, broker=str(address), database=self.database.address.name)
+        self.outages = Outages(logger, stop=self.stopping, broker=str(address), database=self.database.address.name)
         self.metrics = RecorderMetrics(self.outages)
-        self._loop = ComponentLoop("relatum-recorder", logger, helpers_max=HELPERS_MAX, ending=self._ending)
+        self.loop = ComponentLoop("relatum-recorder", logger, helpers_max=HELPERS_MAX, ending=self._ending)
         self.follower = StreamFollower(
-            self._loop,
+            self.loop,
             address,
             lambda event: self._committer.take(event),
             gather_s=gather_s,
             outages=self.outages,
             who="reading of stream {!r}".format,
         )
+        self.broker = OwnBroker(self.engine, address.vhost, self.follower.reader)
+        self.find: Question[StreamRow | None] = Question(self.loop, self._find)
+        self.open: Question[Opened] = Question(self.loop, self._open)
         member = Member(RECORDERS, name or new_holder(), lease_s=lease_s, holder=holder)
-        self._membership = Membership(
-            self._loop, lease_engine, member, self.follower, self.outages, lambda: self._streams.all()[0].name
-        )
-        self._streams = Streams(self._loop, self._engine, address.vhost, self.follower, self.outages, self._membership)
-        self._committer = Committer(
-            self._streams, commit_engine, self.metrics, self._membership.in_time, on_receipts, self._stop
-        )
-        self._upkeep = Upkeep(self._streams, self._engine, self._stop)
+        self.membership = Membership(self, lease_engine, member)
+        self._committer = Committer(self, commit_engine, on_receipts)
+        self._upkeep = Upkeep(self)
+        self._by_name: dict[str, StreamRecording] = {}
         self._duties: list[Duty] = []
         self._finishing: Future[None] | None = None
         self._has_begun = False
         metrics.report(self.metrics)
 
+    # --- from any thread ----------------------------------------------------------------------------------------------
+
     def reader(self) -> StreamReader:
         """Return the follower's reader, for queries."""
         return self.follower.reader()
 
+    def streams(self) -> list[StreamRecording]:
+        """Return all streams in the order in which they were added."""
+        return list(self._by_name.values())
+
     def add(self, stream: str, super_stream: str | None = None) -> None:
         """Record a stream from now on. Idempotent; not thread-safe."""
-        if stream in self._streams or self._stop.is_set():
+        if stream in self._by_name or self.stopping.is_set():
             return
         # Here and not in the loop: `left` must include it at once.
-        self._streams.add(StreamRecording(stream, super_stream, self.metrics.stream(stream)))
+        added = self._by_name[stream] = StreamRecording(stream, super_stream, self.metrics.stream(stream), self)
         if not self._has_begun:
             self._has_begun = True
-            self._loop.start()
-            self._loop.call(self._begin)
-        self._loop.call(self._streams.seek)
+            self.loop.start()
+            self.loop.call(self._begin)
+        self.loop.call(lambda: self.loop.spawn(added.run()))
+
+    # --- in the loop --------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        if not self._stop.is_set():
-            self._duties = [*self._streams.begin(), *self._upkeep.begin()]
+        if not self.stopping.is_set():
+            self._duties = [
+                self.find.begin("looking up streams", self.outages),
+                self.open.begin("opening streams", self.outages),
+                self.membership.begin(),
+                *self._upkeep.begin(),
+            ]
 
-    def check_broker(self) -> None:
-        """Raise if all streams were recorded from another broker."""
-        self._streams.broker.check([stream.name for stream in self._streams.all()])
+    def of(self, stream: str, following: int) -> StreamRecording | None:
+        """Return the stream of a follower's event; None if the event is from an earlier following."""
+        found = self._by_name.get(stream)
+        return found if found is not None and found.following == following else None
 
-    def drop(self, name: str) -> None:
-        """Forget a name that turned out not to be a stream."""
-        self._loop.call(self._streams.drop, name)
-        self.metrics.streams.pop(name, None)
+    def recorded(self) -> list[tuple[StreamRecording, StreamRow, OpenTail]]:
+        """Return the streams that are recorded now."""
+        return [
+            (stream, stream.row, stream.tail)
+            for stream in self.streams()
+            if stream.is_read and stream.row is not None and stream.tail is not None
+        ]
+
+    def note(self, event: Attached | CaughtUp | Hole | Replaced | Failed) -> None:
+        """Handle an event of the follower that holds no records."""
+        if event.stream is None:
+            # The broker is unavailable: a drain does not wait for it.
+            for each in self.streams():
+                each.is_refused = each.is_refused or each.tail is None
+                each.progress.stop()
+        elif (stream := self.of(event.stream, event.following)) is not None:
+            stream.note(event)
+
+    # --- in a thread --------------------------------------------------------------------------------------------------
+
+    def _find(self, streams: Sequence[StreamRecording]) -> Mapping[StreamRecording, StreamRow | RelatumError | None]:
+        rows, others = self.broker.find([(each.name, each.super_stream, each.is_there) for each in streams])
+        return {each: others.get(each.name) or rows.get(each.name) for each in streams}
+
+    def _open(self, streams: Sequence[StreamRecording]) -> Mapping[StreamRecording, Opened | RelatumError]:
+        # Write nothing if the broker never answered.
+        self.follower.reader()
+        opened = open_streams(self.engine, [each.row for each in streams if each.row is not None])
+        self.outages.answered(Server.BROKER, Server.DATABASE)
+        by_name: dict[str, Opened] = {each.stream.name: each for each in opened}
+        lost = CoverageConflict("another recorder opened it", stream="")
+        return {each: by_name.get(each.name, lost) for each in streams}
 
     # --- the end --------------------------------------------------------------------------------------------------
 
     def drain(self, until: float) -> None:
         """Wait until the streams that this process records are recorded up to their present ends."""
-        streams = {stream.name: stream for stream in self._streams.all()}
-        if not streams:
-            return
+        streams = {stream.name: stream for stream in self.streams()}
         try:
             # A separate reader, with a time limit.
             with StreamReader.open(self._address, timeout_s=max(0.1, until - time.monotonic())) as reader:
@@ -148,18 +242,18 @@ class RecorderGroup:
 
     def left(self) -> dict[str, int | None]:
         """Return the numbers of messages that are not recorded, by stream; None if unknown. Asks no server."""
-        counts = {stream.name: stream.left for stream in self._streams.all()}
+        counts = {stream.name: stream.left for stream in self.streams()}
         return {name: count for name, count in counts.items() if count != 0}
 
     def end(self) -> None:
         """Start no more work. Returns at once."""
-        self._stop.set()
+        self.stopping.set()
         self._ending.end_in(DATABASE_S)
         self.outages.wake()
-        self._loop.call(self._cancel)
+        self.loop.call(self._cancel)
 
     def _cancel(self) -> None:
-        self._membership.duty = None
+        self.membership.duty = None
         for duty in self._duties:
             duty.cancel()
 
@@ -169,7 +263,7 @@ class RecorderGroup:
         self._ending.end_in(timeout_s)
         self.end()
         if self._finishing is None:
-            self._finishing = self._loop.run(self._finish)
+            self._finishing = self.loop.run(self._finish)
         if self._finishing is None:
             # Nothing was ever recorded.
             self.follower.end()
@@ -178,15 +272,15 @@ class RecorderGroup:
             # Another thread may be stopping it, too.
             with suppress(TimeoutError, CancelledError):
                 self._finishing.result(max(0.0, until - time.monotonic()))
-        self._loop.stop(max(0.0, until - time.monotonic()))
+        self.loop.stop(max(0.0, until - time.monotonic()))
         self.database.close()
         self._of_lease.close()
         metrics.retire(self.metrics)
 
     async def _finish(self) -> None:
-        closing = self._loop.spawn(self.follower.close())
+        closing = self.loop.spawn(self.follower.close())
         await self._committer.finish()
-        await self._membership.leave()
+        await self.membership.leave()
         await asyncio.wait([closing], timeout=max(0.0, self._ending.left_s()))
 
 

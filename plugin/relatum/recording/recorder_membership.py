@@ -7,19 +7,22 @@ thread, and its own connection if there are enough.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
 
-from relatum.following import Reach, StreamFollower
+from relatum.following import Reach
+from relatum.recording.stream_recording import StreamRecording
 from relatum.store.catalog import StreamRow, key_definitions
 from relatum.store.database import sql, transaction
 from relatum.store.members import Member, Share
-from relatum.waiting import ComponentLoop, Duty, Outages, Server, Threads, ended
+from relatum.waiting import Duty, Server, Threads, ended
+
+if TYPE_CHECKING:
+    from relatum.recording.recorder_group import RecorderGroup
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -41,24 +44,16 @@ class Found(NamedTuple):
 class Membership:
     """The lease and the share. Runs in the loop; its queries run in a thread.
 
-    `engine` has its own connection if there are enough; `stream` is as in `Reach`.
+    `engine` has its own connection if there are enough.
     """
 
-    def __init__(
-        self,
-        loop: ComponentLoop,
-        engine: sa.Engine,
-        member: Member,
-        follower: StreamFollower,
-        outages: Outages,
-        stream: Callable[[], str],
-    ) -> None:
-        self._loop = loop
+    def __init__(self, group: "RecorderGroup", engine: sa.Engine, member: Member) -> None:
+        self._group = group
+        self._loop = group.loop
         self._threads = Threads(1, "relatum-recorder-lease")
         self._engine = engine
         self._member = member
-        self._outages = outages
-        self._reach = Reach(follower, outages, stream)
+        self._reach = Reach(group.follower, group.outages, lambda: group.streams()[0].name)
         self._released: set[int] = set()
         self._has_joined = False
         self._logged: tuple[int, int] | None = None
@@ -66,10 +61,10 @@ class Membership:
         self._has_ended = asyncio.Event()
         self.duty: Duty | None = None
 
-    @property
-    def due_s(self) -> float:
-        """Seconds until the next renewal, counted from the start of the last one."""
-        return max(0.0, self._begun_at + self._member.renewal_s - time.monotonic())
+    def begin(self) -> Duty:
+        """Start renewing the lease, and return the duty to be cancelled."""
+        self.duty = self._loop.repeat(self._renew, "renewing the leases", self._group.outages)
+        return self.duty
 
     def wake(self) -> None:
         """Renew at once."""
@@ -89,24 +84,54 @@ class Membership:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._has_ended.wait(), self._member.renewal_s)
 
-    async def renew(self, wanted: Collection[int]) -> Found:
-        """Renew the lease, and return which of the streams this member holds now."""
+    async def _renew(self) -> float:
+        """Renew the lease, and tell each stream whether this member holds it now."""
         self._begun_at = time.monotonic()
         self._reach.look()
+        wanted = {each.row.stream_id for each in self._group.streams() if each.row is not None}
         released, self._released = self._released, set()
         try:
-            with self._outages.asking(Server.DATABASE):
+            with self._group.outages.asking(Server.DATABASE):
                 found = await self._loop.ask(self._ask, wanted, released, threads=self._threads)
         except BaseException:
             self._released |= released
+            for stream in self._group.streams():
+                stream.is_refused = stream.is_refused or not stream.is_mine
             raise
         finally:
             self._has_ended.set()
         self._has_joined = True
         if not self._reach.is_returning:
             self._log(found.share)
+        for stream in self._group.streams():
+            if stream.row is not None:
+                self._settle(stream, stream.row.stream_id, found)
+        self._give(found.share.surplus)
+        return max(0.0, self._begun_at + self._member.renewal_s - time.monotonic())
+
+    def _settle(self, stream: StreamRecording, stream_id: int, found: Found) -> None:
+        share = found.share
+        # Another member may have found that it belongs to another broker.
+        is_strange = self._group.broker.is_not_of(found.broker_ids.get(stream_id))
         # Streams released in the meantime are released with the next renewal.
-        return found._replace(share=replace(found.share, held=found.share.held - self._released))
+        if stream_id in share.held and stream_id not in self._released and not is_strange:
+            stream.take()
+            tail = stream.tail
+            if tail is not None and not tail.records_by(found.key_ids, found.with_time.get(stream_id)):
+                stream.close()
+            return
+        stream.give_up()
+        if is_strange or stream_id in share.missing:
+            stream.look_up()
+        elif stream_id in share.others:
+            stream.stand_by()
+
+    def _give(self, surplus: int) -> None:
+        """Release this member's surplus of streams."""
+        surplus -= sum(stream.tail is not None and not stream.is_mine for stream in self._group.streams())
+        read = [stream for stream in reversed(self._group.streams()) if stream.is_read]
+        for stream in read[: max(0, surplus)]:
+            stream.give_up()
 
     def _ask(self, wanted: Collection[int], released: Collection[int]) -> Found:
         with transaction(self._engine) as connection:

@@ -1,8 +1,8 @@
 """Repairing differences between the table and the streams that `verify` found.
 
-A report says where to look, never what to write. Each window with a difference is read and compared again, under the
-stream's locks. If it still differs, it is removed from the table and recorded again before the next window. So two
-repairs at once, a repair from an old report, and a repair beside a recorder write nothing twice.
+A report says where to look, never what to write. Each window with a difference is read and compared again. If it still
+differs, one transaction removes it from the table and records it again. So two repairs at once, a repair from an old
+report, and a repair beside a recorder write nothing twice.
 """
 
 from typing import Final
@@ -13,7 +13,7 @@ from relatum.checks import checked_name, shown
 from relatum.errors import ConfigurationError, Conflict, InvalidInput, StreamUnavailable
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Broker, StreamReader, ends_of_known
-from relatum.recording.comparing import Difference, Stored, StreamVerified, compare_coverage, has_right_tail
+from relatum.recording.comparing import Difference, Stored, StreamVerified, compare_coverage, end_of, has_right_tail
 from relatum.recording.filler import Filler, check_same
 from relatum.recording.ranges import lock_ranges, uncover
 from relatum.recording.tails import set_tail
@@ -122,12 +122,9 @@ class _Repair:
         recorded_to, end = self._mend_whole(stream)
         filler.fill((max(recorded_to, done.from_offset), end))
         # Differences after the present end, or before the first retained offset, are gone.
-        left = merged((max(done.from_offset, low), min(end, high)) for low, high in ranges)
-        while left:
-            low, high = left.pop(0)
-            window = windows(low, high)[0]
-            reach = self._mend(filler, stream, window)
-            left = merged([*left, (window[1], max(high, min(reach, end)))])
+        for low, high in merged((max(done.from_offset, low), min(end, high)) for low, high in ranges):
+            for window in windows(low, high):
+                self._mend(filler, stream, window)
         return done
 
     def _mend_whole(self, stream: StreamRow) -> Range:
@@ -164,36 +161,23 @@ class _Repair:
             known = None
         set_tail(connection, stream, tail, end, known)
 
-    def _mend(self, filler: Filler, stream: StreamRow, window: Range) -> int:
-        """Compare a window again, and record it again if it differs; return the end of the differences."""
-        name = stream.name
-        read = read_window(self._reader, name, window)
-        found: list[Difference] = []
-        claimed: list[Difference] = []
-
-        def is_due(connection: sa.Connection) -> bool:
-            stored = Stored(connection, stream.stream_id, window)
-            # Asked after reading: what retention dropped since is no difference, and is not changed.
-            first = self._reader.bounds(name).first or 0
-            found[:] = [each for each in compare_window(*read, stored, self._done.from_offset) if _end_of(each) > first]
-            claimed[:] = [
-                each
-                for each in compare_coverage(stored.covering, first, None)
-                if each.offset < window[1] and window[0] < _end_of(each)
-            ]
-            return bool(found or claimed)
-
+    def _mend(self, filler: Filler, stream: StreamRow, window: Range) -> None:
+        """Compare a window again, and record it again if it differs."""
+        read = read_window(self._reader, stream.name, window)
+        # Asked after reading: what retention dropped since is no difference, and is not changed.
+        first = self._reader.bounds(stream.name).first or 0
         with at_one_moment(self._engine) as connection:
-            differs = is_due(connection)
-        if differs and not filler.rewrite(window, is_due) and (found or claimed):
+            stored = Stored(connection, stream.stream_id, window)
+            compared = compare_window(*read, stored, self._done.from_offset)
+            found = [each for each in compared if end_of(each) > first]
+            is_claimed = any(
+                each.offset < window[1] and window[0] < end_of(each)
+                for each in compare_coverage(stored.covering, first, None)
+            )
+        if (found or is_claimed) and not filler.rewrite(window):
             raise StreamUnavailable(
-                f"offsets {window[0]} to {window[1] - 1} of the stream {name!r} cannot be unpacked here, or are gone: "
-                "their rows are unchanged",
-                stream=name,
+                f"offsets {window[0]} to {window[1] - 1} of the stream {stream.name!r} cannot be unpacked here, or are "
+                "gone: their rows are unchanged",
+                stream=stream.name,
             )
         self._done.add_window(window, found)
-        return max(map(_end_of, [*found, *claimed]), default=window[1])
-
-
-def _end_of(difference: Difference) -> int:
-    return max(difference.offset + 1, difference.to_offset or 0)

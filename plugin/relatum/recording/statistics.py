@@ -3,7 +3,7 @@
 import collections
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -12,11 +12,7 @@ from relatum.recording.batch import Batch
 from relatum.waiting import Outages, Server
 
 LATELY_S: Final = 86_400
-"""Seconds for which a hole is reported after it was noticed: a day, so that no alert is missed or stays for ever.
-
-A counter would not work: most holes are noticed when a recorder starts, and a counter that begins at 1 shows no
-increase.
-"""
+"""Seconds for which a hole is reported after it was noticed: a day, so that no alert is missed or stays for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +25,7 @@ class RecordedStream:
         stream_offset: The offset of the stream's last message when last asked; -1 if it is empty.
         lag_offsets: Offsets between the two.
         lag_s: Age of the oldest unrecorded message, an upper bound, in seconds; None if another process records it.
-        hole_offsets: Offsets lost to retention before they were recorded, as noticed within a day.
+        hole_offsets: Offsets lost to retention before they were recorded, as this process noticed within a day.
         messages: Messages recorded.
         rows: Rows written.
         skipped: Values that could not be recorded, by reason.
@@ -147,16 +143,17 @@ class Progress:
             self.is_standby, self.recorded, self.end, self._lacking = True, None, None, None
             self._whole_at = self._clock()
 
-    def lost(self, holes: Iterable[tuple[float, int]]) -> None:
-        """Set the holes: how many seconds ago each was noticed, and how many offsets it has."""
-        now = self._clock()
-        self._holes = [(now - age_s, offsets) for age_s, offsets in holes]
+    def lost(self, offsets: int) -> None:
+        """Note a hole of so many offsets."""
+        if offsets:
+            self._holes.append((self._clock(), offsets))
 
     @property
     def hole_offsets(self) -> int:
-        """Offsets lost to retention before they were recorded, as noticed within a day."""
+        """Offsets lost to retention before they were recorded, as this process noticed within a day."""
         since = self._clock() - LATELY_S
-        return sum(offsets for noticed_at, offsets in self._holes if noticed_at > since)
+        self._holes = [(noticed_at, offsets) for noticed_at, offsets in self._holes if noticed_at > since]
+        return sum(offsets for _, offsets in self._holes)
 
     def written(self, recorded: int, at: float) -> None:
         """Note that everything up to an offset is recorded, and when its message was written."""

@@ -1,21 +1,33 @@
-"""The state of one stream in this process. Only the loop's thread changes it; any thread may read the counts."""
+"""One stream of a recorder: it is found, opened when this member holds it, read, and committed batch by batch.
 
+Each stream is a coroutine in the recorder's loop, so only the loop's thread changes its state; any thread may read the
+counts.
+"""
+
+import asyncio
+import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from enum import Enum, auto
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
-from relatum.following import Records
+from relatum.errors import AccessRefused, Conflict, NotFound, StreamNotFound
+from relatum.following import Attached, CaughtUp, Failed, Hole, Records, Replaced
 from relatum.otel import Part, is_on
 from relatum.reading import RecordBatch
 from relatum.recording.batch import BATCH_BYTES_MAX, Batch
 from relatum.recording.commit import CHECKPOINT_OFFSETS, Share, add_links
 from relatum.recording.extractor import Extractor
 from relatum.recording.statistics import Progress
-from relatum.recording.tails import Opened
+from relatum.recording.tails import Opened, note_missing, pass_hole, pass_over
 from relatum.store.catalog import StreamRow
-from relatum.waiting import QUESTION_S, backoff
+from relatum.waiting import QUESTION_S, backoff, ended
+
+if TYPE_CHECKING:
+    from relatum.recording.recorder_group import RecorderGroup
+
+logger = logging.getLogger("relatum.recorder")
 
 LOOK_S: Final = 30.0
 """Mean seconds between two queries of a stream's ends: for metrics, and to prune what retention dropped."""
@@ -27,42 +39,30 @@ _CHECKPOINT_S: Final = 30.0
 """Seconds between two checkpoints of a slow stream."""
 
 
-class Phase(Enum):
-    """The phase of a stream in this process."""
-
-    SOUGHT = auto()  # its existence on the broker and its row are being looked up
-    WANTED = auto()  # it has a row, and this member does not hold it
-    HELD = auto()  # this member holds it, and opens it next, or after a pause
-    OPEN = auto()  # it is being read, or its last batches are being committed
-
-
 class StreamRecording:
     """One stream in this process."""
 
-    def __init__(self, name: str, super_stream: str | None, progress: Progress) -> None:
+    def __init__(self, name: str, super_stream: str | None, progress: Progress, group: "RecorderGroup") -> None:
         self.name = name
         self.super_stream = super_stream
         self.progress = progress
         self.log_name = f"recording of stream {name!r}"
-        self.phase = Phase.SOUGHT
+        self._group = group
         self.row: StreamRow | None = None
         """Its row in `streams`, as long as the row is known to be this stream's."""
+        self.is_mine = False
+        """Whether this member holds it, and is not about to release it."""
         self.following = 0
         """The follower's number for it; 0 while it is not followed."""
         self.tail: OpenTail | None = None
-        self.after_commit: Callable[[StreamRecording], None] | None = None
-        """Set when the stream is no longer read: called once everything that was read is committed."""
-        self.before_opening: Callable[[], bool | None] | None = None
-        """Called before it is opened again. Returns False if the row is not this stream's any more."""
         self.is_there = False
         """Whether the broker has the stream and lets this user read it. Only then does it get a row."""
         self.is_refused = False
         """Whether the last attempt failed, or another member holds it. A drain then does not wait for it."""
-        self.was_missing = False
         self.pruned_to = 0
-        self.pauses: Iterator[float] = backoff(QUESTION_S)
-        self.due_at = 0.0
-        """When it is looked up or opened next, by the monotonic clock."""
+        self._was_missing = False
+        self._pauses: Iterator[float] = backoff(QUESTION_S)
+        self._changed = asyncio.Event()
         self.look_soon()
 
     def look_soon(self) -> None:
@@ -85,14 +85,209 @@ class StreamRecording:
         return self.progress.lag_offsets
 
     @property
-    def is_mine(self) -> bool:
-        """Whether this member holds it."""
-        return self.phase in (Phase.HELD, Phase.OPEN)
-
-    @property
     def is_read(self) -> bool:
         """Whether it is being read and recorded."""
-        return self.phase is Phase.OPEN and self.after_commit is None
+        return self.tail is not None and not self.tail.is_closing
+
+    # --- the coroutine ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Record the stream until the task is cancelled. After an error, start over from the end of its coverage."""
+        while True:
+            try:
+                await self._attempt()
+            except Exception as error:  # noqa: BLE001 - reported once, and retried
+                self._leave()
+                self._failed(error)
+                await asyncio.sleep(next(self._pauses))
+
+    async def _attempt(self) -> None:
+        row = self.row or await self._find()
+        await self._until(lambda: self.is_mine or self.row is not row)
+        if self._holds(row):
+            await self._record(row)
+
+    def _holds(self, row: StreamRow) -> bool:
+        return self.is_mine and self.row is row
+
+    async def _find(self) -> StreamRow:
+        """Wait for the stream's row, which is added once the broker has confirmed the stream."""
+        row = await self._group.find.answer(self)
+        if row is None:
+            await self._wait_for_broker()
+            row = await self._group.find.answer(self)
+        if row is None or self._group.broker.is_not_of(row.broker_id):
+            raise Conflict("it was assigned to another broker meanwhile")
+        self.row = row
+        self._group.membership.wake()
+        return row
+
+    async def _wait_for_broker(self) -> None:
+        """Wait until the broker has the stream and lets this user read it."""
+        if not self.following:
+            self.following = self._group.follower.follow(self.name, 0)
+        await self._until(lambda: self.is_there)
+        self._leave()
+
+    async def _record(self, row: StreamRow) -> None:
+        """Open the tail, and record until something ends it; then commit what was read, and act on what ended it."""
+        opened = await self._group.open.answer(self)
+        if not self._holds(row):
+            return
+        tail = self.tail = OpenTail(self, opened)
+        self.following = self._group.follower.follow(self.name, opened.tail.to_offset, known=opened.known)
+        await self._until(lambda: tail.is_closing and (tail.error is not None or tail.is_whole))
+        self.progress.stop()
+        self.tail = None
+        self.let_more_come(tail)
+        if tail.has_recorded:
+            self._pauses = backoff(QUESTION_S)
+        if not self._holds(row):
+            self._leave()
+            self._group.membership.release(row)
+        elif tail.error is not None:
+            raise tail.error
+        elif tail.after is not None:
+            # If it fails, the follower finds the same again after the next opening.
+            await tail.after()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _failed(self, error: Exception) -> None:
+        if isinstance(error, Conflict):
+            # Nothing is wrong: another process was faster.
+            logger.info("restarting the recording of stream %r: %s", self.name, ended(error))
+        else:
+            self._group.outages.failed(self.log_name, error)
+            self.is_refused = True
+        self.progress.reconnects += 1
+
+    def _leave(self) -> None:
+        if self.following:
+            self._group.follower.leave(self.name)
+            self.following = 0
+
+    # --- from the membership ------------------------------------------------------------------------------------------
+
+    def take(self) -> None:
+        """Record the stream: this member holds it now."""
+        if self.tail is None and not self.is_mine:
+            self.is_mine, self.is_refused, self.progress.is_standby = True, False, False
+            self._changed.set()
+
+    def give_up(self) -> None:
+        """Stop recording the stream, commit what was read, and release it, unless another member has taken it."""
+        self.is_mine = False
+        self.close()
+
+    def look_up(self) -> None:
+        """Look up the row again: the stream was replaced or forgotten, or belongs to another broker."""
+        self.row, self.is_there = None, False
+        self._changed.set()
+
+    def stand_by(self) -> None:
+        """Note that another member records the stream."""
+        if not self.progress.is_standby:
+            self.is_refused = True
+            self.progress.stand_by()
+            self._group.outages.over(self.log_name)
+
+    # --- from the follower --------------------------------------------------------------------------------------------
+
+    def note(self, event: Attached | CaughtUp | Hole | Replaced | Failed) -> None:
+        """Handle an event that holds no records."""
+        row, tail = self.row, self.tail
+        if isinstance(event, CaughtUp):
+            self.progress.show(event.next_offset - 1)
+            if tail is not None and tail.is_whole:
+                self._group.outages.over(self.log_name)
+        elif isinstance(event, Failed):
+            self.progress.stop()
+            self.progress.reconnects += 1
+            if isinstance(event.error, NotFound | AccessRefused):
+                self._gone(event.error)
+        elif tail is None or row is None or tail.is_closing:
+            # The stream exists, whatever is known of it.
+            self.is_there = True
+            self._changed.set()
+        elif isinstance(event, Attached):
+            self._attached(tail)
+        elif isinstance(event, Hole):
+            self.close(partial(self._pass_hole, row, event.to_offset))
+        else:
+            self.close(partial(self._check_same, row))
+
+    def _attached(self, tail: "OpenTail") -> None:
+        start = tail.recorded_to + 1
+        if not self.progress.is_recording:
+            self.progress.begin(start - 1, tail.unwritten)
+        self._was_missing = self.is_refused = False
+        logger.info(
+            "recording stream %r from offset %d on", self.name, start, extra={"stream": self.name, "from": start}
+        )
+
+    def pass_over(self, to_offset: int, reason: str) -> None:
+        """Skip messages that cannot be unpacked here."""
+        if self.row is not None:
+            ask = self._group.loop.ask
+            self.close(partial(ask, pass_over, self._group.engine, self.row, to_offset, reason))
+
+    def _gone(self, error: Exception) -> None:
+        """Handle a stream that does not exist, or that this user may not read. The follower keeps trying."""
+        self.progress.show(None)
+        self.is_refused = True
+        if self.is_read and self.row is not None:
+            self.is_there = False
+            self.close(partial(self._wait_until_back, self.row, error), is_followed=True)
+
+    # --- the end of a tail --------------------------------------------------------------------------------------------
+
+    def close(self, after: Callable[[], Awaitable[Any]] | None = None, *, is_followed: bool = False) -> None:
+        """Stop reading; once everything that was read is committed, call `after`, unless the member gave it up."""
+        tail = self.tail
+        if tail is not None and not tail.is_closing:
+            tail.is_closing, tail.after = True, after
+            if not is_followed:
+                self._leave()
+            self._changed.set()
+
+    def failed(self, tail: "OpenTail", error: Exception) -> None:
+        """Close a tail that cannot be committed: the stream is read again from the end of its coverage."""
+        if not tail.is_over:
+            tail.is_closing, tail.error = True, error
+            self._changed.set()
+
+    def committed(self, tail: "OpenTail") -> None:
+        """Note the commit of a batch."""
+        if tail.has_recorded:
+            self._group.outages.over(self.log_name)
+        if tail.is_closing:
+            self._changed.set()
+
+    def let_more_come(self, tail: "OpenTail") -> None:
+        """Give credit for more of a stream whose batch was full."""
+        held, tail.held = tail.held, []
+        self._group.follower.done(*held)
+
+    async def _pass_hole(self, row: StreamRow, to_offset: int) -> None:
+        self.progress.lost(await self._group.loop.ask(pass_hole, self._group.engine, row, to_offset))
+
+    async def _check_same(self, row: StreamRow) -> None:
+        """Find where a changed stream agrees with the table; if it is another stream, look up its row."""
+        if not await self._group.loop.ask(self._group.broker.is_stream_of, row):
+            self.row, self.is_mine, self.is_there = None, False, True
+
+    async def _wait_until_back(self, row: StreamRow, error: Exception) -> None:
+        """Wait until the broker has the stream again, without holding it."""
+        if isinstance(error, StreamNotFound) and not self._was_missing:
+            await self._group.loop.ask(note_missing, self._group.engine, row)
+            self._was_missing = True
+        self.row, self.is_mine = None, False
+        self._group.membership.release(row)
+        await self._wait_for_broker()
 
 
 class OpenTail:
@@ -116,7 +311,12 @@ class OpenTail:
         """The batch that is being committed, or was held up."""
         self.held: list[Records] = []
         """Records that filled the batch: the follower gets credit for more once there is room again."""
-        self.started_at = opened.tail.to_offset
+        self.is_closing = False
+        """Whether nothing more is read; the tail ends once everything that was read is committed, or with an error."""
+        self.after: Callable[[], Awaitable[Any]] | None = None
+        """Called at the end of the tail."""
+        self.error: Exception | None = None
+        self._started_at = opened.tail.to_offset
         self.recorded_to = opened.tail.to_offset - 1
         self.first_offset = opened.stream.first_offset or 0
         """The first retained offset when last asked."""
@@ -140,13 +340,23 @@ class OpenTail:
 
     @property
     def is_over(self) -> bool:
-        """Whether the stream has been closed."""
-        return self.stream.tail is not self
+        """Whether the tail has ended."""
+        return self.stream.tail is not self or self.error is not None
 
     @property
     def is_whole(self) -> bool:
         """Whether everything that was read is committed."""
         return self.committing is None and not self.filling.messages
+
+    @property
+    def has_recorded(self) -> bool:
+        """Whether anything was committed since the tail was opened."""
+        return self.recorded_to >= self._started_at
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a recorded message distinguishes the stream from another of its name."""
+        return self._is_known or self.has_recorded
 
     def unwritten(self) -> float | None:
         """Return when the oldest uncommitted message was written; None if there is none."""
@@ -177,11 +387,7 @@ class OpenTail:
         self.stream.progress.count(batch)
         if not self.is_over:
             self.stream.progress.written(batch.last_offset, batch.newest_at)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether a recorded message distinguishes the stream from another of its name."""
-        return self._is_known or self.recorded_to >= self.started_at
+        self.stream.committed(self)
 
     def records_by(self, key_ids: Sequence[int], with_time: bool | None) -> bool:
         """Return whether it records exactly these keys, and the time as given."""

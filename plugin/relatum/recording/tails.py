@@ -7,7 +7,7 @@ recorded position is unchanged. The follower reads that message first.
 
 import logging
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +18,6 @@ from relatum.keys import KeyDefinition
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Agreement, Position, StreamBounds, StreamReader, agreement, ends_of_known
 from relatum.recording.ranges import lock_ranges, position_before, uncover
-from relatum.recording.statistics import LATELY_S
 from relatum.store.catalog import StreamRow, key_definitions
 from relatum.store.coverage import (
     CoverageRow,
@@ -40,15 +39,6 @@ logger = logging.getLogger("relatum.recorder")
 
 # --- opened -----------------------------------------------------------------------------------------------------------
 
-_HOLES_MAX: Final = 1000
-"""How many holes of a stream are read at most, newest first."""
-
-_LATE_HOLES: Final = sql("""
-    SELECT stream_id, extract(epoch FROM now() - at), to_offset - from_offset FROM relatum.events
-    WHERE stream_id = ANY (:stream_ids::integer[]) AND kind = 'hole' AND to_offset IS NOT NULL
-        AND at > now() - make_interval(secs => :lately_s::double precision)
-    ORDER BY event_id DESC""")
-
 _BEGIN: Final = sql("""
     UPDATE relatum.streams SET state = 'recording'
     WHERE stream_id = ANY (:stream_ids::integer[]) AND state <> 'recording'""")
@@ -62,17 +52,6 @@ _LATEST_TIMES: Final = sql("""
 """Selects the greatest time of the last few blocks of streams. It only affects the index's size, not its results."""
 
 
-def late_holes(connection: sa.Connection, stream_ids: Iterable[int]) -> dict[int, list[tuple[float, int]]]:
-    """Read the holes noticed within `LATELY_S`, by stream: how many seconds ago, and how many offsets each has."""
-    rows = connection.execute(_LATE_HOLES, {"stream_ids": sorted(stream_ids), "lately_s": LATELY_S})
-    found: dict[int, list[tuple[float, int]]] = {}
-    for stream_id, age, offsets in rows:
-        of_stream = found.setdefault(stream_id, [])
-        if len(of_stream) < _HOLES_MAX:
-            of_stream.append((float(age), int(offsets)))
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A stream ready to be recorded from `tail.to_offset` on."""
@@ -82,7 +61,6 @@ class Opened:
     definitions: tuple[KeyDefinition, ...]
     high_us: int | None
     known: Position | None
-    holes: list[tuple[float, int]]
 
 
 def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
@@ -111,10 +89,9 @@ def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
         opened = {"stream_ids": sorted(kept)}
         connection.execute(_BEGIN, opened)
         times = {row[0]: row[1] for row in connection.execute(_LATEST_TIMES, opened)}
-        holes = late_holes(connection, kept)
     return [
         # From all ranges: the tail of a stream that was only back-filled has no position.
-        Opened(by_id[id_], tail, definitions, times.get(id_), last_position(ranges[id_]), holes.get(id_, []))
+        Opened(by_id[id_], tail, definitions, times.get(id_), last_position(ranges[id_]))
         for id_, tail in kept.items()
     ]
 
@@ -262,19 +239,23 @@ _NOTE: Final = sql("""
     VALUES (:stream_id::integer, :kind::text, :start::bigint, :end::bigint, :detail::text)""")
 
 
-def pass_hole(engine: sa.Engine, stream: StreamRow, to_offset: int) -> None:
-    """Continue after offsets that retention dropped. They become a hole, unless nothing was recorded before them."""
+def pass_hole(engine: sa.Engine, stream: StreamRow, to_offset: int) -> int:
+    """Continue after offsets that retention dropped, and return how many were lost.
+
+    They become a hole, unless nothing was recorded before them.
+    """
     with transaction(engine) as connection:
         tail = _go_on_at(connection, stream, to_offset)
         connection.execute(_SET_FIRST, {"stream_id": stream.stream_id, "first": to_offset})
         if tail.position is None:
-            return
+            return 0
         hole = (tail.to_offset, to_offset)
         add_ranges(connection, [NewRange(stream.stream_id, *hole, kind="hole")])
         note(connection, stream.stream_id, "hole", hole, "retention was faster than recording")
     extra = {"stream": stream.name, "from": hole[0], "to": hole[1]}
     text = "retention dropped offsets %d to %d of stream %r before they were recorded"
     logger.warning(text, hole[0], hole[1] - 1, stream.name, extra=extra)
+    return hole[1] - hole[0]
 
 
 def pass_over(engine: sa.Engine, stream: StreamRow, to_offset: int, reason: str) -> None:

@@ -1,17 +1,14 @@
-"""A recorder's background duties: asking for ends, closing gaps, maintaining the table's parts, deleting expired rows.
+"""A recorder's background duties: asking for ends, closing gaps, and maintaining the table.
 
 Gaps come from interrupted back-fills, and from batches that could not be unpacked when they were read. Offsets that
 release 0.4 recorded over AMQP 0.9.1 are recorded again with the stream protocol.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Final
 
 from relatum.errors import (
     BrokerUnavailable,
@@ -25,9 +22,7 @@ from relatum.reading import StreamBounds
 from relatum.recording.filler import TURN_S, Filler
 from relatum.recording.pruning import prune_expired, prune_receipts
 from relatum.recording.ranges import gaps
-from relatum.recording.stream_recording import LOOK_S, OpenTail, Phase, StreamRecording
-from relatum.recording.streams import Streams
-from relatum.recording.tails import late_holes
+from relatum.recording.stream_recording import LOOK_S, OpenTail, StreamRecording
 from relatum.store.catalog import StreamRow, key_definitions
 from relatum.store.coverage import CoverageRow, Range, coverage_by_stream
 from relatum.store.database import transaction
@@ -42,6 +37,9 @@ from relatum.store.parts import (
 )
 from relatum.waiting import QUESTION_S, Duty, backoff, ended, within
 
+if TYPE_CHECKING:
+    from relatum.recording.recorder_group import RecorderGroup
+
 logger = logging.getLogger("relatum.recorder")
 
 LOOK_TIME_S: Final = 2.0
@@ -50,82 +48,84 @@ LOOK_TIME_S: Final = 2.0
 UNTOUCHED_S: Final = 5.0
 """Seconds for which a gap must be unchanged before it is closed: a running back-fill changes it all the time."""
 
-TEND_S: Final = 60.0
-"""Seconds between two checks of closed parts. An attempt that gives way to a reader delays lookups by 50 ms."""
-
-BEGUN_S: Final = 1.0
-"""Seconds between two checks whether anything is recorded yet; they ask no server."""
-
-RECEIPTS_S: Final = 60.0
-"""Seconds between deletions of old receipts."""
+ROUND_S: Final = 2.0
+"""Seconds between two rounds of deleting rows of messages that retention dropped."""
 
 PRUNE_S: Final = 0.5
-"""Seconds that one round spends on deleting rows of messages that retention dropped."""
+"""Seconds that one round spends on it."""
 
-PRUNE_EVERY_S: Final = 2.0
-"""Seconds between two such rounds."""
+TEND_S: Final = 60.0
+"""Seconds between two checks of closed parts and old receipts. An attempt that gives way to a reader delays lookups by
+50 ms."""
 
 Recorded = tuple[StreamRecording, StreamRow, OpenTail]
 """A stream that is recorded now, with its row and tail."""
 
 
 class Upkeep:
-    """Four duties; each makes one blocking call at a time, in a thread."""
+    """Three duties; each makes one blocking call at a time, in a thread."""
 
-    def __init__(self, streams: Streams, engine: sa.Engine, stop: threading.Event) -> None:
-        self._streams = streams
-        self._loop = streams.loop
-        self._engine = engine
-        self._stop = stop
+    def __init__(self, group: "RecorderGroup") -> None:
+        self._group = group
+        self._loop = group.loop
+        self._engine = group.engine
+        self._stop = group.stopping
         self._pauses = backoff(QUESTION_S)
         self._seen: dict[tuple[int, Range], float] = {}
-        self._receipts_at = self._tend_at = time.monotonic()
+        self._turn_at = self._tend_at = 0.0
 
     def begin(self) -> list[Duty]:
         """Start the duties, and return them to be cancelled."""
-        repeat, outages = self._loop.repeat, self._streams.outages
+        repeat, outages = self._loop.repeat, self._group.outages
         return [
             repeat(self._look, "asking for the ends of streams", outages),
             repeat(self._close_gaps, "closing of gaps", outages),
-            repeat(self._tend, "maintaining the parts of the table", outages),
-            repeat(self._prune, "deleting expired rows", outages),
+            repeat(self._tend, "maintaining the table", outages),
         ]
 
     async def _close_gaps(self) -> float:
-        recorded = self._streams.recorded()
+        recorded = self._group.recorded()
         has_work = await self._loop.ask(self._close, recorded) if recorded else False
         if has_work:
             self._pauses = backoff(QUESTION_S)
         return next(self._pauses)
 
+    # --- the table ----------------------------------------------------------------------------------------------------
+
     async def _tend(self) -> float:
-        return await self._loop.ask(self._tend_parts) if self._streams.recorded() else BEGUN_S
+        if recorded := self._group.recorded():
+            await self._loop.ask(self._tend_table, recorded)
+        return min(ROUND_S, TURN_S)
 
-    async def _prune(self) -> float:
-        recorded = self._streams.recorded()
+    def _tend_table(self, recorded: Sequence[Recorded]) -> None:
+        """Maintain the table's parts, and delete what is too old. Every recorder does this. See docs/adr/0023."""
+        now = time.monotonic()
+        if now >= self._turn_at:
+            # Make the next part ahead of time.
+            self._turn_at = now + TURN_S
+            found = turn_parts(self._engine, PART_BYTES)
+            if now >= self._tend_at:
+                self._tend_at = now + TEND_S
+                close_parts(self._engine, found)
+                empty_parts(self._engine)
+                if rows := sum(drop_parts(self._engine).values()):
+                    logger.info("dropped %d rows of messages that are no longer retained", rows, extra={"rows": rows})
+                prune_receipts(self._engine)
         due = [(stream, row, tail.retained_from) for stream, row, tail in recorded]
-        due = [(stream, row, first) for stream, row, first in due if first > stream.pruned_to]
-        if due:
-            await self._loop.ask(self._prune_streams, due)
-        if recorded and time.monotonic() - self._receipts_at >= RECEIPTS_S:
-            self._receipts_at = time.monotonic()
-            await self._loop.ask(prune_receipts, self._engine)
-        return PRUNE_EVERY_S
+        if due := [(stream, row, first) for stream, row, first in due if first > stream.pruned_to]:
+            self._prune(due)
 
-    def _tend_parts(self) -> float:
-        """Make the next part ahead of time, close full parts, and drop parts without retained messages.
-
-        Every recorder does this; the second one finds nothing to do. See docs/adr/0023.
-        """
-        found = turn_parts(self._engine, PART_BYTES)
-        if time.monotonic() >= self._tend_at:
-            self._tend_at = time.monotonic() + TEND_S
-            close_parts(self._engine, found)
-            empty_parts(self._engine)
-            if dropped := drop_parts(self._engine):
-                rows = sum(dropped.values())
-                logger.info("dropped %d rows of messages that are no longer retained", rows, extra={"rows": rows})
-        return TURN_S
+    def _prune(self, due: Sequence[tuple[StreamRecording, StreamRow, int]]) -> None:
+        """Delete some rows of messages that retention dropped, in parts that are still written."""
+        until = time.monotonic() + PRUNE_S
+        with transaction(self._engine) as connection:
+            retain_from(connection, {row.stream_id: first for _, row, first in due})
+            parts = [part.part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
+        for stream, row, first in due:
+            while prune_expired(self._engine, row, first, parts=parts):
+                if time.monotonic() >= until:
+                    return
+            stream.pruned_to = first
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 
@@ -133,10 +133,10 @@ class Upkeep:
         """Ask for the ends of the stream that is due next, unless another process records it."""
         looked_at = [
             each
-            for each in self._streams.all()
-            if each.after_commit is None
-            and not each.progress.is_standby
-            and not (each.phase is Phase.SOUGHT and each.following)
+            for each in self._group.streams()
+            if not each.progress.is_standby
+            and not (each.tail is not None and each.tail.is_closing)
+            and not (each.row is None and each.following)
         ]
         stream = min(looked_at, key=lambda each: each.look_at, default=None)
         if stream is None or stream.look_at > time.monotonic():
@@ -161,7 +161,7 @@ class Upkeep:
 
     def _bounds(self, name: str) -> StreamBounds:
         with within(LOOK_TIME_S):
-            return self._streams.follower.reader().bounds(name)
+            return self._group.reader().bounds(name)
 
     # --- gaps ---------------------------------------------------------------------------------------------------------
 
@@ -170,36 +170,36 @@ class Upkeep:
         with transaction(self._engine) as connection:
             definitions = key_definitions(connection)
             ranges = coverage_by_stream(connection, [row.stream_id for _, row, _ in recorded])
-        open_now: dict[tuple[int, Range], float] = {}
+        now, seen = time.monotonic(), self._seen
+        self._seen = {}
         has_work = False
         failed: Exception | None = None
         for stream, row, tail in recorded:
             found = gaps(ranges[row.stream_id], tail.first_offset)
-            for gap in found:
-                open_now[row.stream_id, gap] = self._seen.get((row.stream_id, gap), time.monotonic())
-            due = [gap for gap in found if time.monotonic() - open_now[row.stream_id, gap] >= UNTOUCHED_S]
+            self._seen |= {(row.stream_id, gap): seen.get((row.stream_id, gap), now) for gap in found}
+            due = [gap for gap in found if now - self._seen[row.stream_id, gap] >= UNTOUCHED_S]
             has_work |= len(due) < len(found)
             again = recorded_over_amqp(ranges[row.stream_id], tail.first_offset)
+            if self._stop.is_set() or not (due or again):
+                continue
+            filler = Filler(self._engine, self._group.reader(), row, definitions, stop=self._stop)
             try:
-                if due or again:
-                    filler = Filler(self._engine, self._streams.follower.reader(), row, definitions, stop=self._stop)
-                    work = [*((filler.fill, gap) for gap in due), *((filler.record_again, part) for part in again)]
-                    for record, part in work:
-                        has_work |= self._mend(stream, row, record, part)
+                for record, parts in ((filler.fill, due), (filler.record_again, again)):
+                    for part in parts:
+                        has_work |= self._mend(row, record, part)
             except StreamUnavailable as error:
                 failed = error
             except (BrokerUnavailable, DatabaseUnavailable):
                 raise
             except Exception as error:  # noqa: BLE001 - an error of one stream stops no other
                 failed = error
-            if self._stop.is_set():
-                break
-        self._seen = open_now
+            finally:
+                stream.progress.lost(filler.lost_offsets)
         if failed is not None:
             raise failed
         return has_work
 
-    def _mend(self, stream: StreamRecording, row: StreamRow, fill: Callable[[Range], bool], part: Range) -> bool:
+    def _mend(self, row: StreamRow, fill: Callable[[Range], bool], part: Range) -> bool:
         """Record some offsets; return False if that was not possible now."""
         if self._stop.is_set():
             return False
@@ -207,28 +207,8 @@ class Upkeep:
         logger.info("recording remaining offsets %d to %d of stream %r", part[0], part[1] - 1, row.name, extra=extra)
         with suppress(CoverageConflict, StreamNotFound):
             # Another process works on it, or the stream was replaced, which its recorder notices.
-            has_done = fill(part)
-            with transaction(self._engine) as connection:
-                holes = late_holes(connection, [row.stream_id])
-            stream.progress.lost(holes.get(row.stream_id, []))
-            return has_done
+            return fill(part)
         return False
-
-    # --- expired rows -------------------------------------------------------------------------------------------------
-
-    def _prune_streams(self, due: Sequence[tuple[StreamRecording, StreamRow, int]]) -> None:
-        """Delete some rows of messages that retention dropped. `_tend_parts` drops whole parts."""
-        until = time.monotonic() + PRUNE_S
-        with transaction(self._engine) as connection:
-            retain_from(connection, {row.stream_id: first for _, row, first in due})
-            parts = [part.part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
-        for stream, row, first in due:
-            while prune_expired(self._engine, row, first, parts=parts):
-                if time.monotonic() >= until:
-                    return
-            stream.pruned_to = first
-            if time.monotonic() >= until:
-                return
 
 
 def recorded_over_amqp(rows: Sequence[CoverageRow], first: int) -> list[Range]:

@@ -36,6 +36,7 @@ from relatum.recording.comparing import (
     compare_blocks,
     compare_coverage,
     compare_rows,
+    end_of,
 )
 from relatum.recording.own_broker import check_broker
 from relatum.recording.ranges import WINDOW_OFFSETS
@@ -154,28 +155,20 @@ def _compared(
     result, stream = plan_verification(engine, reader, vhost, name, super_stream)
     if stream is None:
         return result
-    unlisted: list[tuple[int, int]] = []
-    """For each window with unlisted differences: the last offset of these, and their number."""
     for window in chosen(result):
         read = read_window(reader, name, window)
         with at_one_moment(engine) as connection:
             stored = Stored(connection, stream.stream_id, window)
         found = list(compare_window(*read, stored, result.from_offset))
-        listed = len(result.differences)
+        if found:
+            # Rows of messages that retention dropped since they were read may have been pruned.
+            first = reader.bounds(name).first or 0
+            found = [each for each in found if end_of(each) > first]
         result.add_window(window, found)
-        if more := found[len(result.differences) - listed :]:
-            unlisted.append((max(each.offset for each in more), len(more)))
         result.messages += len(read[0])
         result.rows += sum(count for _, count in stored.rows)
         if progress is not None:
             progress(result)
-    if result.difference_count:
-        # Messages that retention dropped in the meantime are no difference.
-        first = reader.bounds(name).first or 0
-        kept = [each for each in result.differences if each.offset >= first or each.table in ("coverage", "streams")]
-        result.difference_count -= len(result.differences) - len(kept)
-        result.difference_count -= sum(count for last, count in unlisted if last < first)
-        result.differences = kept
     with at_one_moment(engine) as connection:
         # A recorder may have moved the coverage since.
         rows = coverage_of(connection, [stream.stream_id])
