@@ -8,7 +8,7 @@ from relatum.contexts import AffinitySet, AffinitySets
 from relatum.errors import InvalidInput
 from relatum_cli.moments import parse_span
 from relatum_cli.options import Commands, argument, option
-from relatum_cli.placed import LIST_MAX, Asked, Limit, Partition, Place
+from relatum_cli.placed import LIST_MAX, Limit, Partition, Place, SuperStreamOptions
 from relatum_cli.show import Cells, answer, print_json, show
 
 affinity = Commands()
@@ -24,7 +24,7 @@ def list_sets(
     prefix: str = option("", "Only sets whose names begin with this."),
     partition: Partition = None,
     limit: Limit = LIST_MAX,
-    given: Asked,
+    given: SuperStreamOptions,
 ) -> None:
     """List the open sets, by name. The broker's URL is used only for its virtual host. `--json` prints a list."""
     with given.looking(AffinitySets) as sets:
@@ -46,7 +46,7 @@ _COLUMNS: Final[Cells] = {
 
 
 @affinity.command("show")
-def show_set(*, name: str = argument("The set's name.", "NAME"), given: Asked) -> None:
+def show_set(*, name: str = argument("The set's name.", "NAME"), given: SuperStreamOptions) -> None:
     """Show one open set. `--json` prints one document."""
     with given.looking(AffinitySets) as sets:
         found = sets.inspect(name)
@@ -57,7 +57,9 @@ def show_set(*, name: str = argument("The set's name.", "NAME"), given: Asked) -
 
 
 @affinity.command()
-def close(*, names: Names = None, idle: str | None = option(None, IDLE, metavar="SPAN"), given: Asked) -> None:
+def close(
+    *, names: Names = None, idle: str | None = option(None, IDLE, metavar="SPAN"), given: SuperStreamOptions
+) -> None:
     """Close sets by name, or unused sets. Later messages with their names begin new sets.
 
     `--json` prints one document: the number of closed sets.
@@ -78,7 +80,7 @@ def move(
     names: Names = None,
     to: str = option("", "The partition to move them to.", "--to", metavar="STREAM"),
     source: str | None = option(None, "Move all sets of this partition.", "--from", metavar="STREAM"),
-    given: Asked,
+    given: SuperStreamOptions,
 ) -> None:
     """Move sets to another partition. Their messages wait during the move, and consumers see them in order.
 

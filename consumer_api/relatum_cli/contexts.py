@@ -14,7 +14,7 @@ from relatum.contexts import verify as run_verify
 from relatum.superstreams import describe_super_stream
 from relatum_cli.exits import ExitCode
 from relatum_cli.options import Commands, argument, option, shared
-from relatum_cli.placed import LIST_MAX, Asked, Limit, Partition, Place, move_document, print_moves
+from relatum_cli.placed import LIST_MAX, Limit, Partition, Place, SuperStreamOptions, move_document, print_moves
 from relatum_cli.show import Cells, answer, counted, print_error, print_json, progress_bars, say, show, with_properties
 
 contexts = Commands()
@@ -29,7 +29,7 @@ To = Annotated[str, shared("The partition to move them to.", "--to", metavar="ST
 
 
 @contexts.command()
-def status(*, given: Asked) -> None:
+def status(*, given: SuperStreamOptions) -> None:
     """Show the partitions with their contexts, and the moves in progress. `--json` prints one document."""
     with given.looking(SerializationContexts) as opened:
         found = opened.status()
@@ -44,14 +44,14 @@ def status(*, given: Asked) -> None:
 
 
 @contexts.command("list")
-def list_contexts(*, partition: Partition = None, limit: Limit = LIST_MAX, given: Asked) -> None:
+def list_contexts(*, partition: Partition = None, limit: Limit = LIST_MAX, given: SuperStreamOptions) -> None:
     """List contexts by name, each with its partition. `--json` prints JSON lines."""
     with given.looking(SerializationContexts) as opened:
         show(islice(opened.assignments(partition), limit), _ASSIGNED, as_json=given.as_json, json_lines=True)
 
 
 @contexts.command("show")
-def show_contexts(*, names: Names, given: Asked) -> None:
+def show_contexts(*, names: Names, given: SuperStreamOptions) -> None:
     """Show the partitions of contexts. Exits with code 6 if a context has none. `--json` prints JSON lines."""
     with given.looking(SerializationContexts) as opened:
         found = [opened.assignment_of(name) for name in names]
@@ -59,7 +59,7 @@ def show_contexts(*, names: Names, given: Asked) -> None:
 
 
 @contexts.command()
-def assign(*, to: To, names: Names, given: Asked) -> None:
+def assign(*, to: To, names: Names, given: SuperStreamOptions) -> None:
     """Assign contexts to a partition before their first messages. A context in another partition stays: code 7.
 
     `--json` prints JSON lines.
@@ -87,7 +87,7 @@ def move(
     to: To,
     names: list[str] | None = argument("The contexts' names.", "[CONTEXT]…", default=None),
     file: Path | None = option(None, "A file of names, one a line; - is stdin."),
-    given: Asked,
+    given: SuperStreamOptions,
 ) -> None:
     """Move contexts to a partition, while publishers publish and consumers consume.
 
@@ -110,7 +110,9 @@ def _names_in(file: Path) -> list[str]:
 
 
 @contexts.command()
-def consolidate(*, sources: list[str] = argument("The partitions to empty.", "STREAM…"), to: To, given: Asked) -> None:
+def consolidate(
+    *, sources: list[str] = argument("The partitions to empty.", "STREAM…"), to: To, given: SuperStreamOptions
+) -> None:
     """Move all contexts of some partitions to one. `--json` prints one document: the list of the moves."""
     with given.moving(SerializationContexts) as opened:
         given.show_moves(opened.consolidate, sources, to)
@@ -121,7 +123,7 @@ def rebalance(
     *,
     over: list[str] | None = argument("The partitions to spread over; all by default.", "[STREAM…]", default=None),
     dry_run: bool = option(False, "Only show how many contexts would move where.", "--dry-run"),
-    given: Asked,
+    given: SuperStreamOptions,
 ) -> None:
     """Spread contexts evenly over partitions.
 
@@ -143,7 +145,9 @@ def rebalance(
 
 @contexts.command("moves")
 def list_moves(
-    *, latest: int | None = option(None, "How many latest moves, ended ones included.", min=1), given: Asked
+    *,
+    latest: int | None = option(None, "How many latest moves, ended ones included.", min=1),
+    given: SuperStreamOptions,
 ) -> None:
     """Show the moves in progress, and which process attends to each. `--json` prints one document."""
     with given.looking(SerializationContexts) as opened:
@@ -155,7 +159,7 @@ def list_moves(
 def resume(
     *,
     moves: list[int] | None = argument("The moves' numbers; all in progress by default.", "[MOVE…]", default=None),
-    given: Asked,
+    given: SuperStreamOptions,
 ) -> None:
     """Resume moves whose mover died. Several processes may do so concurrently.
 
@@ -175,7 +179,7 @@ def abort(
     *,
     moves: list[int] = argument("The moves' numbers.", "MOVE…"),
     reason: str | None = option(None, "Stored with the move."),
-    given: Asked,
+    given: SuperStreamOptions,
 ) -> None:
     """Abort moves: their contexts stay where they were. `--json` prints one document, the list of the moves."""
     with given.moving(SerializationContexts) as opened:
@@ -194,7 +198,7 @@ def add_partition(
     *,
     count: int = option(1, "How many partitions.", min=1, max=1_000),
     binding_key: list[str] | None = option(None, "A new partition's binding key; the next number by default."),
-    given: Asked,
+    given: SuperStreamOptions,
 ) -> None:
     """Add empty partitions. This moves no contexts; `rebalance` spreads them.
 
@@ -220,7 +224,7 @@ def retire(
 
 
 @contexts.command()
-def consumers(*, given: Asked) -> None:
+def consumers(*, given: SuperStreamOptions) -> None:
     """Show each serial consumer's position in each partition, and what it holds back for moves.
 
     `--json` prints JSON lines: consumer, lag, and its partitions with their holds.
@@ -265,7 +269,7 @@ def forget(*, name: str = argument("The consumer's name.", "CONSUMER"), given: P
 
 
 @contexts.command()
-def verify(*, header: str | None = option(None, HEADER, metavar="NAME"), given: Asked) -> None:
+def verify(*, header: str | None = option(None, HEADER, metavar="NAME"), given: SuperStreamOptions) -> None:
     """Read all partitions, and check that each context's messages count once, in the order of publishing.
 
     Without a database only the streams are read: retired partitions are left out, and if retention has dropped fences,

@@ -15,8 +15,8 @@ from relatum_cli.moments import FORMS, parse_moment, parse_span
 from relatum_cli.options import (
     LOOK_IN,
     BrokerOptions,
+    CommandOptions,
     Complete,
-    Given,
     Json,
     KeyNames,
     Level,
@@ -58,7 +58,7 @@ Values = Annotated[list[str], argument("Its value; a composite's values in order
 
 
 @dataclass(frozen=True)
-class LookupOptions(Given):
+class LookupOptions(CommandOptions):
     """The options of lookups: servers, completeness, log level and output."""
 
     complete: Complete = False

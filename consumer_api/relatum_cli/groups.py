@@ -10,7 +10,7 @@ from relatum.reading import Message
 from relatum_cli.exits import ExitCode
 from relatum_cli.find import open_relations
 from relatum_cli.moments import parse_span
-from relatum_cli.options import Given, StreamNames, option
+from relatum_cli.options import CommandOptions, StreamNames, option
 from relatum_cli.show import Cells, lease_text, print_facts, print_json, ranges_text, say, show, with_properties
 from relatum_consumer.groups import Group, GroupConsumerStatus, GroupPage, GroupReport
 
@@ -30,7 +30,7 @@ def groups(
     before: str | None = option(None, "With --all: groups older than this one.", metavar="ID"),
     limit: int = option(20, "With --all: at most this many.", "--limit", "-n", min=1, max=1_000),
     recorded: bool = option(False, "Use only the index, however much of the streams is not recorded.", "--recorded"),
-    given: Given,
+    given: CommandOptions,
 ) -> None:
     """List incomplete groups, or all; show one group, or a consumer of groups.
 

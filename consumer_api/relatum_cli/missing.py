@@ -9,8 +9,8 @@ from relatum_cli.exits import ExitCode
 from relatum_cli.find import open_relations
 from relatum_cli.moments import parse_span
 from relatum_cli.options import (
+    CommandOptions,
     Commands,
-    Given,
     Level,
     ServerOptions,
     Since,
@@ -48,7 +48,7 @@ def missing(
     limit: int = option(20, "Show at most this many of each kind.", "--limit", "-n", min=1),
     timeout: float = option(60.0, "Seconds for each expectation.", min=1),
     log_level: Level = None,
-    given: Given,
+    given: CommandOptions,
 ) -> None:
     """List the messages that were not followed in time, as expected.
 
@@ -120,7 +120,7 @@ def add(
     within: Span,
     grace: str = option(f"{GRACE_S:g}s", "By how much publishers' clocks may differ.", metavar="SPAN"),
     vhost: Vhost = None,
-    given: Given,
+    given: CommandOptions,
 ) -> None:
     """Define that each message of one stream must be followed by one of another with the same key's value, in time.
 
@@ -132,7 +132,7 @@ def add(
 
 
 @expect.command("list")
-def list_expectations(*, vhost: Vhost = None, given: Given) -> None:
+def list_expectations(*, vhost: Vhost = None, given: CommandOptions) -> None:
     """List the expectations of a virtual host. `--json` prints one document, the list."""
     found = defined_expectations(given.database_url, vhost=vhost or given.vhost)
     names = {name: name for name in ("name", "of", "by", "follows")}

@@ -131,7 +131,7 @@ class ServerOptions(DatabaseOptions, BrokerOptions):
 
 
 @dataclass(frozen=True)
-class Given(ServerOptions):
+class CommandOptions(ServerOptions):
     """The options for broker and database, and `--json`; see `Commands`."""
 
     as_json: Json = False

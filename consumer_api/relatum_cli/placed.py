@@ -33,7 +33,7 @@ class Place(ServerOptions):
 
 
 @dataclass(frozen=True)
-class Asked(Place):
+class SuperStreamOptions(Place):
     """The super stream of a command, and `--json`."""
 
     as_json: Json = False

@@ -31,7 +31,7 @@ from relatum_cli.exits import ExitCode, stop_signals
 from relatum_cli.log_lines import LogFormat, LogLevel, set_up_logging
 from relatum_cli.options import (
     BatchRows,
-    Given,
+    CommandOptions,
     MetricsHost,
     MetricsPort,
     ServerOptions,
@@ -81,7 +81,7 @@ def backfill(
     *,
     streams: StreamNames = None,
     keys: list[str] | None = option(None, "Only this key; repeatable.", "--keys", "-k", metavar="NAME"),
-    given: Given,
+    given: CommandOptions,
 ) -> None:
     """Record what is not recorded yet. It can be stopped, and resumes from there.
 
@@ -131,7 +131,7 @@ def verify(
     seed: int | None = option(None, "With --sample: choose the same sample again."),
     repair_rows: bool = option(False, "Repair differences by recording again; see --dry-run.", "--repair"),
     dry_run: bool = option(True, "With --repair: only say what would be done, or do it.", "--dry-run/--no-dry-run"),
-    given: Given,
+    given: CommandOptions,
 ) -> None:
     """Compare streams with the recorded rows, in both directions.
 
@@ -211,7 +211,7 @@ def _print_differences(stream: StreamVerified) -> None:
 # --- prune and forget -------------------------------------------------------------------------------------
 
 
-def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given: Given) -> None:
+def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given: CommandOptions) -> None:
     """Delete rows of messages that retention has dropped, and of removed keys.
 
     Rows are deleted in bounded batches. Without names, also old finished messages of collectors, and sets and moves
@@ -248,7 +248,7 @@ def forget(
     dry_run: bool = option(False, "Only say what would be deleted.", "--dry-run"),
     origin: bool = option(False, "Only forget which broker they were recorded from.", "--origin"),
     batch_rows: BatchRows = 10_000,
-    given: Given,
+    given: CommandOptions,
 ) -> None:
     """Delete all that was recorded of streams; the streams themselves stay.
 

@@ -13,7 +13,7 @@ from relatum.recording import status as status_of
 from relatum.store.catalog import check_recorded
 from relatum.store.translation import translated_errors
 from relatum_cli.exits import ExitCode
-from relatum_cli.options import DatabaseOptions, Given, Json, ServerOptions, argument, option
+from relatum_cli.options import CommandOptions, DatabaseOptions, Json, ServerOptions, argument, option
 from relatum_cli.show import (
     lease_text,
     moment_text,
@@ -30,7 +30,7 @@ def status(
     *,
     streams: list[str] | None = argument("Streams and super streams; all by default.", "[NAME…]", default=None),
     collector: bool = option(False, "Show collectors; a NAME is then a collector's.", "--collector"),
-    given: Given,
+    given: CommandOptions,
 ) -> None:
     """Show how far each stream is recorded, and what happened to it.
 

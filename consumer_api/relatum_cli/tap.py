@@ -15,7 +15,7 @@ from relatum.tapping import Tap, defined_taps
 from relatum.tapping import tap as run_tap
 from relatum.tapping import untap as run_untap
 from relatum_cli.moments import parse_span
-from relatum_cli.options import Given, argument, option
+from relatum_cli.options import CommandOptions, argument, option
 from relatum_cli.show import Cells, print_json, say, show
 
 _COLUMNS: Final[Cells] = {
@@ -28,7 +28,7 @@ _COLUMNS: Final[Cells] = {
 
 
 @dataclass(frozen=True)
-class KeptOptions:
+class TapOptions:
     """The options of streams that `tap` declares."""
 
     max_length_bytes: int = option(
@@ -57,8 +57,8 @@ def tap(
     stream: str | None = option(None, "The stream for all of them; tap.EXCHANGE for each by default.", metavar="NAME"),
     binding_keys: list[str] | None = option(None, "What to copy; all by default.", "--binding-key", metavar="KEY"),
     show_list: bool = option(False, "Show the taps, and change nothing.", "--list"),
-    kept: KeptOptions,
-    given: Given,
+    kept: TapOptions,
+    given: CommandOptions,
 ) -> None:
     """Copy each message of exchanges into a stream; publishers do not change.
 
@@ -83,10 +83,10 @@ def tap(
     empty = "No exchange is tapped."
     show(taps, _COLUMNS, as_json=given.as_json, document_of=_document, whole=("since",), empty=empty)
     if not (show_list or given.as_json):
-        _say_more(taps, kept)
+        _print_advice(taps, kept)
 
 
-def _say_more(taps: Sequence[Tap], kept: KeptOptions) -> None:
+def _print_advice(taps: Sequence[Tap], kept: TapOptions) -> None:
     if any(each.kind is None for each in taps):
         say(
             "This user may not read an exchange's type. No key binds all messages of a direct exchange: only those "
@@ -101,7 +101,7 @@ def untap(
     *,
     exchanges: list[str] = argument("Exchanges that are tapped.", "EXCHANGE…"),
     stream: str | None = option(None, "Only taps into this stream.", metavar="NAME"),
-    given: Given,
+    given: CommandOptions,
 ) -> None:
     """Stop copying exchanges. Streams and recorded rows stay.
 

@@ -23,7 +23,7 @@ _WATCH_S: Final = 0.5
 
 
 @dataclass(frozen=True)
-class Shown:
+class DisplayOptions:
     """The options for what is shown of messages."""
 
     mask: list[str] | None = option(None, "Show this key's values as digests; repeatable.", metavar="KEY")
@@ -50,7 +50,7 @@ def web(
     mcp: bool = option(False, "Also serve tools for agents at /mcp (Model Context Protocol).", "--mcp"),
     host_name: list[str] | None = option(None, "A host name of the page, besides localhost; repeatable."),
     https: bool = option(False, "A proxy serves the page by https; the cookie is sent only by https.", "--https"),
-    shown: Shown,
+    shown: DisplayOptions,
     servers: ServerOptions,
 ) -> None:
     """Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C.
@@ -73,7 +73,7 @@ def web(
     serve(options, query=f"?token={made}" if made else "")
 
 
-def mcp(*, shown: Shown, servers: ServerOptions) -> None:
+def mcp(*, shown: DisplayOptions, servers: ServerOptions) -> None:
     """Serve lookups to an agent over stdin and stdout (Model Context Protocol).
 
     The tools only read. Logs go to stderr. Over HTTP: `relatum web --mcp`.

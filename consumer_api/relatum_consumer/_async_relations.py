@@ -26,7 +26,7 @@ from relatum_consumer.lookups.arguments import Names, Order, names_of
 from relatum_consumer.lookups.consumed import Consumed
 from relatum_consumer.lookups.servers import CLOSED, Health
 from relatum_consumer.lookups.telemetry import LookupStatistics
-from relatum_consumer.lookups.waiting import Rest, Waiting
+from relatum_consumer.lookups.waiting import Pause, Waiting
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -234,13 +234,13 @@ class AsyncRelations(AsyncClosing):
                 waiting=self._threads.waiting,
             ) from None
 
-    async def _in_parts(self, begin: Callable[[], Generator[_Item | Rest, None, None]]) -> AsyncGenerator[_Item, None]:
+    async def _in_parts(self, begin: Callable[[], Generator[_Item | Pause, None, None]]) -> AsyncGenerator[_Item, None]:
         """Yield the items of an iteration, fetched in parts; no thread is held between two parts."""
         parts = Parts(_in_lists(begin))
         try:
             while (part := await self._in_thread(parts.take)) is not None:
                 for item in part:
-                    if isinstance(item, Rest):
+                    if isinstance(item, Pause):
                         await asyncio.sleep(item.seconds)
                     else:
                         yield item
@@ -252,16 +252,16 @@ class AsyncRelations(AsyncClosing):
         await asyncio.shield(asyncio.wrap_future(self._aside.submit(close)))
 
 
-def _in_lists(begin: Callable[[], Generator[_Item | Rest, None, None]]) -> Generator[list[_Item | Rest], None, None]:
+def _in_lists(begin: Callable[[], Generator[_Item | Pause, None, None]]) -> Generator[list[_Item | Pause], None, None]:
     """Yield the items of an iteration in lists: up to a rest, or as many as come within `PART_S`."""
     with closing(begin()) as given:
         while True:
-            taken: list[_Item | Rest] = []
+            taken: list[_Item | Pause] = []
             until = time.monotonic() + PART_S
             try:
                 for item in given:
                     taken.append(item)
-                    if isinstance(item, Rest) or len(taken) == PART_ITEMS or time.monotonic() >= until:
+                    if isinstance(item, Pause) or len(taken) == PART_ITEMS or time.monotonic() >= until:
                         break
             except Exception:
                 # The items before the error are delivered first.

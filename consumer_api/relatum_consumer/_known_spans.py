@@ -102,7 +102,7 @@ def still(catalog: Catalog, before: Known, by: KeyDefinition) -> Known:
         bounds: StreamBounds = catalog.servers.bounds(stream)
         if (bounds.first or 0) != first:
             now = known(catalog, before.name, (by.key_id, TIME))
-            return replace(before, spans=tuple(_both(before.spans, now.spans)), evidence=now.evidence)
+            return replace(before, spans=tuple(_intersection(before.spans, now.spans)), evidence=now.evidence)
     return before
 
 
@@ -161,7 +161,7 @@ def _spans(catalog: Catalog, found: Evidence, ranges: dict[str, list[Range]], as
     for number, (stream, each) in enumerate(begins):
         low = _low(each, stream.generation, stream.created_us, times.get(number))
         spans[stream.name].append((low, _high(found, stream.name, each, asked_us)))
-    return reduce(_both, map(_apart, spans.values())) if spans else []
+    return reduce(_intersection, map(_union, spans.values())) if spans else []
 
 
 def _low(of: Range, generation: int, seen_us: int, first_us: int | None) -> int:
@@ -181,14 +181,14 @@ def _high(found: Evidence, stream: str, of: Range, asked_us: int) -> int:
     return max((ms * 1_000 for ms in chunks if ms is not None), default=ALWAYS)
 
 
-def _apart(spans: Iterable[Range]) -> list[Range]:
+def _union(spans: Iterable[Range]) -> list[Range]:
     """Sort spans, drop empty ones, and cut those that overlap the next one because clocks differ."""
     ordered = sorted((low, high) for low, high in spans if low < high)
     cut = [(low, min(high, following)) for (low, high), (following, _) in pairwise(ordered)]
     return [each for each in [*cut, *ordered[-1:]] if each[0] < each[1]]
 
 
-def _both(one: Sequence[Range], other: Sequence[Range]) -> list[Range]:
+def _intersection(one: Sequence[Range], other: Sequence[Range]) -> list[Range]:
     """Return the intersections of spans."""
     found = ((max(a, c), min(b, d)) for a, b in one for c, d in other)
     return sorted((low, high) for low, high in found if low < high)

@@ -43,7 +43,7 @@ SPAN_S: Final = 86_400
 _NOBODY: Final = -1
 
 
-class _Asked(NamedTuple):
+class _WaitingMessage(NamedTuple):
     """A message that must be followed."""
 
     id: MessageId
@@ -139,7 +139,7 @@ class _Check:
         # In this order, because a message may be followed a moment later.
         self._of = known(catalog, expectation.of, (TIME,))
         self._followed = known(catalog, expectation.follows, (self._by.key_id, TIME))
-        self._batch: list[_Asked] = []
+        self._batch: list[_WaitingMessage] = []
         self._found: dict[ExpectationResult, list[UnmetExpectation]] = {each: [] for each in ExpectationResult}
         self._counts = dict.fromkeys(ExpectationResult, 0)
         self._reasons: set[Reason] = set()
@@ -239,7 +239,7 @@ class _Check:
         self._checked += 1
         due_us = min(time_us + self._expectation.within_us, TIME_US_MAX)
         # If there are several values, each must be followed.
-        self._batch += [_Asked(message.id, stream_id, value, time_us, due_us) for value in values]
+        self._batch += [_WaitingMessage(message.id, stream_id, value, time_us, due_us) for value in values]
 
     # --- judging ------------------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class _Check:
             came = None if stream_id is None else (MessageId(stream_ids[stream_id], offset), time_us)
             self._keep(self._unmet(batch[number], came))
 
-    def _unmet(self, asked: _Asked, came: tuple[MessageId, int] | None) -> UnmetExpectation:
+    def _unmet(self, asked: _WaitingMessage, came: tuple[MessageId, int] | None) -> UnmetExpectation:
         why: Reason | None = None
         grace_us = self._expectation.grace_us
         # Everything written until `due_us` by the slowest clock must be known, and from where the search began: before

@@ -10,14 +10,14 @@ from relatum.checks import checked_count
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
-from relatum.reading import KeptChunks, Message
+from relatum.reading import ChunkCache, Message
 from relatum.store.coverage import TIME
 from relatum_consumer._trace_values import Directions, Places, Value, places_in_time, places_of
 from relatum_consumer.lookups.answer import Status
 from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, Lost, Row, again_if_replaced, verified
 from relatum_consumer.lookups.arguments import Names, is_in_span, names_of, span_of
 from relatum_consumer.lookups.catalog import Catalog
-from relatum_consumer.lookups.consumed import Consumed, InHand, in_hand
+from relatum_consumer.lookups.consumed import Consumed, GivenMessage, given_message
 from relatum_consumer.lookups.proof import Evidence, evidence
 from relatum_consumer.traces import Step, Stop, StopReason, Trace
 
@@ -49,7 +49,7 @@ class _Bounds:
         return is_in_span(time_us, self.since, self.until)
 
 
-class _Met(NamedTuple):
+class _Visited(NamedTuple):
     """A message of the trace, its time if it has one, and its number of hops from the start."""
 
     message: Message
@@ -80,7 +80,7 @@ def trace(
     catalog.check_names(meant)
     if isinstance(start, MessageId):
         raise InvalidInput("a trace starts with a message, not with its place: relations.read(stream, offset) first")
-    held: InHand | None = None
+    held: GivenMessage | None = None
     values: list[Value] = []
     required = set(names or ())
     if isinstance(start, tuple) and len(start) == 2 and isinstance(start[0], str):
@@ -89,7 +89,7 @@ def trace(
         required.add(start[0])
         definitions = _keys(catalog, None if names is None else (*names, start[0]))
     else:
-        held = in_hand(start, "a message, or a key's name and a value as a tuple,")
+        held = given_message(start, "a message, or a key's name and a value as a tuple,")
         definitions = _keys(catalog, names)
         found = catalog.values_of(held.message, [key.name for key in definitions])
         if not found.wanted:
@@ -98,7 +98,7 @@ def trace(
     required_ids = frozenset(key.key_id for key in definitions if key.name in required)
 
     def ask() -> Trace:
-        course = _Course(catalog, Directions(definitions), bounds, meant, held, values, required_ids)
+        course = _TraceRun(catalog, Directions(definitions), bounds, meant, held, values, required_ids)
         return course.trace(complete=complete)
 
     return again_if_replaced(catalog, ask, leaves_out=meant is None)
@@ -114,7 +114,7 @@ def _keys(catalog: Catalog, names: Sequence[str] | None) -> list[KeyDefinition]:
     return list({key.name: key for key in (*chosen, *more)}.values())
 
 
-class _Course:
+class _TraceRun:
     """One trace in progress."""
 
     def __init__(
@@ -123,7 +123,7 @@ class _Course:
         directions: Directions,
         bounds: _Bounds,
         names: tuple[str, ...] | None,
-        start: InHand | None,
+        start: GivenMessage | None,
         values: Sequence[Value],
         required: frozenset[int],
     ) -> None:
@@ -132,7 +132,7 @@ class _Course:
         self._directions = directions
         self._bounds = bounds
         self._names = names
-        self._met: dict[MessageId, _Met] = {}
+        self._visited: dict[MessageId, _Visited] = {}
         self._asked: set[Value] = set()
         self._too_many: set[Value] = set()
         self._stops: list[Stop] = []
@@ -140,7 +140,7 @@ class _Course:
         self._lost = Lost()
         self._frontier: list[Value] = list(values)
         # Hops return to the same chunks: messages that belong together were published together.
-        self._kept = KeptChunks()
+        self._kept = ChunkCache()
         self._is_copy = None if start is None else start.is_copy
         if start is not None and start.id is not None:
             self._take(start.id, start.message, 0, directions.values_of(start.message))
@@ -182,7 +182,7 @@ class _Course:
 
     def _take(self, where: MessageId, message: Message, hop: int, values: tuple[Value, ...]) -> None:
         hops = 0 if self._is_copy is not None and self._is_copy(message) else hop
-        self._met[where] = _Met(message, message.time_us, values, hops)
+        self._visited[where] = _Visited(message, message.time_us, values, hops)
         self._frontier += values
 
     # --- one hop ------------------------------------------------------------------------------------------
@@ -194,15 +194,15 @@ class _Course:
         if complete:
             self._add_unrecorded(set(wanted), by_value, known)
         rows = self._new_rows(by_value)
-        cut = len(rows) - (self._bounds.limit - len(self._met))
+        cut = len(rows) - (self._bounds.limit - len(self._visited))
         if cut > 0:
             rows = rows[:-cut]
             self._stops.append(Stop(StopReason.LIMIT, cut))
         lost = self._lost
-        before, expired, deleted, was_whole = len(self._met), len(lost.expired), len(lost.deleted), not lost.unread
+        before, expired, deleted, was_whole = len(self._visited), len(lost.expired), len(lost.deleted), not lost.unread
         self._read(rows, hop, known)
         # Copies of the start do not count as found.
-        found = sum(1 for met in islice(self._met.values(), before, None) if met.hops)
+        found = sum(1 for met in islice(self._visited.values(), before, None) if met.hops)
         status = known.status(
             is_found=bool(found or cut > 0 or self._too_many.intersection(wanted)),
             was_read=complete,
@@ -259,7 +259,7 @@ class _Course:
                 self._stop(StopReason.FAN_OUT, len(places), value)
                 continue
             for where, time_us in places.items():
-                if where not in self._met and where not in self._lost:
+                if where not in self._visited and where not in self._lost:
                     new.setdefault(where, Row(where, time_us)).carries.add(value)
         return sorted(new.values(), key=lambda row: (row.time_us is None, row.time_us or 0, row.id))
 
@@ -288,11 +288,13 @@ class _Course:
 
     def _concluded(self, known: Evidence, *, complete: bool) -> Trace:
         known.check_present(self._catalog, self._names)
-        ordered = sorted(self._met, key=self._rank)
-        edges, shared = self._directions.links({where: self._met[where].values for where in ordered}, self._too_many)
+        ordered = sorted(self._visited, key=self._rank)
+        edges, shared = self._directions.links(
+            {where: self._visited[where].values for where in ordered}, self._too_many
+        )
         found = Trace(
-            tuple([self._met[where].message for where in ordered]),
-            {where: met.hops for where, met in self._met.items()},
+            tuple([self._visited[where].message for where in ordered]),
+            {where: met.hops for where, met in self._visited.items()},
             edges,
             shared,
             tuple(self._stops),
@@ -312,5 +314,5 @@ class _Course:
         return found
 
     def _rank(self, where: MessageId) -> tuple[bool, int, MessageId]:
-        time_us = self._met[where].time_us
+        time_us = self._visited[where].time_us
         return time_us is None, time_us or 0, where

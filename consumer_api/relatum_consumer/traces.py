@@ -137,7 +137,7 @@ class Trace(Covered):
     @property
     def explanation(self) -> str:
         """What to do about messages that no recorder will record, or that are gone; else empty."""
-        return self._cure(self.status)
+        return self._remedy(self.status)
 
     def __len__(self) -> int:
         return len(self.messages)

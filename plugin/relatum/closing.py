@@ -21,7 +21,7 @@ def close_when_dropped(owner: object, close: Callable[[], None]) -> None:
         owner: The object, held weakly.
         close: A function that does not refer to the owner and handles its own errors.
     """
-    weakref.finalize(owner, _close_apart, close)
+    weakref.finalize(owner, _close_in_thread, close)
 
 
 def close_within(close: Callable[[], None], timeout_s: float, *, name: str) -> None:
@@ -35,7 +35,7 @@ def close_within(close: Callable[[], None], timeout_s: float, *, name: str) -> N
         closing.join(timeout_s)
 
 
-def _close_apart(close: Callable[[], None]) -> None:
+def _close_in_thread(close: Callable[[], None]) -> None:
     if threading.main_thread().is_alive():
         # Not a `Thread`: its start takes locks and waits.
         start_new_thread(close, ())

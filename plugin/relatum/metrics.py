@@ -146,13 +146,13 @@ class Gauge(Metric):
     kind = Kind.GAUGE
 
 
-class Greatest(Gauge):
+class MaxGauge(Gauge):
     """A gauge that reports the greatest value of several components."""
 
     merge = staticmethod(max)
 
 
-class Least(Gauge):
+class MinGauge(Gauge):
     """A gauge that reports the least value of several components."""
 
     merge = staticmethod(min)
@@ -165,7 +165,7 @@ class Distribution(Metric):
 
 
 @dataclass(frozen=True, slots=True)
-class Each:
+class PerLabel:
     """Annotates a mapping to further statistics, whose keys are the values of this label."""
 
     label: str
@@ -220,7 +220,7 @@ def _fields_of(statistics: Any, labels: tuple[str, ...]) -> _Fields:
         # The class that defines an inherited field reports it.
         if name in vars(statistics)["__annotations__"] and get_origin(hint) is Annotated:
             mark = hint.__metadata__[0]
-            if isinstance(mark, Each):
+            if isinstance(mark, PerLabel):
                 # `Annotated[Mapping[str, Nested], Each("label")]`
                 nested = get_args(get_args(hint)[0])[1]
                 found.append((name, _fields_of(nested, (*labels, mark.label))))

@@ -23,7 +23,7 @@ from relatum.errors import InvalidInput, RelatumError, Transient
 from relatum.reading import Broker, StreamReader
 from relatum.recording import BackfillReport
 from relatum.recording.backfilling import Plan, edges_of, plan_backfill
-from relatum.recording.filler import Filler, Pace
+from relatum.recording.filler import Filler, RateLimit
 from relatum.recording.ranges import Segment
 from relatum.store.database import as_engine
 from relatum_spark._where import GivenBroker, broker_of, database_url, in_tasks, names_of, open_reader
@@ -165,7 +165,7 @@ class Filling:
         A transient error is raised, so that Spark retries. Any other error is the only row, and the driver raises it.
         """
         try:
-            pace = Pace(self.messages_per_s, threading.Event())
+            pace = RateLimit(self.messages_per_s, threading.Event())
             with as_engine(self.database) as engine, open_reader(self.broker) as reader:
                 rows = [self._fill(engine, reader, stream, segment, pace) for stream, segment in parts]
         except Transient:
@@ -175,7 +175,7 @@ class Filling:
         yield pa.RecordBatch.from_pylist(rows, schema=_FILLED)
 
     def _fill(
-        self, engine: sa.Engine, reader: StreamReader, stream: str, segment: Segment, pace: Pace
+        self, engine: sa.Engine, reader: StreamReader, stream: str, segment: Segment, pace: RateLimit
     ) -> dict[str, Any]:
         done: Counter[str] = Counter()
 

@@ -112,7 +112,7 @@ def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> Sou
         ConfigurationError: no broker or database is named, or a URL is invalid.
         InvalidInput: an option is misspelt or its value invalid, or two options contradict each other.
     """
-    given = _Given(options)
+    given = _OptionReader(options)
     if streaming and (name := given.first(*_BATCH_ALONE)):
         instead = "; `relatum_spark.Enrichment` looks up in each micro-batch" if name in ("key", "keyValues") else ""
         raise InvalidInput(f"option {name} is for batches only, not for a streaming query{instead}")
@@ -154,7 +154,7 @@ class SinkOptions(Options):
 
 def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False) -> SinkOptions:
     """Parse the options of a write. Errors as of `parse_options`."""
-    given = _Given(options)
+    given = _OptionReader(options)
     write_id = given.text("writeId")
     parsed = SinkOptions(
         **_shared(given, "stream", "superStream"),
@@ -182,7 +182,7 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False) -
     return parsed
 
 
-class _Given:
+class _OptionReader:
     """Options as Spark passes them, read by name, ignoring case."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -261,7 +261,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _shared(given: _Given, *streams: str, needs_database: bool = False) -> dict[str, Any]:
+def _shared(given: _OptionReader, *streams: str, needs_database: bool = False) -> dict[str, Any]:
     """Return the fields of `Options`; exactly one option of those in `streams` must be given."""
     found = [name for name in streams if given.text(name) is not None]
     if len(found) != 1:
@@ -278,7 +278,7 @@ def _shared(given: _Given, *streams: str, needs_database: bool = False) -> dict[
     }
 
 
-def _key_values(given: _Given) -> tuple[object, ...]:
+def _key_values(given: _OptionReader) -> tuple[object, ...]:
     """Return the values of the key to look up; those of a composite key are tuples."""
     key, text = given.text("key"), given.text("keyValues")
     if (key is None) != (text is None):
@@ -294,7 +294,7 @@ def _key_values(given: _Given) -> tuple[object, ...]:
 # --- where a read begins and ends -------------------------------------------------------------------------
 
 
-def _place(given: _Given, side: str, default: int) -> Place:
+def _place(given: _OptionReader, side: str, default: int) -> Place:
     """Return the place where a read begins (`side` "starting") or ends ("ending").
 
     A time for all streams has precedence over times by stream, and these over offsets, as in Spark's Kafka source.
@@ -317,7 +317,7 @@ def _place(given: _Given, side: str, default: int) -> Place:
     return Place(by_offset, numbers)
 
 
-def _numbers(given: _Given, option: str, least: int) -> dict[str, int]:
+def _numbers(given: _OptionReader, option: str, least: int) -> dict[str, int]:
     """Return numbers by stream, from JSON such as `{"orders": 120}`."""
     numbers: dict[str, int] = given.json(option, dict, 'JSON like {"orders": 0}')
     for stream, number in numbers.items():

@@ -128,7 +128,7 @@ def spare_collections() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _EachInATask:
+class _MappedInTask:
     """Calls a function with each item by its number, for `mapInArrow`. Can be pickled."""
 
     function: Callable[[Any], Iterable["pa.RecordBatch"]]
@@ -148,4 +148,4 @@ def in_tasks(
 ) -> "DataFrame":
     """Return the results of a function of each item, in a task of its own. Without RDDs, for Spark Connect."""
     numbers = spark.range(0, len(items), 1, max(len(items), 1))
-    return numbers.mapInArrow(_EachInATask(function, tuple(items)), schema)
+    return numbers.mapInArrow(_MappedInTask(function, tuple(items)), schema)

@@ -150,7 +150,7 @@ def test_more_streams_than_connections_hold_is_no_outage(
         assert "connections_max=1" in str(owner.wait_failed(streams[2], ConfigurationError).error)
         assert outages.is_up(Server.BROKER)
         assert "is away" not in caplog.text
-        assert owner.follower.is_let_in
+        assert owner.follower.may_log_in
         owner.leave(streams[0])
         owner.wait_event(streams[2], Attached)
 

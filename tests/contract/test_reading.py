@@ -22,7 +22,7 @@ from relatum.errors import (
     StreamUnavailable,
     Transient,
 )
-from relatum.reading import KeptChunks, Message, StreamBounds, StreamReader, TimeSource
+from relatum.reading import ChunkCache, Message, StreamBounds, StreamReader, TimeSource
 from tests.contract._faces import Face, open_face
 from tests.support import (
     LIMIT_S,
@@ -367,7 +367,7 @@ def test_many_attaches_go_over_several_connections(face: Face, streams: list[str
 def test_what_is_kept_is_not_asked_for_again(face: Face, amqp_url: str, stream_name: str) -> None:
     """Neither by another order nor beside what is new: also when the stream is gone, its chunks are there."""
     fill(amqp_url, stream_name, 50)
-    kept = KeptChunks()
+    kept = ChunkCache()
     ids = [message.id for message in face.iterate(stream_name)]
     face.read_all(ids[10:20], kept=kept)
     found = face.read_all(reversed(ids), kept=kept)
@@ -386,7 +386,7 @@ def test_who_keeps_chunks_reads_ahead(face: Face, amqp_url: str, stream_name: st
     """So that the next round finds there what follows, without asking the broker."""
     # Each message in a chunk of its own: of one that is kept already nothing is read, and so nothing ahead of it.
     fill(amqp_url, stream_name, 40, confirm=True)
-    kept = KeptChunks()
+    kept = ChunkCache()
     ids = [message.id for message in face.iterate(stream_name)]
     face.read_all(ids[:1], kept=kept)
     face.read_all(ids[20:21], kept=kept)

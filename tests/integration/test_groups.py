@@ -483,7 +483,7 @@ def test_large_messages_of_groups_that_lie_mixed_come_whole(
     """Though each chunk holds messages of many groups, and they come to more than memory holds: they are read again."""
     # An eighth of what memory holds else.
     monkeypatch.setattr("relatum.reading._plan.Part.__init__.__defaults__", (8 << 20,))
-    monkeypatch.setattr("relatum.reading._many.KeptChunks.__init__.__defaults__", (4 << 20,))
+    monkeypatch.setattr("relatum.reading._many.ChunkCache.__init__.__defaults__", (4 << 20,))
     body, count, size = b"x" * 20_000, 45, 10
     messages = shuffled([message for number in range(count) for message in whole_group(number, size)], 5)
     # Without waiting for confirms: many messages come to lie in one chunk.

@@ -10,7 +10,7 @@ import pytest
 import rstream
 
 from relatum.errors import InvalidInput
-from relatum_consumer.lookups.consumed import in_hand
+from relatum_consumer.lookups.consumed import given_message
 
 METHOD = pika.spec.Basic.Deliver("tag", 1, False, "", "orders")
 GOT = pika.spec.Basic.GetOk(1, False, "", "orders", 0)
@@ -67,23 +67,23 @@ STRANGE: dict[str, Any] = {
 def test_what_no_client_gives_is_an_error_that_says_what_is_taken(what: str) -> None:
     """Of one kind, whatever is wrong; it shows nothing of what the message says."""
     with pytest.raises(InvalidInput, match="pika") as told:
-        in_hand(STRANGE[what])
+        given_message(STRANGE[what])
     assert "4711" not in str(told.value)
 
 
 def test_nothing_in_hand_asks_whether_anything_was_found() -> None:
     """`relations.find(…).first` is None where nothing was found: the error says where to look."""
     with pytest.raises(InvalidInput, match=r"did `find` find nothing.*status and explanation"):
-        in_hand(None)  # type: ignore[arg-type]
+        given_message(None)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="the queue was empty"):
-        in_hand((None, None, None))
+        given_message((None, None, None))
 
 
 def is_same(one: Any, other: Any) -> bool:
     """Whether a look-up takes them for the same message, at whatever offset."""
-    is_copy = in_hand(one).is_copy
+    is_copy = given_message(one).is_copy
     assert is_copy is not None
-    return is_copy(in_hand(other).message)
+    return is_copy(given_message(other).message)
 
 
 def test_a_message_that_holds_no_number_is_its_own_copy() -> None:
@@ -110,7 +110,7 @@ def test_properties_are_what_the_broker_had() -> None:
     delivered = SimpleNamespace(channel=None, body=b"x", header=header, routing_key=None, delivery=None, **places)
     message = aio_pika.IncomingMessage(delivered, no_ack=True)  # type: ignore[arg-type]
     assert message.expiration == 60
-    assert in_hand(message).message.properties.expiration == "60000"
+    assert given_message(message).message.properties.expiration == "60000"
 
 
 def test_an_empty_id_names_no_message() -> None:

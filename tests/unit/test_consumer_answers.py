@@ -14,7 +14,7 @@ from pika import BasicProperties
 from relatum import MessageId
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, StreamReplaced, StreamUnavailable
 from relatum.ids import fingerprint
-from relatum.reading import Agreement, KeptChunks, Message, Position, Properties, StreamBounds, UnreadableRecord
+from relatum.reading import Agreement, ChunkCache, Message, Position, Properties, StreamBounds, UnreadableRecord
 from relatum.store.coverage import TIME, CoverageRow, covered, last_position
 from relatum_consumer import Answer, Hit, MissingKey, Status, Trace
 from relatum_consumer.lookups.answering import first_retained, is_sure
@@ -139,7 +139,7 @@ class Broker(Servers):
         self.taken = [take(each) for each in self._messages]
         return []
 
-    def agreements(self, positions: Mapping[str, Position], _: KeptChunks) -> dict[str, Agreement]:
+    def agreements(self, positions: Mapping[str, Position], _: ChunkCache) -> dict[str, Agreement]:
         """Say the next thing."""
         self.asked.append("agree")
         return {stream: next(self._ways) for stream in positions}
@@ -220,11 +220,11 @@ def test_a_stream_is_the_same_by_its_furthest_message(
     monkeypatch.setattr("relatum_consumer.lookups.proof.pause", lambda _: broker.asked.append("pause"))
     of_stream = {"s": [covers(0, 5, 1, position=Position(4, 1, None))]}, {"s": StreamBounds(0, 9, is_proven=is_proven)}
     if isinstance(ends, list):
-        check_identity(Catalog(broker, "/"), *of_stream, KeptChunks())
+        check_identity(Catalog(broker, "/"), *of_stream, ChunkCache())
         assert broker.asked == ends
     else:
         with pytest.raises(ends):
-            check_identity(Catalog(broker, "/"), *of_stream, KeptChunks())
+            check_identity(Catalog(broker, "/"), *of_stream, ChunkCache())
 
 
 def test_an_explanation_is_short_however_much_is_lacking() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.store.coverage import CoverageRow
-from relatum_consumer.groups._scanning import stretches
+from relatum_consumer.groups._scanning import unscanned_ranges
 
 KEY = 7
 
@@ -24,7 +24,7 @@ def test_what_is_recorded_and_not_scanned_is_still_to_do(
 ) -> None:
     """Each offset that is recorded, not scanned and not before the start is in a stretch, and no other."""
     rows = [row(number, *ends) for number, ends in enumerate(recorded)]
-    found = stretches(rows, scanned, KEY, low)
+    found = unscanned_ranges(rows, scanned, KEY, low)
     inside = {offset for each in found for offset in range(each.start, each.stop)}
     wanted = {offset for start, stop in recorded for offset in range(start, stop)}
     assert inside == {
@@ -39,10 +39,10 @@ def test_what_is_recorded_and_not_scanned_is_still_to_do(
 def test_what_holds_no_groups_is_left_out() -> None:
     """Holes, and parts recorded for other keys, hold no rows of groups: a back-fill may still bring them."""
     rows = [row(1, 0, 10, keys=(3,)), row(2, 10, 20), row(3, 20, 30, kind="hole")]
-    assert [(each.start, each.stop) for each in stretches(rows, [], KEY)] == [(10, 20)]
+    assert [(each.start, each.stop) for each in unscanned_ranges(rows, [], KEY)] == [(10, 20)]
 
 
 def test_a_stretch_grows_the_range_before_it() -> None:
     """Ranges do not multiply while a stream grows."""
-    (found,) = stretches([row(1, 0, 50)], [(0, 20)], KEY)
+    (found,) = unscanned_ranges([row(1, 0, 50)], [(0, 20)], KEY)
     assert (found.grows, found.start, found.stop) == (0, 20, 50)

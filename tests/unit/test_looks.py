@@ -6,21 +6,21 @@ import threading
 import pytest
 
 from relatum.contexts import _looks
-from relatum.contexts._looks import Looks
+from relatum.contexts._looks import BackgroundLooks
 from relatum.errors import DatabaseUnavailable
 
 
 def test_each_message_is_followed_by_a_look() -> None:
     """A look begins after each time one is wanted, and none where none is, or after the end."""
     looked: queue.Queue[int] = queue.Queue()
-    looks = Looks(looked.put, 0.002)
+    looks = BackgroundLooks(looked.put, 0.002)
     for _ in range(3):
         looks.want()
         assert looked.get(timeout=90) == 1
     looks.close()
     looks.want()
     assert looked.empty()
-    unused = Looks(looked.put, 0.002)
+    unused = BackgroundLooks(looked.put, 0.002)
     unused.close()
     unused.want()
     assert unused._thread is None
@@ -37,7 +37,7 @@ def test_looks_go_on_after_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> N
             raise fails.pop()
         looked.set()
 
-    looks = Looks(look, 0.002)
+    looks = BackgroundLooks(look, 0.002)
     looks.want()
     assert looked.wait(90)
     looks.close()

@@ -14,12 +14,12 @@ from relatum import metrics
 from relatum.metrics import (
     Counter,
     Distribution,
-    Each,
     Gauge,
-    Greatest,
     Histogram,
-    Least,
+    MaxGauge,
+    MinGauge,
     Observed,
+    PerLabel,
 )
 from tests.support.forking import in_child
 
@@ -28,7 +28,7 @@ from tests.support.forking import in_child
 class PartStatistics:
     """What is told of each part."""
 
-    age_s: Annotated[float | None, Greatest("relatum_tried_age_seconds", "Age")]
+    age_s: Annotated[float | None, MaxGauge("relatum_tried_age_seconds", "Age")]
     taken: Annotated[Mapping[str, int], Counter("relatum_tried_taken_total", "Taken", by="reason")]
 
 
@@ -39,9 +39,9 @@ class ThingStatistics:
 
     done: Annotated[int, Counter("relatum_tried_done_total", "Done")]
     open: Annotated[int, Gauge("relatum_tried_open_bytes", "Open")]
-    is_up: Annotated[bool, Least("relatum_tried_up", "Up")]
+    is_up: Annotated[bool, MinGauge("relatum_tried_up", "Up")]
     spent: Annotated[Observed, Distribution("relatum_tried_spent_seconds", "Spent")]
-    parts: Annotated[Mapping[str, PartStatistics], Each("part")]
+    parts: Annotated[Mapping[str, PartStatistics], PerLabel("part")]
     remark: str = "is told to nobody"
 
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from relatum.following.reach import CUT_OFF_S, Reach
+from relatum.following.reach import CUT_OFF_S, BrokerReach
 
 
 class Elapsed:
@@ -23,9 +23,9 @@ def test_a_closed_reach_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that stores its last messages after its streams are closed still checks whether it is cut off."""
     clock = Elapsed()
     monkeypatch.setattr("relatum.following.reach.time", clock)
-    follower = SimpleNamespace(is_let_in=False, is_attached=False)
+    follower = SimpleNamespace(may_log_in=False, is_attached=False)
     outages = SimpleNamespace(is_up=lambda _: False)
-    reach = Reach(cast(Any, follower), cast(Any, outages), lambda: "orders")
+    reach = BrokerReach(cast(Any, follower), cast(Any, outages), lambda: "orders")
     reach.close()
     for _ in range(4):
         clock.now += CUT_OFF_S / 3

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.errors import OffsetNotFound
-from relatum.reading import KeptChunks, Message, SocketConnection
+from relatum.reading import ChunkCache, Message, SocketConnection
 from relatum.reading._plan import (
     ATTACH_S,
     BYTE_S,
@@ -156,19 +156,19 @@ def end(connection: SocketConnection, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "is_worn"), [("3.10.8", True), ("3.11.28", True), ("3.12.0", False), ("4.3.6", False), ("", False)]
+    ("version", "is_used_up"), [("3.10.8", True), ("3.11.28", True), ("3.12.0", False), ("4.3.6", False), ("", False)]
 )
 def test_a_connection_wears_out_where_the_broker_keeps_files_open(
-    connection: SocketConnection, version: str, is_worn: bool
+    connection: SocketConnection, version: str, is_used_up: bool
 ) -> None:
     """After so many attaches, not before, and only with a broker that leaks."""
     connection.session.server_properties = {"version": version}
     for _ in range(ATTACHES_MAX):
-        assert not connection.session.is_worn
+        assert not connection.session.is_used_up
         # The least id again and again: it is free once the broker has answered its Unsubscribe.
         assert connection.session.take_subscription() == 0
         end(connection, 0)
-    assert connection.session.is_worn is is_worn
+    assert connection.session.is_used_up is is_used_up
 
 
 def test_ids_of_subscriptions_are_not_used_before_they_are_free(connection: SocketConnection) -> None:
@@ -255,7 +255,7 @@ def test_each_offset_is_found_in_its_chunk(
         chunks.append(chunk(first, records))
         first += records + gap
     held = [each for each in chunks if chance.random() < 0.7]
-    kept = KeptChunks()
+    kept = ChunkCache()
     for each in sorted([*held, *held[:3]], key=lambda _: chance.random()):
         kept.keep("s", each)
     expected = {each: [n for n in sorted(offsets) if each.first_offset <= n <= each.last_offset] for each in held}
@@ -265,7 +265,7 @@ def test_each_offset_is_found_in_its_chunk(
 
 def test_the_oldest_go_where_there_are_too_many() -> None:
     """Bytes are counted over all streams; one that came twice is one."""
-    kept = KeptChunks(bytes_max=350)
+    kept = ChunkCache(bytes_max=350)
     for n in (3, 1, 1, 2, 0):
         kept.keep(f"s{n % 2}", chunk(10 * n, 10))
     found = [n for n in range(4) if list(kept.holding(f"s{n % 2}", [10 * n]))]

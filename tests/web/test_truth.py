@@ -171,12 +171,12 @@ def test_what_is_kept_is_asked_once_whatever_else_is_kept(world: World) -> None:
     async def many() -> None:
         site = Site(world.page(), Links())
         async with anyio.create_task_group() as group:
-            group.start_soon(site.lately, "slow", 1.0, ask)
+            group.start_soon(site.cached, "slow", 1.0, ask)
             await anyio.sleep(0.01)
             for number in range(KEPT_MAX + 1):
                 # Kept for no time: dropped as soon as there are too many.
-                await site.lately(number, 0.0, other)
-            await site.lately("slow", 1.0, ask)
+                await site.cached(number, 0.0, other)
+            await site.cached("slow", 1.0, ask)
         await site.close()
 
     anyio.run(many)

@@ -11,7 +11,7 @@ from relatum.processes import of_one_process
 from relatum_consumer.groups._consumer import SharedGroupsStatistics
 from relatum_consumer.groups._group import Group
 from relatum_consumer.groups._shared_groups import SharedGroup, SharedGroups
-from relatum_consumer.lookups.waiting import Rest
+from relatum_consumer.lookups.waiting import Pause
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
@@ -55,20 +55,20 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
     async def __anext__(self) -> AsyncSharedGroup:
         """Return the next group, as `SharedGroups.__next__` does."""
         self._shared._begin()
-        found: SharedGroup | Rest | None
-        while isinstance(found := await self._call(self._take, returned=self._put_back), Rest):  # noqa: ASYNC110
+        found: SharedGroup | Pause | None
+        while isinstance(found := await self._call(self._take, returned=self._put_back), Pause):  # noqa: ASYNC110
             await asyncio.sleep(found.seconds)
         if found is None:
             raise StopAsyncIteration
         known = {each.name: getattr(found, each.name) for each in fields(Group)}
         return AsyncSharedGroup(**known, deliveries=found.deliveries, _group=found, _call=self._call)
 
-    def _take(self) -> SharedGroup | Rest | None:
+    def _take(self) -> SharedGroup | Pause | None:
         # The thread of a cancelled task may still run for a moment.
         with self._taking:
             return self._shared._take()
 
-    def _put_back(self, found: SharedGroup | Rest | None) -> None:
+    def _put_back(self, found: SharedGroup | Pause | None) -> None:
         if isinstance(found, SharedGroup):
             with self._taking:
                 self._shared._put_back(found)

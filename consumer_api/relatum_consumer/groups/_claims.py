@@ -11,7 +11,7 @@ from relatum.errors import ClaimLost, DatabaseUnavailable
 from relatum.store.database import sql
 from relatum.store.members import RENEWED
 from relatum_consumer.lookups.servers import Servers
-from relatum_consumer.lookups.waiting import Rest
+from relatum_consumer.lookups.waiting import Pause
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class Claims:
         self.forget(claim)
         return bool(rows)
 
-    def acknowledging(self, claim: Claim) -> Iterator[Rest]:
+    def acknowledging(self, claim: Claim) -> Iterator[Pause]:
         """End a claim as done. While the database is unavailable, yield a rest before each retry.
 
         Retries end when the lease may have expired.
@@ -177,7 +177,7 @@ class Claims:
             except DatabaseUnavailable:
                 if self.is_closed or time.monotonic() > until:
                     raise
-            yield Rest(ACKNOWLEDGE_PAUSE_S)
+            yield Pause(ACKNOWLEDGE_PAUSE_S)
         if not is_done:
             raise ClaimLost(
                 f"this member has lost the group {claim.group_id}; it was not acknowledged, and is delivered again",

@@ -22,7 +22,7 @@ from relatum_consumer.groups._reading import deliver
 from relatum_consumer.groups._view import View, look, warn_left_out
 from relatum_consumer.lookups.catalog import Catalog, replaced
 from relatum_consumer.lookups.proof import coverage_by_stream, ends_of
-from relatum_consumer.lookups.waiting import POLL_S_MAX, POLL_S_MIN, Rest
+from relatum_consumer.lookups.waiting import POLL_S_MAX, POLL_S_MIN, Pause
 
 WINDOW_OFFSETS: Final = 131_072
 """Offsets of a stream whose rows are queried at once. A row takes about 200 bytes of memory."""
@@ -34,7 +34,7 @@ GROUPS_AT_ONCE: Final = 2_048
 """Groups whose rows are queried at once, at most: large groups may follow many small ones."""
 
 
-def whole_groups(catalog: Catalog, options: GroupOptions) -> Generator[Group | Rest, None, None]:
+def whole_groups(catalog: Catalog, options: GroupOptions) -> Generator[Group | Pause, None, None]:
     """Yield each complete group once."""
     view = look(catalog, options.names, complete=options.complete)
     for batch in batches(view, options):
@@ -110,9 +110,9 @@ class Idle:
         """Whether the idle timeout has passed."""
         return self._left_s() <= 0
 
-    def rest(self) -> Rest:
+    def rest(self) -> Pause:
         """Return the rest until the next poll."""
-        rest = Rest(max(0.0, min(self._pause_s, self._left_s())))
+        rest = Pause(max(0.0, min(self._pause_s, self._left_s())))
         self._pause_s = min(2 * self._pause_s, self._longest_s)
         return rest
 
@@ -120,7 +120,7 @@ class Idle:
         return self._longest_s if self._idle_s is None else self._since + self._idle_s - time.monotonic()
 
 
-def _completed_later(catalog: Catalog, view: View, options: GroupOptions) -> Generator[Group | Rest, None, None]:
+def _completed_later(catalog: Catalog, view: View, options: GroupOptions) -> Generator[Group | Pause, None, None]:
     """Yield groups as they become complete, each once, until the idle timeout has passed.
 
     A new message can complete a group with any place. So each new part of a stream is searched for the groups it

@@ -24,7 +24,7 @@ from relatum_consumer.lookups.answer import Answer
 from relatum_consumer.lookups.arguments import Names, names_of
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.telemetry import Lookups
-from relatum_consumer.lookups.waiting import Rest, rested
+from relatum_consumer.lookups.waiting import Pause, without_pauses
 
 
 class GroupMethods:
@@ -98,11 +98,11 @@ class GroupMethods:
             shared = SharedGroups(self._catalog, self._address, GroupOptions(names, consumer_of(consumer), **options))
             self._sharing.add(shared)
             return shared
-        return rested(self._groups(names, **options))
+        return without_pauses(self._groups(names, **options))
 
     def _groups(
         self, names: tuple[str, ...] | None, **options: Unpack[GroupArguments]
-    ) -> Generator[Group | Rest, None, None]:
+    ) -> Generator[Group | Pause, None, None]:
         """As `groups`, but it yields rests between the groups, for which the caller pauses."""
         return whole_groups(self._catalog, GroupOptions(names, None, **options))
 

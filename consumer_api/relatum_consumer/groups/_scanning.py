@@ -25,7 +25,7 @@ GROUPS_AT_ONCE: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class UnscannedRange:
     """A part of a stream that is recorded and not scanned.
 
     Attributes:
@@ -43,7 +43,9 @@ class Stretch:
     stop: int
 
 
-def stretches(rows: Iterable[CoverageRow], scanned: Sequence[Range], key_id: int, low: int = 0) -> list[Stretch]:
+def unscanned_ranges(
+    rows: Iterable[CoverageRow], scanned: Sequence[Range], key_id: int, low: int = 0
+) -> list[UnscannedRange]:
     """Return the parts of a stream that are recorded for a key from an offset on and not scanned, ordered by offset."""
     known = merged(scanned)
     ends = {stop: start for start, stop in scanned}
@@ -51,7 +53,7 @@ def stretches(rows: Iterable[CoverageRow], scanned: Sequence[Range], key_id: int
     for row in rows:
         if row.holds(key_id):
             for start, stop in missing((max(row.from_offset, low), row.to_offset), known):
-                found.append(Stretch(row.stream_id, row.coverage_id, ends.get(start, start), start, stop))
+                found.append(UnscannedRange(row.stream_id, row.coverage_id, ends.get(start, start), start, stop))
     return found
 
 
@@ -142,7 +144,7 @@ class Scanner:
         scanned = scanned_of(self._servers, self._consumer, self._view.numbers.values())
         for stream in present:
             number, low = stream.stream_id, self._consumer.low(stream.stream_id)
-            for stretch in stretches(rows.get(number, ()), scanned.get(number, ()), key_id, low):
+            for stretch in unscanned_ranges(rows.get(number, ()), scanned.get(number, ()), key_id, low):
                 if not self._scan(stream.name, stretch):
                     break  # Another member was first. The next scan finds the rest.
         self.scanned_at = began
@@ -159,7 +161,7 @@ class Scanner:
         """Store a group's present state outside any window, since the stored one may be outdated."""
         self._servers.rows(WRITE_DOWN_AGAIN, self._states([group_id]))
 
-    def _scan(self, stream: str, stretch: Stretch) -> bool:
+    def _scan(self, stream: str, stretch: UnscannedRange) -> bool:
         """Scan a stretch, window after window. False if another member was first."""
         for at in range(stretch.start, stretch.stop, WINDOW_OFFSETS):
             to = min(stretch.stop, at + WINDOW_OFFSETS)

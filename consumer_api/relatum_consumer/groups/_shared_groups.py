@@ -12,7 +12,7 @@ from relatum.closing import Closing, Keeper
 from relatum.errors import GroupConflict, RelatumError, StreamReplaced, Transient
 from relatum.membership import Anomaly
 from relatum.processes import new_holder, of_one_process
-from relatum.publishing import REASON_CHARACTERS_MAX, Burial, DeadLetters
+from relatum.publishing import REASON_CHARACTERS_MAX, DeadLetterPublisher, DeadLetters
 from relatum.reading import BrokerAddress, Message, StreamBounds
 from relatum.store.members import renewal_s
 from relatum.waiting import Outages, Pauses, ended, has_passed, may_repeat, pause
@@ -26,7 +26,7 @@ from relatum_consumer.groups._reading import conflict, floor_of, read_groups
 from relatum_consumer.groups._scanning import Scanner
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import ends_of
-from relatum_consumer.lookups.waiting import Rest
+from relatum_consumer.lookups.waiting import Pause
 
 logger = logging.getLogger("relatum.groups")
 
@@ -71,7 +71,7 @@ class SharedGroup(Group):
         for rest in self._acknowledging():
             pause(rest.seconds)
 
-    def _acknowledging(self) -> Iterator[Rest]:
+    def _acknowledging(self) -> Iterator[Pause]:
         shared = self._shared
         is_first = shared._claims.has(self._claim)
         yield from shared._claims.acknowledging(self._claim)
@@ -83,7 +83,7 @@ class _GivenUp:
     """A group that is given up. Its messages become dead letters, if the consumer has a dead-letter stream."""
 
     reason: str
-    burial: Burial | None = None
+    burial: DeadLetterPublisher | None = None
 
 
 class SharedGroups(Closing, Iterator[SharedGroup]):
@@ -125,7 +125,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             PublishError: the broker did not confirm a dead letter; the group was released.
         """
         self._begin()
-        while isinstance(found := self._take(), Rest):
+        while isinstance(found := self._take(), Pause):
             pause(found.seconds)
         if found is None:
             raise StopIteration
@@ -135,7 +135,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         """Start the idle time: the caller asks for the next group."""
         self._idle.begin()
 
-    def _take(self) -> SharedGroup | Rest | None:
+    def _take(self) -> SharedGroup | Pause | None:
         """Return the next group, None at the end, or a rest if no group is ready."""
         if self._claims.is_closed:
             return None
@@ -199,7 +199,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
 
     # --- the next group -----------------------------------------------------------------------------------
 
-    def _next(self) -> SharedGroup | Rest | None:
+    def _next(self) -> SharedGroup | Pause | None:
         """Return the next group or rest; None if there is nothing now."""
         while True:
             while self._outcomes:
@@ -313,9 +313,11 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         messages = [each for each in self._catalog.servers.read(ids) if isinstance(each, Message)]
         missing = ",".join(f"{first}-{last}" for first, last in group.position.missing)
         headers = {"relatum_dead_group_missing": missing[:REASON_CHARACTERS_MAX]} if missing else {}
-        return _GivenUp(reason, Burial(self._letters, [(message, reason) for message in messages], **headers))
+        return _GivenUp(
+            reason, DeadLetterPublisher(self._letters, [(message, reason) for message in messages], **headers)
+        )
 
-    def _give_up(self, claim: Claim, given_up: _GivenUp) -> Rest:
+    def _give_up(self, claim: Claim, given_up: _GivenUp) -> Pause:
         """Publish a group's messages as dead letters, if there is a stream for them. Returns a rest.
 
         If that fails, the group is released; with `follow`, the member retries it once the servers are back.
@@ -331,7 +333,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             if self._options.follow and may_repeat(error):
                 self._outages.failed(who, error)
                 self._outcomes.appendleft((claim, given_up))
-                return Rest(DEAD_LETTERS_S + self._pauses.after(error))
+                return Pause(DEAD_LETTERS_S + self._pauses.after(error))
             self._give_back(claim)
             raise
         self._pauses = Pauses()
@@ -347,7 +349,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
                 "and only in its streams" if stream is None else f"and in the stream {stream!r}",
             )
         self._begin()
-        return Rest(0.0)
+        return Pause(0.0)
 
     def _give_back(self, claim: Claim) -> None:
         try:

@@ -123,7 +123,7 @@ class Covered:
     new_keys: tuple[NewKey, ...] = ()
     missing_keys: tuple[MissingKey, ...] = ()
 
-    def _cure(self, status: Status) -> str:
+    def _remedy(self, status: Status) -> str:
         """Say what to do about messages that are not recorded or gone; empty if nothing can be done."""
         if self.unrecorded_streams or self.new_keys:
             return to_be_recorded(self.unrecorded_streams, self.new_keys)
@@ -168,7 +168,7 @@ class Answer(Covered, Sequence[Message]):
         if self.missing_keys:
             keys = _some([f"{key} ({reason})" for key, reason in self.missing_keys])
             return f"this message has no value of {keys}: nothing was looked for"
-        return self._cure(self.status)
+        return self._remedy(self.status)
 
     @property
     def messages(self) -> tuple[Message, ...]:

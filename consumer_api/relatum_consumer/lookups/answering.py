@@ -22,7 +22,7 @@ from relatum.errors import (
 )
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX, MESSAGE_BYTES
-from relatum.reading import KeptChunks, Message
+from relatum.reading import ChunkCache, Message
 from relatum_consumer.lookups.answer import Answer, Hit, Status, UnreadableStream
 from relatum_consumer.lookups.catalog import Catalog, replaced
 from relatum_consumer.lookups.proof import Evidence, coverage_by_stream, evidence_together
@@ -156,7 +156,7 @@ def verified(
     lost: Lost,
     *,
     is_named: bool,
-    kept: KeptChunks | None = None,
+    kept: ChunkCache | None = None,
 ) -> list[_Result]:
     """Read the messages of rows, check each, and return what `carried` makes of them, which is None for a mismatch.
 

@@ -26,7 +26,7 @@ from relatum_consumer.lookups.answering import (
 )
 from relatum_consumer.lookups.arguments import Names, Order, check_limit, is_in_span, names_of, span_of
 from relatum_consumer.lookups.catalog import Catalog, Wanted, named, streams_meant
-from relatum_consumer.lookups.consumed import Consumed, in_hand
+from relatum_consumer.lookups.consumed import Consumed, given_message
 from relatum_consumer.lookups.proof import Evidence
 
 _Item = TypeVar("_Item")
@@ -147,7 +147,7 @@ def question_of(
     catalog: Catalog, message: Message | Consumed, to: Names, by: Names, limit: int | None, order: Order
 ) -> Question:
     """Build the search for messages related to a given one."""
-    held = in_hand(message)
+    held = given_message(message)
     names, keys = names_of("to", to), names_of("by", by)
     check_limit(limit, order)
     wanted, missing_keys = catalog.values_of(held.message, keys)

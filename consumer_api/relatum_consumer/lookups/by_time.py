@@ -22,7 +22,7 @@ from relatum_consumer.lookups.answering import Find, Found, Gathered, Lost, Row,
 from relatum_consumer.lookups.arguments import Names, names_of, time_us_of
 from relatum_consumer.lookups.by_key import OwnMessage, Question, answer, without_values
 from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted, in_partition_order
-from relatum_consumer.lookups.consumed import Consumed, in_hand
+from relatum_consumer.lookups.consumed import Consumed, given_message
 from relatum_consumer.lookups.proof import Evidence
 from relatum_consumer.lookups.servers import Servers
 from relatum_consumer.lookups.time_index import Direction, Nearest, Place, blocks_between, next_by_blocks, read_within
@@ -192,7 +192,7 @@ def _moment(moment: Message | Consumed | datetime) -> tuple[Moment, Message | No
     """Return the moment, and the message whose time it is; None for a datetime."""
     if isinstance(moment, datetime):
         return Moment(time_us_of(moment)), None
-    held = in_hand(moment, "a datetime or a message")
+    held = given_message(moment, "a datetime or a message")
     if held.message.time_us is None:
         where = f" at {held.id}" if held.id else ""
         raise InvalidInput(f"the message{where} has no time; ask with a datetime")

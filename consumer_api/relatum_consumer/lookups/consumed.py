@@ -34,7 +34,7 @@ _PLAIN: Final = (str, int, float, bytes, datetime)
 
 
 @dataclass(frozen=True, slots=True)
-class InHand:
+class GivenMessage:
     """The message a lookup was given.
 
     Attributes:
@@ -48,14 +48,14 @@ class InHand:
     is_copy: Callable[[Message], bool] | None = None
 
 
-def in_hand(given: Message | Consumed, needed: str = "a message") -> InHand:
+def given_message(given: Message | Consumed, needed: str = "a message") -> GivenMessage:
     """Accept a message that was read, or consumed with a client; `needed` names the argument for the error.
 
     Raises:
         InvalidInput: it is no message.
     """
     if isinstance(given, Message):
-        return InHand(given, given.id)
+        return GivenMessage(given, given.id)
     try:
         taken = _of_tuple(given) if type(given) is tuple else _of_object(given)
     except RelatumError:
@@ -78,7 +78,7 @@ def _kind(given: Any) -> str:
     return f"tuple ({', '.join(kinds)}{', …' if len(given) > len(kinds) else ''})"
 
 
-def _of_tuple(given: tuple[Any, ...]) -> InHand | None:
+def _of_tuple(given: tuple[Any, ...]) -> GivenMessage | None:
     """Accept the tuples of pika's `basic_get` and callbacks, and rstream's callbacks."""
     if len(given) == _DELIVERY and all(each is None for each in given):
         raise InvalidInput("basic_get gave no message: the queue was empty")
@@ -91,11 +91,11 @@ def _of_tuple(given: tuple[Any, ...]) -> InHand | None:
         if isinstance(stream, str) and stream and offset is not None:
             # `bytes(message)` would also accept a number or a list of numbers.
             read = Message.from_record(stream, offset, message.__bytes__(), getattr(context, "timestamp", None))
-            return InHand(read, read.id)
+            return GivenMessage(read, read.id)
     return None
 
 
-def _of_object(given: Any) -> InHand | None:
+def _of_object(given: Any) -> GivenMessage | None:
     for kind in type(given).__mro__:
         client = kind.__module__.partition(".")[0], kind.__name__
         if client == ("aio_pika", "IncomingMessage"):
@@ -106,7 +106,7 @@ def _of_object(given: Any) -> InHand | None:
     return None
 
 
-def _of_aio_pika(message: Any) -> InHand:
+def _of_aio_pika(message: Any) -> GivenMessage:
     values = {name: getattr(message, name) for name in _NAMES}
     if isinstance(message.expiration, int | float):
         # aio_pika gives seconds; AMQP, and so the recorder, has milliseconds as text.
@@ -114,7 +114,7 @@ def _of_aio_pika(message: Any) -> InHand:
     return _delivered(SimpleNamespace(**values, headers=dict(message.headers)), message.body)
 
 
-def _delivered(properties: Any, body: bytes, *, is_of_queue: bool = False) -> InHand:
+def _delivered(properties: Any, body: bytes, *, is_of_queue: bool = False) -> GivenMessage:
     """Accept an AMQP 0.9.1 message, without the headers that a stream drops: the recorder does not see them either."""
     given = properties.headers or {}
     headers = {
@@ -131,7 +131,7 @@ def _delivered(properties: Any, body: bytes, *, is_of_queue: bool = False) -> In
     def is_copy(other: Message) -> bool:
         return offset in (None, other.offset) and _mark(other) == own
 
-    return InHand(message, None, is_copy)
+    return GivenMessage(message, None, is_copy)
 
 
 def _offset(value: Any) -> int | None:

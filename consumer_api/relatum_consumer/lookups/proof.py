@@ -27,7 +27,7 @@ from functools import partial
 from typing import Final
 
 from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable, Transient
-from relatum.reading import Agreement, KeptChunks, Message, Position, StreamBounds, UnreadableRecord
+from relatum.reading import Agreement, ChunkCache, Message, Position, StreamBounds, UnreadableRecord
 from relatum.store.coverage import (
     COVERAGE_OF,
     TIME,
@@ -202,7 +202,7 @@ def evidence(
     names: Sequence[str] | None,
     key_ids: Iterable[int],
     *,
-    kept: KeptChunks | None = None,
+    kept: ChunkCache | None = None,
     needs_firsts: bool = False,
     is_proof: bool = True,
 ) -> Evidence:
@@ -221,7 +221,7 @@ def evidence(
             deleted, or may not be read by this user.
         StreamReplaced: the message at the last recorded offset is not the recorded one.
     """
-    servers, keys, kept = catalog.servers, tuple(key_ids), kept or KeptChunks()
+    servers, keys, kept = catalog.servers, tuple(key_ids), kept or ChunkCache()
     recorded, unusable = catalog.streams(names), catalog.leaves_out(names)
     meant = all_names(servers, recorded, names)
     lasts = {stream.name for stream in recorded} if len(meant) > 1 and not needs_firsts else set()
@@ -323,7 +323,7 @@ def all_ends(
     streams: Sequence[str],
     *,
     is_named: bool,
-    kept: KeptChunks | None = None,
+    kept: ChunkCache | None = None,
     lasts: Collection[str] = (),
 ) -> dict[str, StreamBounds | UnreadableStream | None]:
     """Return `ends_of` many streams, in their order: by one request, and the rest one by one.
@@ -335,7 +335,7 @@ def all_ends(
     """
     found: dict[str, StreamBounds | UnreadableStream | None] = {}
     if len(streams) > 1:
-        found.update(servers.all_bounds(streams, kept or KeptChunks(), lasts))
+        found.update(servers.all_bounds(streams, kept or ChunkCache(), lasts))
     others = [stream for stream in streams if stream not in found]
     gone: set[str] = set(servers.missing(others)) if others and not is_named else set()
     for stream in others:
@@ -358,7 +358,7 @@ def check_identity(
     catalog: Catalog,
     held: Mapping[str, Sequence[CoverageRow]],
     ends: Mapping[str, StreamBounds],
-    kept: KeptChunks | None = None,
+    kept: ChunkCache | None = None,
 ) -> dict[str, int]:
     """Check that all streams are the recorded ones, by the message at the last recorded offset.
 
@@ -379,7 +379,7 @@ def check_identity(
     there: dict[str, int] = {}
     deadline, pause_s = time.monotonic() + catalog.servers.timeout_s, IDENTITY_POLL_S[0]
     while positions:
-        agreed: dict[str, Agreement] = catalog.servers.agreements(positions, kept or KeptChunks())
+        agreed: dict[str, Agreement] = catalog.servers.agreements(positions, kept or ChunkCache())
         others = [stream for stream, each in agreed.items() if each in (Agreement.OTHER, Agreement.ENDS_BEFORE)]
         if others:
             first, *also = [replaced(stream, positions[stream].offset) for stream in others]

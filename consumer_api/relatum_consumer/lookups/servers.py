@@ -14,7 +14,7 @@ from relatum.ids import MessageId
 from relatum.processes import after_fork
 from relatum.reading import (
     Agreement,
-    KeptChunks,
+    ChunkCache,
     Message,
     Position,
     StreamReader,
@@ -187,7 +187,7 @@ class Servers:
     # --- the broker -------------------------------------------------------------------------------------
 
     @_logged(lambda ids, kept=None: _names({where.stream for where in ids}))
-    def read(self, ids: Sequence[MessageId], kept: KeptChunks | None = None) -> list[Message | RelatumError]:
+    def read(self, ids: Sequence[MessageId], kept: ChunkCache | None = None) -> list[Message | RelatumError]:
         """Return for each id, in order, its message, or the `NotFound` or `AccessRefused` error.
 
         `kept`: A cache of chunks read before; None for no cache.
@@ -201,7 +201,7 @@ class Servers:
             return [error]
 
     @_logged(_names)
-    def agreements(self, positions: Mapping[str, Position], kept: KeptChunks) -> dict[str, Agreement]:
+    def agreements(self, positions: Mapping[str, Position], kept: ChunkCache) -> dict[str, Agreement]:
         """Check whether streams are the ones whose positions are known."""
         return agreements(self.reader(), positions, kept)
 

@@ -43,17 +43,17 @@ _Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class Pause:
     """A pause: an iteration has nothing for so many seconds. The caller sleeps, and goes on; no thread need be held."""
 
     seconds: float
 
 
-def rested(given: Generator[_Item | Rest, None, None]) -> Generator[_Item, None, None]:
+def without_pauses(given: Generator[_Item | Pause, None, None]) -> Generator[_Item, None, None]:
     """Yield the items, and sleep in this thread during rests."""
     with closing(given):
         for each in given:
-            if isinstance(each, Rest):
+            if isinstance(each, Pause):
                 pause(each.seconds)
             else:
                 yield each

@@ -29,7 +29,7 @@ from relatum_consumer.web import (  # noqa: F401
     trace,
 )
 from relatum_consumer.web.endpoint import ENDPOINTS, document_of, given_out, page_of
-from relatum_consumer.web.guards import Gate, TokenNeeded
+from relatum_consumer.web.guards import SecurityMiddleware, TokenNeeded
 from relatum_consumer.web.links import MCP_PATH, Links
 from relatum_consumer.web.options import WebOptions, of_extra
 from relatum_consumer.web.problems import Problem
@@ -77,7 +77,7 @@ def make_application(options: WebOptions) -> Starlette:
         lifespan=lifespan,
         exception_handlers={HTTPException: http_problem},
         middleware=[
-            Middleware(Gate, options.root_path),
+            Middleware(SecurityMiddleware, options.root_path),
             Middleware(TrustedHostMiddleware, options.allowed_hosts, www_redirect=False),
             Middleware(TokenNeeded, options, rendering),
         ],

@@ -11,7 +11,7 @@ from relatum.errors import NotFound
 from relatum.outcomes import Outcome, Outcomes, OutcomeStatus
 from relatum.reading import Message
 from relatum_consumer.web.endpoint import endpoint
-from relatum_consumer.web.parameters import Asked, Moment, Nothing, Number, cursor_of, read_cursor
+from relatum_consumer.web.parameters import Moment, NoParameters, Number, Parameters, cursor_of, read_cursor
 from relatum_consumer.web.site import Site
 
 _KEPT_S: Final = 3.0
@@ -34,7 +34,7 @@ class CollectorsAnswer:
 @endpoint(
     "/collectors", "Collectors: messages by state, members, streams.", template="collectors.html", page="collectors"
 )
-async def collectors(site: Site, _: Nothing) -> CollectorsAnswer:
+async def collectors(site: Site, _: NoParameters) -> CollectorsAnswer:
     return CollectorsAnswer(await _statuses(site))
 
 
@@ -45,7 +45,7 @@ async def _statuses(site: Site, names: tuple[str, ...] | None = None) -> tuple[C
     return tuple(each for each in found if each.vhost == site.address.vhost)
 
 
-class CollectorAsked(Asked):
+class CollectorAsked(Parameters):
     name: str = Field(description="The collector's name.")
     state: Literal["unsuccessful", "waiting", "succeeded"] = Field(
         "unsuccessful", description="Failed and dead messages, waiting ones, or successful ones."

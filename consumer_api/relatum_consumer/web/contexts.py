@@ -18,7 +18,7 @@ from relatum.contexts import (
 )
 from relatum.errors import PlacementNotFound
 from relatum_consumer.web.endpoint import endpoint
-from relatum_consumer.web.parameters import Asked, Nothing, Number
+from relatum_consumer.web.parameters import NoParameters, Number, Parameters
 from relatum_consumer.web.site import Site
 
 CONTEXTS_KEPT_S: Final = 1.0
@@ -42,7 +42,7 @@ class ContextsAnswer:
     template="contexts.html",
     page="contexts",
 )
-async def contexts(site: Site, _: Nothing) -> ContextsAnswer:
+async def contexts(site: Site, _: NoParameters) -> ContextsAnswer:
     names = await site.in_thread(placed_super_streams, site.database, vhost=site.address.vhost)
     return ContextsAnswer(tuple([await _status(site, name) for name in names[:SUPER_STREAMS_LISTED]]), len(names))
 
@@ -52,7 +52,7 @@ async def _status(site: Site, name: str) -> ContextsStatus:
         with _opened(site, name) as opened:
             return opened.status()
 
-    return await site.lately(("contexts", name), CONTEXTS_KEPT_S, partial(site.in_thread, ask))
+    return await site.cached(("contexts", name), CONTEXTS_KEPT_S, partial(site.in_thread, ask))
 
 
 def _opened(site: Site, name: str) -> SerializationContexts:
@@ -60,7 +60,7 @@ def _opened(site: Site, name: str) -> SerializationContexts:
     return SerializationContexts(name, site.database, vhost=site.address.vhost)
 
 
-class SuperStreamAsked(Asked):
+class SuperStreamAsked(Parameters):
     name: str = Field(description="The super stream's name.")
     partition: str = Field("", description="Only contexts in this partition.")
     context: str = Field("", description="Only this context.")

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from relatum.documents import document
 from relatum.errors import KeyNotDefined, ReadTimeout, RelatumError, StreamNotFound, Transient
 from relatum.waiting import within
-from relatum_consumer.web.parameters import Asked, parsed, query_of
+from relatum_consumer.web.parameters import Parameters, parsed, query_of
 from relatum_consumer.web.problems import DEFINE_GROUPS, Problem, Refused, problem_of
 from relatum_consumer.web.rendering import Rendering
 from relatum_consumer.web.servers import ANSWER_S
@@ -74,7 +74,7 @@ class Endpoint:
 
     path: str
     summary: str
-    asked: type[Asked]
+    asked: type[Parameters]
     gives: type
     answer: Callable[[Site, Any], Coroutine[Any, Any, Any]]
     template: str | None = None

@@ -17,7 +17,7 @@ from relatum_consumer.groups import GroupReport
 from relatum_consumer.lookups.proof import Uncovered
 from relatum_consumer.web.endpoint import endpoint, words_of
 from relatum_consumer.web.messages import MessageRow, message_rows, shown_value
-from relatum_consumer.web.parameters import Asked, Number, Several, cursor_of, read_cursor
+from relatum_consumer.web.parameters import Number, Parameters, Several, cursor_of, read_cursor
 from relatum_consumer.web.site import Site
 
 GROUPS_KEPT_S: Final = 10.0
@@ -71,7 +71,7 @@ async def _id_at(site: Site, place: MessageId) -> str:
 # --- groups ----------------------------------------------------------------------------------------------
 
 
-class GroupsAsked(Asked):
+class GroupsAsked(Parameters):
     show: Literal["unfinished", "all"] = Field(
         "unfinished", description="Unfinished groups; or all groups, newest first."
     )
@@ -143,7 +143,7 @@ async def _unfinished(site: Site, asked: GroupsAsked, *, complete: bool) -> Sequ
     older_s = asked.older_s
     ask = partial(site.relations.incomplete_groups, asked.stream or None, older_than=older_s, complete=complete)
     with within(site.options.timeout_s):
-        reports = await site.lately(("groups", asked.stream, older_s, complete), GROUPS_KEPT_S, ask)
+        reports = await site.cached(("groups", asked.stream, older_s, complete), GROUPS_KEPT_S, ask)
     # Groups without a time count as old.
     oldest = datetime.min.replace(tzinfo=UTC)
     return sorted(
@@ -157,7 +157,7 @@ async def _consumers(site: Site, names: Sequence[str]) -> dict[str, GroupConsume
         for name in names:
             ask = partial(site.relations.group_consumer_status, name)
             try:
-                found[name] = await site.lately(("group consumer", name), GROUPS_KEPT_S, ask)
+                found[name] = await site.cached(("group consumer", name), GROUPS_KEPT_S, ask)
             except RelatumError as error:
                 found[name] = words_of(site, error)
     return found
@@ -166,7 +166,7 @@ async def _consumers(site: Site, names: Sequence[str]) -> dict[str, GroupConsume
 # --- one group --------------------------------------------------------------------------------------------
 
 
-class GroupAsked(Asked):
+class GroupAsked(Parameters):
     id: str = Field("", description="The group's id, 48 hexadecimal digits.")
     of_stream: str = Field("", description="Instead of an id: the stream of a message of the group …")
     of_offset: Number | None = Field(None, description="… and its offset.")

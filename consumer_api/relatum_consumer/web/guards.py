@@ -39,7 +39,7 @@ _NAMES_MAX: Final = 1_000
 """The most characters of parameters' names in a log line."""
 
 
-class Gate:
+class SecurityMiddleware:
     """Strips the root path, adds the security headers to all answers, and logs each request after its answer.
 
     A log line has the client's address, the method, the path, the names of the query's parameters, the status, and
@@ -115,7 +115,7 @@ class TokenNeeded:
         if scope["type"] == "http" and self._options.token is not None and not scope["path"].startswith("/static/"):
             query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
             if any(name == "token" and self._is_right(_sum(value)) for name, value in query):
-                app = self._let_in(scope, [pair for pair in query if pair[0] != "token"])
+                app = self._set_cookie(scope, [pair for pair in query if pair[0] != "token"])
             elif not self._has_token(Headers(scope=scope)):
                 app = self._rendering.problem(_NEEDED, scope)
         await app(scope, receive, send)
@@ -129,7 +129,7 @@ class TokenNeeded:
     def _is_right(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._sum.encode())
 
-    def _let_in(self, scope: Scope, query: list[tuple[str, str]]) -> RedirectResponse:
+    def _set_cookie(self, scope: Scope, query: list[tuple[str, str]]) -> RedirectResponse:
         """Redirect to the same URL without the token, which moves to a cookie."""
         root = self._options.root_path
         # Exactly one slash: two would lead to another host.

@@ -11,7 +11,7 @@ from relatum.reading import Agreement, Message, agreement_of
 from relatum.recording.overview import RecordedEnd, recorded_ends
 from relatum_consumer.web.endpoint import endpoint, gathered
 from relatum_consumer.web.messages import MessageRow, message_rows
-from relatum_consumer.web.parameters import Asked, Several
+from relatum_consumer.web.parameters import Parameters, Several
 from relatum_consumer.web.site import KEPT_S, Site
 
 STREAMS_LOOKED: Final = 20
@@ -21,7 +21,7 @@ OFFSETS_LOOKED: Final = 200
 """Offsets read of each stream, back from the last recorded one."""
 
 
-class LiveAsked(Asked):
+class LiveAsked(Parameters):
     stream: Several = Field((), description="Streams and super streams; all by default.")
     limit: int = Field(50, ge=1, le=500, description="The most messages.")
 
@@ -42,13 +42,13 @@ class LiveAnswer:
 @endpoint("/live", "The recorded messages that arrived last.", template="live.html", page="live")
 async def live(site: Site, asked: LiveAsked) -> LiveAnswer:
     """Return the latest messages; viewers of the same page share one read."""
-    return await site.lately(("live", asked), KEPT_S, partial(_live, site, asked))
+    return await site.cached(("live", asked), KEPT_S, partial(_live, site, asked))
 
 
 async def _live(site: Site, asked: LiveAsked) -> LiveAnswer:
     await site.keys()
     ask = partial(site.in_thread, recorded_ends, site.database, site.address.vhost, asked.stream)
-    ends = await site.lately(("ends", asked.stream), KEPT_S, ask)
+    ends = await site.cached(("ends", asked.stream), KEPT_S, ask)
     looked = ends[:STREAMS_LOOKED]
     read = await gathered((partial(_latest, site, end) for end in looked), STREAMS_LOOKED)
     found = [each for messages in read for each in messages]

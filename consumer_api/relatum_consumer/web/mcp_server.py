@@ -24,7 +24,7 @@ from relatum.documents import document
 from relatum_consumer.web.endpoint import ENDPOINTS, Endpoint, why
 from relatum_consumer.web.links import Links
 from relatum_consumer.web.options import WebOptions
-from relatum_consumer.web.parameters import Asked, parsed, properties_of, required_of
+from relatum_consumer.web.parameters import Parameters, parsed, properties_of, required_of
 from relatum_consumer.web.rendering import visible
 from relatum_consumer.web.schemas import Schemas, object_schema
 from relatum_consumer.web.site import Site
@@ -180,7 +180,7 @@ async def _called(site: Site, tool: Endpoint, arguments: Mapping[str, Any]) -> t
         return words if len(words) <= _ERROR_CHARACTERS_MAX else f"{words[: _ERROR_CHARACTERS_MAX - 1]}…", None
 
 
-async def _answered(site: Site, tool: Endpoint, asked: Asked) -> dict[str, Any]:
+async def _answered(site: Site, tool: Endpoint, asked: Parameters) -> dict[str, Any]:
     """Return a tool's answer with as many messages as fit; cut it if one message is too long."""
     shown, cut = document(await tool.answer(site, asked), _visible), ""
     limit = wanted = getattr(asked, "limit", 1)

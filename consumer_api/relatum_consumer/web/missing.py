@@ -12,7 +12,7 @@ from relatum.waiting import within
 from relatum_consumer.expectations import Expectation, ExpectationResult, MissingReport, UnmetExpectation
 from relatum_consumer.web.endpoint import endpoint, gathered, words_of
 from relatum_consumer.web.messages import shown_value
-from relatum_consumer.web.parameters import Asked, Moment, Number, cursor_of, read_cursor
+from relatum_consumer.web.parameters import Moment, Number, Parameters, cursor_of, read_cursor
 from relatum_consumer.web.site import Site
 
 SPANS: Final = {"5m": 300.0, "1h": 3_600.0, "1d": None, "all": None}
@@ -36,7 +36,7 @@ _TOO_LONG: Final = "It reads messages, about 30,000 a second: ask for a shorter 
 _FINDINGS: Final = (ExpectationResult.MISSING, ExpectationResult.LATE, ExpectationResult.NOT_KNOWN)
 
 
-class MissingAsked(Asked):
+class MissingAsked(Parameters):
     span: Span = Field("1d", description=_OF_SPAN)
     limit: int = Field(50, ge=1, le=500, description="The most expectations.")
 
@@ -79,7 +79,7 @@ async def _counted(site: Site, expectation: Expectation, span: str) -> Counted:
     """Return an expectation with its counts. An error is a part of the answer, so other expectations still count."""
     ask = partial(site.relations.missing, expectation, since=_since(expectation, span), limit=1)
     try:
-        report = await site.lately(("missing", expectation, span), COUNTS_KEPT_S, ask)
+        report = await site.cached(("missing", expectation, span), COUNTS_KEPT_S, ask)
     except RelatumError as error:
         is_late = isinstance(error, Transient) and not site.servers.away
         words = f"not counted in time. {_TOO_LONG}" if is_late else f"not counted: {words_of(site, error)}"
@@ -106,7 +106,7 @@ def _since(expectation: Expectation, span: str) -> datetime | None:
 # --- one expectation --------------------------------------------------------------------------------------
 
 
-class ExpectationAsked(Asked):
+class ExpectationAsked(Parameters):
     name: str = Field("", description="The expectation's name.")
     finding: Literal["", "missing", "late", "not_known"] = Field(
         "", description="The finding to list; by default the first of these with messages."

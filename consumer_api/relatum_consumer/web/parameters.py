@@ -35,7 +35,7 @@ _NAME_CHARACTERS: Final = 80
 """The most characters of an unknown parameter's name in its error."""
 
 
-class Asked(BaseModel):
+class Parameters(BaseModel):
     """The parameters of an endpoint."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True, str_max_length=_TEXT_MAX)
@@ -49,7 +49,7 @@ class Asked(BaseModel):
         return value
 
 
-class Nothing(Asked):
+class NoParameters(Parameters):
     """No parameters."""
 
 
@@ -70,7 +70,7 @@ Moment = Annotated[datetime, AfterValidator(_in_utc)]
 Number = Annotated[int, Field(ge=0, le=INTEGER_MAX)]
 """An offset, or another number of 0 or more."""
 
-_Question = TypeVar("_Question", bound=Asked)
+_Question = TypeVar("_Question", bound=Parameters)
 
 
 def query_of(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -102,13 +102,13 @@ def parsed(kind: type[_Question], given: Mapping[str, Any]) -> _Question:
         raise InvalidInput(f"{name}: {first['msg']}") from None
 
 
-def properties_of(kind: type[Asked]) -> dict[str, dict[str, Any]]:
+def properties_of(kind: type[Parameters]) -> dict[str, dict[str, Any]]:
     """Return the JSON schema of each parameter."""
     found: dict[str, dict[str, Any]] = kind.model_json_schema().get("properties", {})
     return {name: {key: value for key, value in schema.items() if key != "title"} for name, schema in found.items()}
 
 
-def required_of(kind: type[Asked]) -> list[str]:
+def required_of(kind: type[Parameters]) -> list[str]:
     """Return the names of the required parameters."""
     return [name for name, field in kind.model_fields.items() if field.is_required()]
 

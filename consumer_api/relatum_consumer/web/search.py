@@ -15,13 +15,13 @@ from relatum_consumer.lookups.answer import Covered
 from relatum_consumer.web.endpoint import endpoint
 from relatum_consumer.web.live import LiveAsked, live
 from relatum_consumer.web.messages import MessageRow, covered, given_value, message_rows, sought_text, values_of
-from relatum_consumer.web.parameters import Asked, Moment, Number, Several, cursor_of, parsed, read_cursor
+from relatum_consumer.web.parameters import Moment, Number, Parameters, Several, cursor_of, parsed, read_cursor
 from relatum_consumer.web.site import Site
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
-class SearchAsked(Asked):
+class SearchAsked(Parameters):
     key: str = Field("", description="The key's name.")
     value: Several = Field((), description="Its value; for a composite key, its values in order.")
     of_stream: str = Field("", description="Instead of a value: the stream of a message that has it …")
@@ -158,7 +158,7 @@ endpoint(
 # --- around a moment --------------------------------------------------------------------------------------
 
 
-class AroundAsked(Asked):
+class AroundParameters(Parameters):
     moment: Moment | None = Field(None, description="The moment; UTC without a zone. Or …")
     stream: str = Field("", description="… the stream of a message, for its time …")
     offset: Number | None = Field(None, description="… and its offset.")
@@ -181,7 +181,7 @@ class AroundAnswer(Covered):
 
 
 @endpoint("/around", "The messages around a moment, or a message's time, in all streams, by time.", tool="around")
-async def around(site: Site, asked: AroundAsked) -> AroundAnswer:
+async def around(site: Site, asked: AroundParameters) -> AroundAnswer:
     given = [asked.moment is not None, bool(asked.stream), asked.offset is not None]
     if given not in ([True, False, False], [False, True, True]):
         raise InvalidInput("give a moment, or stream and offset of a message for its time; streams says where to look")
@@ -211,7 +211,7 @@ async def around(site: Site, asked: AroundAsked) -> AroundAnswer:
 # --- values of a key --------------------------------------------------------------------------------------
 
 
-class ValuesAsked(Asked):
+class ValuesAsked(Parameters):
     key: str = Field("", description="The key's name.")
     prefix: str = Field("", description="The beginning of the values, as they are stored; all by default.")
     limit: int = Field(10, ge=1, le=100, description="The most values.")

@@ -48,7 +48,7 @@ _Value = TypeVar("_Value")
 
 
 @dataclass(slots=True)
-class _Kept:
+class _CacheEntry:
     value: Any = None
     until: float = 0.0
     lock: anyio.Lock = field(default_factory=anyio.Lock)
@@ -81,7 +81,7 @@ class Site:
         self._reader: AsyncStreamReader | None = None
         self._opening = anyio.Lock()
         self._threads = anyio.CapacityLimiter(_THREADS)
-        self._kept: dict[Any, _Kept] = {}
+        self._kept: dict[Any, _CacheEntry] = {}
 
     async def close(self) -> None:
         """Close all connections."""
@@ -102,7 +102,7 @@ class Site:
         """Return the key definitions in force, and mask what they mask from now on."""
         definitions = await self.relations.keys()
         if self.masking.lacks_secret(definitions):
-            self.masking.secret = await self.lately("secret", SECRET_KEPT_S, partial(self.in_thread, self._secret))
+            self.masking.secret = await self.cached("secret", SECRET_KEPT_S, partial(self.in_thread, self._secret))
         self.masking.take(definitions)
         return definitions
 
@@ -126,7 +126,7 @@ class Site:
         Do not call this within the time limit of something else: a server would look unavailable.
         """
         if now or not self.servers.away:
-            await self.lately("servers", KEPT_S, self.servers.ask)
+            await self.cached("servers", KEPT_S, self.servers.ask)
         return self.servers.away
 
     async def with_broker(
@@ -136,17 +136,17 @@ class Site:
         if not self.servers.broker.error:
             try:
                 with within(self.options.timeout_s):
-                    return await self.lately(about, kept_s, partial(self.in_thread, both))
+                    return await self.cached(about, kept_s, partial(self.in_thread, both))
             except (BrokerUnavailable, ReadTimeout):
                 pass
         return await self.in_thread(database_alone)
 
-    async def lately(self, about: Any, kept_s: float, ask: Callable[[], Awaitable[_Value]]) -> _Value:
+    async def cached(self, about: Any, kept_s: float, ask: Callable[[], Awaitable[_Value]]) -> _Value:
         """Return a cached result, or get it now, once for all concurrent callers. Errors are not cached."""
         if len(self._kept) > KEPT_MAX:
             now = time.monotonic()
             self._kept = {each: kept for each, kept in self._kept.items() if kept.until > now or kept.lock.locked()}
-        kept = self._kept.setdefault(about, _Kept())
+        kept = self._kept.setdefault(about, _CacheEntry())
         async with kept.lock:
             if kept.until < time.monotonic():
                 kept.value = await ask()

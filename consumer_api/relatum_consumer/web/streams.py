@@ -15,7 +15,7 @@ from relatum.recording.stream_status import recorded_status
 from relatum_consumer.web.coverage_bar import coverage_bar
 from relatum_consumer.web.endpoint import Known, endpoint
 from relatum_consumer.web.messages import MessageRow, message_rows
-from relatum_consumer.web.parameters import Asked, Nothing, Number
+from relatum_consumer.web.parameters import NoParameters, Number, Parameters
 from relatum_consumer.web.problems import Problem, Refused
 from relatum_consumer.web.site import KEPT_S, Site
 
@@ -78,9 +78,9 @@ class KeysAnswer:
 
 
 @endpoint("/keys", "The defined keys, by which messages can be found, with their sizes.", tool="keys")
-async def keys(site: Site, _: Nothing) -> KeysAnswer:
+async def keys(site: Site, _: NoParameters) -> KeysAnswer:
     masked = {each.name for each in await site.keys() if site.masking.is_masked(each)}
-    sizes = await site.lately("sizes", _SIZES_KEPT_S, partial(site.in_thread, key_sizes, site.database))
+    sizes = await site.cached("sizes", _SIZES_KEPT_S, partial(site.in_thread, key_sizes, site.database))
     return KeysAnswer(
         tuple(
             KeyRow(
@@ -102,7 +102,7 @@ async def keys(site: Site, _: Nothing) -> KeysAnswer:
 # --- all streams ------------------------------------------------------------------------------------------
 
 
-class StreamsAsked(Asked):
+class StreamsAsked(Parameters):
     q: str = Field("", description="A part of the streams' names.")
     limit: int = Field(50, ge=1, le=200, description="Streams on a page.")
     cursor: Number = Field(0, description="`next` of the previous page.")
@@ -133,12 +133,12 @@ async def streams(site: Site, asked: StreamsAsked) -> StreamsAnswer:
     stop = asked.cursor + asked.limit
     page = named[asked.cursor : stop]
     found = sorted(await statuses(site, page), key=lambda each: page.index(each.stream))
-    recorders = await site.lately("recorders", KEPT_S, partial(site.in_thread, recorder_list, site.database))
+    recorders = await site.cached("recorders", KEPT_S, partial(site.in_thread, recorder_list, site.database))
     return StreamsAnswer(
         streams=tuple(found),
         total=len(named),
         recorded=len(recorded),
-        keys=(await keys(site, Nothing())).keys,
+        keys=(await keys(site, NoParameters())).keys,
         recorders=tuple(recorders),
         next=stop if stop < len(named) else None,
     )
@@ -147,7 +147,7 @@ async def streams(site: Site, asked: StreamsAsked) -> StreamsAnswer:
 # --- one stream -------------------------------------------------------------------------------------------
 
 
-class StreamAsked(Asked):
+class StreamAsked(Parameters):
     stream: str = Field(description="The stream, or a super stream, for its partitions.")
 
 
@@ -215,7 +215,7 @@ class HealthAnswer:
 
 
 @endpoint("/health", "Whether the database and the broker answer.")
-async def health(site: Site, _: Nothing) -> HealthAnswer:
+async def health(site: Site, _: NoParameters) -> HealthAnswer:
     if away := await site.away(now=True):
         wrong = "; ".join(f"{each.name} does not answer: {each.error}" for each in away)
         raise Refused(Problem(503, "not_well", wrong, "It may pass: try again.", {"Retry-After": "1"}))

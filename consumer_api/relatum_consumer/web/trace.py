@@ -18,13 +18,13 @@ from relatum_consumer.web.messages import (
     shown_value,
     sought_text,
 )
-from relatum_consumer.web.parameters import Asked, Moment, Number, Several
+from relatum_consumer.web.parameters import Moment, Number, Parameters, Several
 from relatum_consumer.web.site import Site
 
 _Valued = TypeVar("_Valued", Edge, Shared, Stop)
 
 
-class TraceAsked(Asked):
+class TraceAsked(Parameters):
     stream: str = Field("", description="The stream of the message to start with …")
     offset: Number | None = Field(None, description="… and its offset.")
     key: str = Field("", description="Instead of a message: a key's name …")

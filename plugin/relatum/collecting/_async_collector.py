@@ -35,9 +35,9 @@ class ApplicationLoop:
         self._ended = ended
         self._tasks: set[asyncio.Task[Any]] = set()
         # `asyncio.run` cancels all tasks at its end: this task detects that. A cancelled executor sets no results.
-        self._presence = asyncio.create_task(self._be_there(), name="relatum-collector")
+        self._presence = asyncio.create_task(self._keep_member(), name="relatum-collector")
 
-    async def _be_there(self) -> None:
+    async def _keep_member(self) -> None:
         try:
             await asyncio.get_running_loop().create_future()
         finally:

@@ -13,7 +13,7 @@ from relatum.checks import checked_count, checked_name, checked_names, meant
 from relatum.collecting._collector_core import Result
 from relatum.collecting._collector_members import FIND_COLLECTOR
 from relatum.errors import InvalidInput, NotFound, StreamNotFound
-from relatum.metrics import Counter, Distribution, Each, Gauge, Histogram, Observed, reported
+from relatum.metrics import Counter, Distribution, Gauge, Histogram, Observed, PerLabel, reported
 from relatum.outcomes import Outcome, OutcomeStatus
 from relatum.reading import Broker, BrokerAddress, StreamReader
 from relatum.store.database import AnyDatabase, as_engine, sql
@@ -57,7 +57,7 @@ class CollectorStatistics:
         refused: Messages refused or not stored: no room in time, the collector is closing, or storing failed.
     """
 
-    types: Annotated[Mapping[str, TypeStatistics], Each("type")]
+    types: Annotated[Mapping[str, TypeStatistics], PerLabel("type")]
     held_messages: Annotated[int, Gauge("relatum_collector_held_messages", "Messages taken and not settled")]
     held_bytes: Annotated[int, Gauge("relatum_collector_held_bytes", "Memory of the held messages")]
     passed_over: Annotated[int, Counter("relatum_collector_passed_over_total", "Messages of types without executor")]

@@ -24,7 +24,7 @@ from relatum.errors import (
 from relatum.ids import MessageId
 from relatum.otel import Description, Part, Span
 from relatum.outcomes import OutcomeStatus
-from relatum.publishing import Burial, DeadLetters
+from relatum.publishing import DeadLetterPublisher, DeadLetters
 from relatum.reading import Message, StreamReader
 from relatum.reading import Result as Found
 from relatum.waiting import Threads, log_failure, may_repeat
@@ -336,9 +336,9 @@ class BulkConsumer:
                 [outcome_of(shared.store.name, by_place[each.place], each, committed.at) for each in finals]
             )
 
-    def _burial(self, letters: Sequence[Letter]) -> Burial:
+    def _burial(self, letters: Sequence[Letter]) -> DeadLetterPublisher:
         assert self._dead_letters is not None, "messages are dead only if there is a dead-letter stream"
-        return Burial(self._dead_letters, letters)
+        return DeadLetterPublisher(self._dead_letters, letters)
 
     def _persist(self, ask: Callable[[], T], what: str) -> T:
         return self._shared.persist(ask, f"{what} of type {self._type!r}")

@@ -64,7 +64,7 @@ class AsyncSending:
         own: Any = copy.copy(self.message)
         own.headers = headers
         result = await self._publish(core, own, placement.binding_key, {**self.kwargs, "mandatory": True})
-        if publishing.came_back(result):
+        if publishing.was_returned(result):
             raise PublishUnroutable(
                 f"the message of {placement.name!r} came back: {placement.stream!r} is not bound any more",
                 in_stream=False,
@@ -73,7 +73,7 @@ class AsyncSending:
 
     async def send_unnamed(self, core: RouterCore, partition: PartitionRow) -> Any:
         result = await self._publish(core, self.message, partition.binding_key, self.kwargs)
-        if publishing.came_back(result):
+        if publishing.was_returned(result):
             core.forget_layout()
         else:
             core.published_unnamed()

@@ -287,11 +287,11 @@ class Batches:
         token = following.in_doubt
         if token is None:
             return False
-        came_through = self.store.came_through(token)
+        was_committed = self.store.was_committed(token)
         following.in_doubt = None
-        if came_through:
+        if was_committed:
             self._note(following, step)
-        return came_through
+        return was_committed
 
     @contextmanager
     def transaction(self, following: Following, step: Step) -> Iterator[sa.Connection]:

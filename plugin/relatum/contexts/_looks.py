@@ -25,7 +25,7 @@ CLOSE_S: Final = 1.0
 """Seconds that `close` waits for a running query."""
 
 
-class Looks:
+class BackgroundLooks:
     """A thread that queries the database while messages are published, and sleeps otherwise.
 
     It saves publishers the round trip; each publisher checks how old the last query is. `look` gets the number of

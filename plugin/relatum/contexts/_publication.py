@@ -144,7 +144,7 @@ class Publications:
 
     def at_hand(self, name: str) -> Placement | None:
         """The placement with which a message of a name may be sent at once; None if `place` must be called."""
-        placement = None if self.unchecked.is_full or not self._looked_lately() else self.cache.get(name)
+        placement = None if self.unchecked.is_full or not self._has_fresh_look() else self.cache.get(name)
         if placement is None or placement.state is not PlacementState.OPEN:
             return None
         return None if self._comes_first(name, placement) else placement
@@ -190,9 +190,9 @@ class Publications:
 
     def _trusts(self) -> bool:
         """Whether the last look is young enough to prove a message valid that was confirmed before this call."""
-        return self._trust_clock and self._looked_lately()
+        return self._trust_clock and self._has_fresh_look()
 
-    def _looked_lately(self) -> bool:
+    def _has_fresh_look(self) -> bool:
         return self._clock() - self._looked_at < TRUST_S
 
     def _looked(self, mark: int, began: float) -> None:
@@ -210,7 +210,7 @@ class Publications:
         take_over_at = began + WAITED_S
         while True:
             # With a fresh look hardly a message becomes a stray: a mover waits longer before its fence.
-            if must_look or self.unchecked.is_full or not self._looked_lately():
+            if must_look or self.unchecked.is_full or not self._has_fresh_look():
                 self._look(deadline, must=self.unchecked.is_full)
             placement = self.cache.get(name) or self._place(name, stream, deadline)
             if placement.state is PlacementState.OPEN:

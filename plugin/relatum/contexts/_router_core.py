@@ -12,7 +12,7 @@ from relatum import metrics
 from relatum.contexts._context_options import RouterOptions, RouterStatistics
 from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._entries import Adoption
-from relatum.contexts._looks import BUSY, Looks
+from relatum.contexts._looks import BUSY, BackgroundLooks
 from relatum.contexts._move_store import MoveStore, logger
 from relatum.contexts._mover import go_on_with_abandoned
 from relatum.contexts._placement_cache import Sent
@@ -74,7 +74,7 @@ class RouterCore:
             names_max=options.names_max,
             when_away=options.when_database_away,
         )
-        self._looks = Looks(self._look_for) if options.trust_clock else None
+        self._looks = BackgroundLooks(self._look_for) if options.trust_clock else None
         # Made here, so that a wrong URL is an error of the constructor.
         self._ending = Deadline(None)
         self._database = Database(database, ending=self._ending, refusing=None, writes=True, idle_s=LEASE_S)

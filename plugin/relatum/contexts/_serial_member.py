@@ -25,7 +25,7 @@ from relatum.errors import (
     StreamNotFound,
     SuperStreamNotFound,
 )
-from relatum.following import Event, Failed, Reach, StreamFollower
+from relatum.following import BrokerReach, Event, Failed, StreamFollower
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store.members import Share
@@ -121,7 +121,7 @@ class Member:
             name=f"consuming by {self.store.name!r}",
             who=reading_of,
         )
-        self._reach = Reach(self.follower, self.outages, lambda: min(self._streams))
+        self._reach = BrokerReach(self.follower, self.outages, lambda: min(self._streams))
         await self._keep_lease()
         repeat = partial(self.loop.repeat, outages=self.outages)
         lease = repeat(self._keep_lease, f"keeping the lease {self._of}", longest_s=self.store.renewal_s)

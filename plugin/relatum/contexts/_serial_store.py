@@ -19,7 +19,7 @@ from relatum.contexts._partition_following import Following, Opened, Step
 from relatum.contexts._partition_log import MovedBefore, consistent_starts
 from relatum.contexts._super_stream_rows import Ask, asking, partitions_in
 from relatum.errors import PartitionLost
-from relatum.following import Reach
+from relatum.following import BrokerReach
 from relatum.reading import Position, position_of
 from relatum.store.database import AnyDatabase, Database, sql
 from relatum.store.members import Member, Share, Sharing
@@ -259,7 +259,7 @@ class ConsumerStore:
         """Read the streams of all partitions, past ones included."""
         return frozenset(row.stream for row in self.database.rows(_STREAMS, self.me))
 
-    def share(self, reach: Reach, *, is_busy: bool) -> tuple[Share, dict[int, str]]:
+    def share(self, reach: BrokerReach, *, is_busy: bool) -> tuple[Share, dict[int, str]]:
         """Renew the lease, take free partitions up to this member's share, and return the partitions with streams.
 
         If the lease had expired, this becomes a new member, and pending writes of the old one are refused. A member
@@ -357,9 +357,9 @@ class ConsumerStore:
             "last_chunk_ms": None if last is None else last.chunk_ms,
         }
 
-    def came_through(self, token: UUID) -> bool:
+    def was_committed(self, token: UUID) -> bool:
         """Whether a commit without an answer took effect. Call it once."""
-        return self.tokens.came_through(self.database.engine, token)
+        return self.tokens.was_committed(self.database.engine, token)
 
     @contextmanager
     def joined(self, following: Following, step: Step, *, stop: threading.Event) -> Iterator[sa.Connection]:

@@ -23,16 +23,16 @@ records. So neither a busy stream nor a slow owner slows down other streams.
 
 from relatum.following._events import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
 from relatum.following._follower import FollowerStatistics, StreamFollower
-from relatum.following.reach import Reach
+from relatum.following.reach import BrokerReach
 
 __all__ = [
     "Attached",
+    "BrokerReach",
     "CaughtUp",
     "Event",
     "Failed",
     "FollowerStatistics",
     "Hole",
-    "Reach",
     "Records",
     "Replaced",
     "StreamFollower",

@@ -37,7 +37,7 @@ class Node:
         self.pause_s = 0.0
         self.out_until = 0.0
 
-    def roomiest(self) -> Connection | None:
+    def least_used(self) -> Connection | None:
         """Return the connection with the most room; None if all are full."""
         found = max(self.connections, key=lambda each: each.subscriptions.room, default=None)
         return found if found is not None and found.subscriptions.room > 0 else None
@@ -105,7 +105,7 @@ class Connections:
         """Subscribe over a connection to the stream's node, as soon as one has room."""
         node = self._node(followed.node)
         while True:
-            connection = node.roomiest()
+            connection = node.least_used()
             if connection is not None:
                 subscriptions = connection.subscriptions
                 if not subscriptions.is_crowded or len(self) >= self._spread_max:
@@ -195,7 +195,7 @@ class Connections:
         """Start to open another connection; raise if `connections_max` is reached."""
         if node.is_opening or self._is_closed:
             return
-        if len(self) >= self._connections_max + sum(each.session.is_worn for each in node.connections):
+        if len(self) >= self._connections_max + sum(each.session.is_used_up for each in node.connections):
             raise ConfigurationError(
                 f"To follow more streams takes more than connections_max={self._connections_max} connections: "
                 "divide the streams among more processes"
@@ -223,7 +223,7 @@ class Connections:
     def _not_opened(self, node: Node, error: Exception) -> None:
         if self._is_closed:
             return
-        if node.roomiest() is not None:
+        if node.least_used() is not None:
             # It was only to spread streams; the broker may limit connections.
             self._spread_max = len(self)
             node.wake()
@@ -246,7 +246,7 @@ class Connections:
         self.is_away = False
         self._back()
         connection.pause(self._is_paused)
-        for worn in [each for each in node.connections if each.session.is_worn]:
+        for worn in [each for each in node.connections if each.session.is_used_up]:
             # The broker keeps too many files open for this connection.
             self._forget(node, worn)
             worn.close()

@@ -42,7 +42,7 @@ class Finding(NamedTuple):
     bounds: StreamBounds | None
 
 
-class Differs(Exception):
+class StreamDiffers(Exception):
     """Raised if the stream differs from the known one."""
 
     def __init__(self, found: Agreement, bounds: StreamBounds | None) -> None:
@@ -93,7 +93,7 @@ class Followed:
                 await self._attempt()
             except Interrupted:
                 pass
-            except Differs as differs:
+            except StreamDiffers as differs:
                 assert self.known is not None, "else nothing can differ"
                 self._put(Replaced(self.stream, self.number, self.known, differs.found, differs.bounds))
                 # The owner leaves soon. Otherwise an earlier event was not delivered, and this will be found again.
@@ -267,7 +267,7 @@ class Followed:
             return True
         found = position_of(message)
         if not known.agrees(found.fingerprint, found.chunk_ms):
-            raise Differs(Agreement.OTHER, None)
+            raise StreamDiffers(Agreement.OTHER, None)
         if known.offset >= self.next_offset:
             # The known message is at or after the wanted offset.
             self.known = None
@@ -291,7 +291,7 @@ class Followed:
             raise first
         assert first is held, "nothing else is judged before it"
         if finding.agreement in (Agreement.OTHER, Agreement.ENDS_BEFORE):
-            raise Differs(finding.agreement, finding.bounds)
+            raise StreamDiffers(finding.agreement, finding.bounds)
         return finding
 
     def _pass_gap(self, held: HeldChunk, finding: Finding) -> None:

@@ -64,7 +64,7 @@ class StreamFollower:
     """Follows streams for ever, each from a given position, on its owner's event loop. Not fork-safe.
 
     Errors are retried, and reported as events and to `outages`; methods do not raise them. All methods but `reader`,
-    `is_let_in` and `statistics` are for the loop's thread. Close the follower before you stop the loop.
+    `may_log_in` and `statistics` are for the loop's thread. Close the follower before you stop the loop.
 
     `on_event`: Called in the loop with each event, in order per stream, streams in turn. If it raises, the error is
     logged and the event is delivered again; records are read again for this.
@@ -117,7 +117,7 @@ class StreamFollower:
         self._current: dict[str, Followed] = {}
         self._numbers = count(1)
         self._is_closed = False
-        self.is_let_in = True
+        self.may_log_in = True
         """Whether the broker accepts the login, as far as known."""
         of_one_process(self, "a follower")
         metrics.report(self)
@@ -242,13 +242,13 @@ class StreamFollower:
 
     def _away(self, error: Exception) -> None:
         """Report that no stream can be read: the broker is unreachable, or refuses the login."""
-        self.is_let_in = not refuses_login(error)
+        self.may_log_in = not refuses_login(error)
         if self._current:
             self._outages.failed(self._name, error)
         self.delivery.put_for_all(Failed(None, 0, error))
 
     def _back(self) -> None:
-        self.is_let_in = True
+        self.may_log_in = True
         self._outages.answered(Server.BROKER)
         self._outages.over(self._name)
 

@@ -107,7 +107,7 @@ class Subscriptions:
     @property
     def is_crowded(self) -> bool:
         """Whether the streams on this connection would delay another one."""
-        return len(self._all) >= CROWD and self._session.is_of_before(WAITS_BEFORE)
+        return len(self._all) >= CROWD and self._session.is_older_than(WAITS_BEFORE)
 
     # --- commands -----------------------------------------------------------------------------------------------------
 

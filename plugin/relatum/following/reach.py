@@ -26,7 +26,7 @@ RETURN_S: Final = 5.0
 _WHO: Final = "reaching the broker"
 
 
-class Reach:
+class BrokerReach:
     """Whether a member reaches the broker. For one thread; does not block.
 
     While any stream of `follower` is attached, the broker is reachable. Otherwise, a query about a shared stream,
@@ -54,7 +54,7 @@ class Reach:
         if stood_still and not self.is_cut_off:
             # The process was suspended, which proves nothing about the broker.
             self._reached_at = max(self._reached_at, now - CUT_OFF_S / _ASKS)
-        is_up = self._outages.is_up(Server.BROKER) and self._follower.is_let_in
+        is_up = self._outages.is_up(Server.BROKER) and self._follower.may_log_in
         is_attached = self._follower.is_attached
         if is_attached:
             # No further query would report the end of the outage.

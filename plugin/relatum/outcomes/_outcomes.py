@@ -30,7 +30,7 @@ _THREADS: Final = "relatum-outcomes"
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _AwaitedOutcome:
     """A message whose outcome is awaited; `told` is the status and attempts of the last call of its handler."""
 
     message_id: str
@@ -64,8 +64,12 @@ class Outcomes(Closing):
         self._is_closed = False
         # A weak reference, so that an object that is dropped without closing is freed at once.
         this = weakref.proxy(self)
-        self._waits: SharedWait[_Asked, Outcome] = SharedWait(partial(Outcomes._finals, this), _THREADS, first_s=0)
-        self._handlers: SharedWait[_Asked, Outcome] = SharedWait(partial(Outcomes._news, this), _THREADS, first_s=0)
+        self._waits: SharedWait[_AwaitedOutcome, Outcome] = SharedWait(
+            partial(Outcomes._finals, this), _THREADS, first_s=0
+        )
+        self._handlers: SharedWait[_AwaitedOutcome, Outcome] = SharedWait(
+            partial(Outcomes._news, this), _THREADS, first_s=0
+        )
         self._calls = Threads(1, _THREADS)
         after_fork(self, Outcomes._renew)
 
@@ -116,7 +120,7 @@ class Outcomes(Closing):
                 require_collector(connection, collector)
             return found
 
-    def _read(self, asked: Sequence[_Asked]) -> Iterator[tuple[int, Outcome]]:
+    def _read(self, asked: Sequence[_AwaitedOutcome]) -> Iterator[tuple[int, Outcome]]:
         """As `of_many`, for waits and handlers: a missing collector is no error, since it may start later."""
         for collector in {each.collector for each in asked}:
             ids = {number: each.message_id for number, each in enumerate(asked) if each.collector == collector}
@@ -124,12 +128,12 @@ class Outcomes(Closing):
                 found = read_outcomes(connection, ids.values(), collector=collector)
             yield from ((number, found[message_id]) for number, message_id in ids.items())
 
-    def _finals(self, asked: Sequence[_Asked]) -> Iterator[tuple[int, Outcome]]:
+    def _finals(self, asked: Sequence[_AwaitedOutcome]) -> Iterator[tuple[int, Outcome]]:
         # Waits continue while PostgreSQL is unavailable.
         with suppress(Transient):
             yield from ((number, outcome) for number, outcome in self._read(asked) if outcome.is_final)
 
-    def _news(self, asked: Sequence[_Asked]) -> list[tuple[int, Outcome]]:
+    def _news(self, asked: Sequence[_AwaitedOutcome]) -> list[tuple[int, Outcome]]:
         try:
             read = list(self._read(asked))
         except RelatumError as error:
@@ -162,19 +166,19 @@ class Outcomes(Closing):
                 outcome = self._at_end(asked, timeout_s)
         return outcome
 
-    def _asked(self, message_id: str, collector: str | None) -> _Asked:
+    def _asked(self, message_id: str, collector: str | None) -> _AwaitedOutcome:
         _checked([message_id])
         if collector is not None:
             checked_name("collector", collector)
-        return _Asked(message_id, collector)
+        return _AwaitedOutcome(message_id, collector)
 
-    def _ask(self, asked: _Asked) -> "Future[Outcome | None]":
+    def _ask(self, asked: _AwaitedOutcome) -> "Future[Outcome | None]":
         # Under the lock: otherwise `close` could miss a wait that begins now.
         with self._lock:
             self._require_open()
             return self._waits.ask(asked)
 
-    def _at_end(self, asked: _Asked, timeout_s: float) -> Outcome:
+    def _at_end(self, asked: _AwaitedOutcome, timeout_s: float) -> Outcome:
         outcome = self.of(asked.message_id, collector=asked.collector)
         if outcome.is_final:
             return outcome
@@ -202,14 +206,14 @@ class Outcomes(Closing):
         checked_name("message_id", message_id)
         self._listen(handler, self._asked(message_id, collector))
 
-    def _listen(self, handler: Callable[[Outcome], object], asked: _Asked) -> None:
+    def _listen(self, handler: Callable[[Outcome], object], asked: _AwaitedOutcome) -> None:
         with self._lock:
             self._require_open()
             future = self._handlers.ask(asked)
         future.add_done_callback(partial(self._call_later, handler, asked))
 
     def _call_later(
-        self, handler: Callable[[Outcome], object], asked: _Asked, future: "Future[Outcome | None]"
+        self, handler: Callable[[Outcome], object], asked: _AwaitedOutcome, future: "Future[Outcome | None]"
     ) -> None:
         outcome = future.result()
         # The threads refuse calls after `close`.
@@ -217,7 +221,7 @@ class Outcomes(Closing):
             if outcome is not None:
                 self._calls.submit(self._call, handler, asked, outcome)
 
-    def _call(self, handler: Callable[[Outcome], object], asked: _Asked, outcome: Outcome) -> None:
+    def _call(self, handler: Callable[[Outcome], object], asked: _AwaitedOutcome, outcome: Outcome) -> None:
         # Exits included: they would end this thread.
         call_handler(handler, outcome, caught=BaseException)
         if not outcome.is_final:

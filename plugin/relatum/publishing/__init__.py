@@ -1,11 +1,11 @@
 """The publish path: intercepting clients' connections and producers, and receipts."""
 
-from relatum.publishing._dead_letters import REASON_CHARACTERS_MAX, Burial, DeadLetters
+from relatum.publishing._dead_letters import REASON_CHARACTERS_MAX, DeadLetterPublisher, DeadLetters
 from relatum.publishing._direct_publisher import DIRECT_TIMEOUT_S, DirectPublisher
 from relatum.publishing._intercept import intercept, release, stamped, statistics
 from relatum.publishing._message_group import AsyncMessageGroup, MessageGroup
 from relatum.publishing._pika import OwnProperties, copy_with
-from relatum.publishing._publish import came_back, publish, publish_async
+from relatum.publishing._publish import publish, publish_async, was_returned
 from relatum.publishing._publisher_statistics import PublisherStatistics
 from relatum.publishing._receipt import AsyncReceipt, Receipt
 from relatum.publishing._stamp import Stamper
@@ -15,7 +15,7 @@ __all__ = [
     "REASON_CHARACTERS_MAX",
     "AsyncMessageGroup",
     "AsyncReceipt",
-    "Burial",
+    "DeadLetterPublisher",
     "DeadLetters",
     "DirectPublisher",
     "MessageGroup",
@@ -23,7 +23,6 @@ __all__ = [
     "PublisherStatistics",
     "Receipt",
     "Stamper",
-    "came_back",
     "copy_with",
     "intercept",
     "publish",
@@ -31,4 +30,5 @@ __all__ = [
     "release",
     "stamped",
     "statistics",
+    "was_returned",
 ]

@@ -30,7 +30,7 @@ from relatum.errors import (
     PublishUnroutable,
 )
 from relatum.processes import of_one_process
-from relatum.publishing._attributes import Late, Watch, put, put_back
+from relatum.publishing._attributes import LateBound, Watch, put, put_back
 from relatum.publishing._interception import ATTRIBUTE, Interception
 from relatum.publishing._locate import Sent
 from relatum.publishing._publish_errors import outcome, refuses_publish
@@ -54,7 +54,7 @@ _NAMES_MAX: Final = 4096
 """Encoded names that are cached."""
 
 
-class _Publisher(Late):
+class _Publisher(LateBound):
     """Replaces `basic_publish` on one aiormq channel."""
 
     def __init__(self, underlay: Any, interception: Interception) -> None:
@@ -123,7 +123,7 @@ class _Publisher(Late):
         return outcome(PublishOutcomeUnknown, error, in_stream=None, settle=unsettled.settle_async)
 
 
-class _UnderlayGetter(Late):
+class _UnderlayGetter(LateBound):
     """Replaces a channel's `get_underlay_channel` and intercepts the aiormq channel it returns."""
 
     def __init__(self, channel: AbstractChannel, interception: Interception) -> None:

@@ -31,7 +31,7 @@ class Replacement:
         return getattr(self.__wrapped__, name)
 
 
-class Late(Replacement):
+class LateBound(Replacement):
     """Looks the method up at each call: its class may be instrumented later.
 
     Args:
@@ -55,7 +55,7 @@ class Late(Replacement):
         return self.__wrapped__(*args, **kwargs)
 
 
-class Watch(Late):
+class Watch(LateBound):
     """Calls the method, then `after(result, *args, **kwargs)`."""
 
     def __init__(self, owner: Callable[[], Any], name: str, after: Callable[..., None]) -> None:

@@ -110,7 +110,7 @@ class DeadLetters(Closing):
         self._publisher.close()
 
 
-class Burial:
+class DeadLetterPublisher:
     """Publishes dead letters. A retry does not publish confirmed ones again."""
 
     def __init__(

@@ -38,7 +38,7 @@ from relatum.store.database import AnyDatabase, Database, sql
 from relatum.waiting import LEAST_S, SharedWait, left_s, within
 
 if TYPE_CHECKING:
-    from relatum.publishing._receipt import Look
+    from relatum.publishing._receipt import PlaceSearch
 
 logger = logging.getLogger("relatum.interception")
 
@@ -166,7 +166,7 @@ class Locator:
         self._opening = threading.Lock()
         self._is_closed = False
         # Weak, so that a connection dropped without `release` is freed without the garbage collector.
-        self.waits: SharedWait[Look, bool] = SharedWait(partial(Locator._poll, weakref.proxy(self)), first_s=0)
+        self.waits: SharedWait[PlaceSearch, bool] = SharedWait(partial(Locator._poll, weakref.proxy(self)), first_s=0)
         after_fork(self, Locator._renew)
 
     def _renew(self) -> None:
@@ -289,7 +289,7 @@ class Locator:
 
     # --- the table: which streams have the message -----------------------------------------------------------------
 
-    def _poll(self, looks: "Sequence[Look]") -> Iterator[tuple[int, bool]]:
+    def _poll(self, looks: "Sequence[PlaceSearch]") -> Iterator[tuple[int, bool]]:
         """Query the places of all awaited messages, and yield the looks that have ended.
 
         While the database is unavailable, the messages count as not recorded yet.

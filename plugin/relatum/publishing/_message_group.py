@@ -13,7 +13,7 @@ from relatum.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_H
 from relatum.membership import GroupFault, GroupPosition, Membership
 from relatum.processes import of_one_process
 from relatum.publishing._pika import OwnProperties, copy_with
-from relatum.publishing._publish import came_back, intercepted_exchange, publisher_of
+from relatum.publishing._publish import intercepted_exchange, publisher_of, was_returned
 from relatum.publishing.numbering import Numbering
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ def _grouped_message(message: "AbstractMessage", place: Membership) -> Any:
 
 def _require_routed(result: Any, place: Membership) -> None:
     """Raise if the broker returned the message: aio-pika returns it, unless the channel raises."""
-    if came_back(result):
+    if was_returned(result):
         raise PublishUnroutable(
             f"message {place.sequence} of group {place.group_id} was returned: no queue is bound", in_stream=False
         )

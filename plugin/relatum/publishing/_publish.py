@@ -142,7 +142,7 @@ async def publish_async(
     ours: Any = copy.copy(message)
     ours.headers, ours.message_id = _asking(message.headers, message.message_id, message.timestamp)
     sent = Sent.of(exchange.name, routing_key, ours.message_id, ours.headers, message.body)
-    if came_back(await exchange.publish(ours, routing_key, mandatory=mandatory, **kwargs)):
+    if was_returned(await exchange.publish(ours, routing_key, mandatory=mandatory, **kwargs)):
         raise PublishUnroutable(f"message {sent.message_id} was returned: no queue is bound", in_stream=False)
     return AsyncReceipt(sent, interception.locator)
 
@@ -186,7 +186,7 @@ def intercepted_exchange(target: Any) -> tuple[Any, Interception]:
     return exchange, interception
 
 
-def came_back(result: Any) -> bool:
+def was_returned(result: Any) -> bool:
     """Return whether the result of an aio-pika publish is a message that the broker returned."""
     aiormq = sys.modules.get("aiormq.abc")  # An extra, which a caller with such a result has imported.
     return aiormq is not None and isinstance(result, aiormq.DeliveredMessage)

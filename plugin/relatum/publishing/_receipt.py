@@ -26,7 +26,7 @@ WAIT_S: Final = 10.0
 
 
 @dataclass(eq=False)
-class Look:
+class PlaceSearch:
     """One wait for the places of a message. It ends when all places are known, or at its deadline.
 
     Attributes:
@@ -71,7 +71,7 @@ class _Published:
         self.message_id = sent.message_id
         self._sent = sent
         self._locator = locator
-        self._look: Look | None = None
+        self._look: PlaceSearch | None = None
 
     @property
     def streams(self) -> frozenset[str] | None:
@@ -82,13 +82,13 @@ class _Published:
         where = None if self._look is None else self._look.where
         return where.streams if where is not None and where.is_exact else None
 
-    def _begin(self, deadline: float) -> tuple[Look, float]:
+    def _begin(self, deadline: float) -> tuple[PlaceSearch, float]:
         """Begin a wait; return it and its end. The table is queried at least once."""
         where, ends = self._locator.destinations_and_ends(self._sent, deadline - time.monotonic())
-        self._look = Look(self._sent, where, ends, deadline)
+        self._look = PlaceSearch(self._sent, where, ends, deadline)
         return self._look, max(deadline, time.monotonic() + LEAST_S)
 
-    def _end(self, look: Look, timeout_s: float) -> tuple[MessageId, ...]:
+    def _end(self, look: PlaceSearch, timeout_s: float) -> tuple[MessageId, ...]:
         """Return the places found by a wait that has ended."""
         found, missing, is_exact = tuple(sorted(look.places)), look.missing, look.where.is_exact
         if look.has_all:

@@ -89,7 +89,7 @@ class Unsettled:
             StreamNotFound: the stream did not appear in time.
             ConfigurationError: the streams are unknown: name them; or a name is no stream's.
         """
-        looks = _Looks(self, timeout_s, streams, again=self.settle)
+        looks = _Searches(self, timeout_s, streams, again=self.settle)
         while True:
             with within(looks.left_s):
                 found = looks.look()
@@ -101,7 +101,7 @@ class Unsettled:
         self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()
     ) -> tuple[MessageId, ...]:
         """As `settle`. Each look runs in a thread, and no thread is held between looks. Cancelling is safe."""
-        looks = _Looks(self, timeout_s, streams, again=self.settle_async)
+        looks = _Searches(self, timeout_s, streams, again=self.settle_async)
         while True:
             with within(looks.left_s):
                 found = await in_thread(None, looks.look)
@@ -110,7 +110,7 @@ class Unsettled:
             await asyncio.sleep(looks.pause_s())
 
 
-class _Looks:
+class _Searches:
     """The looks (searches) of one call of `settle`, and what they prove."""
 
     def __init__(
@@ -147,7 +147,7 @@ class _Looks:
         was_found = any(search.place for search in self._searches.values())
         try:
             if not self._searches:
-                where = self._whereabouts()
+                where = self._destinations()
                 self._searches = {name: _Search(self._sent, name) for name in where.streams}
                 self._is_exact = where.is_exact
             with self._locator.reader() as reader:
@@ -171,7 +171,7 @@ class _Looks:
         self._has_answered = failure is None
         return ()
 
-    def _whereabouts(self) -> Destinations:
+    def _destinations(self) -> Destinations:
         where = self._locator.destinations(self._sent)
         if not where.streams:
             raise ConfigurationError(

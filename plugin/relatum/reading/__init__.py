@@ -23,7 +23,7 @@ from relatum.reading._connection import (
     stream_connection,
 )
 from relatum.reading._login import AuthMechanism, BrokerLogin, HeldPassword, login_of_query
-from relatum.reading._many import KeptChunks
+from relatum.reading._many import ChunkCache
 from relatum.reading._message import Message, type_and_id_of
 from relatum.reading._message_parts import (
     header_value,
@@ -59,8 +59,8 @@ __all__ = [
     "BrokerAddress",
     "BrokerIdentity",
     "BrokerLogin",
+    "ChunkCache",
     "HeldPassword",
-    "KeptChunks",
     "Message",
     "NodeAddress",
     "Position",

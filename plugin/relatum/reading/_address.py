@@ -12,10 +12,10 @@ from relatum.checks import checked_host, checked_text, shown
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.reading._login import (
     UNSENDABLE,
-    Asked,
     AuthMechanism,
     BrokerLogin,
     HeldPassword,
+    PasswordFunction,
     can_be_sent,
     login_of_query,
 )
@@ -120,7 +120,7 @@ class BrokerAddress:
     stream_port_guessed: bool = False
     login: BrokerLogin = field(default_factory=BrokerLogin)
     others: "tuple[BrokerAddress, ...]" = ()
-    password_now: Asked | HeldPassword | None = field(default=None, repr=False, compare=False)
+    password_now: PasswordFunction | HeldPassword | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("user", "vhost"):
@@ -187,7 +187,7 @@ class BrokerAddress:
         if isinstance(password, str):
             changes: dict[str, Any] = {"password": password}
         elif callable(password):
-            changes = {"password_now": password if isinstance(password, HeldPassword) else Asked(password)}
+            changes = {"password_now": password if isinstance(password, HeldPassword) else PasswordFunction(password)}
         else:
             raise InvalidInput(f"password= takes text or a function, not {type(password).__name__}")
         return self._changed(lambda one: replace(one, **changes) if (one.user, one.password) == mine else one)
@@ -207,9 +207,9 @@ class BrokerAddress:
         return self.password if now is None else now
 
     @property
-    def password_function(self) -> Asked | None:
+    def password_function(self) -> PasswordFunction | None:
         """The user's password function, if any."""
-        return self.password_now if isinstance(self.password_now, Asked) else None
+        return self.password_now if isinstance(self.password_now, PasswordFunction) else None
 
     def is_joined_by(self, other: "BrokerAddress") -> bool:
         """Whether another connection goes to the same broker as the same user; if so, its password is used from now on.

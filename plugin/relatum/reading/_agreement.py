@@ -30,7 +30,7 @@ from relatum.wire import amqp10, frames
 from relatum.wire.frames import Code, Confirmed, Refused
 
 if TYPE_CHECKING:
-    from relatum.reading._many import KeptChunks
+    from relatum.reading._many import ChunkCache
     from relatum.reading._reader import StreamReader
 
 CLAIM_S: Final = 5.0
@@ -77,7 +77,7 @@ def agreement(reader: "StreamReader", stream: str, position: Position) -> Agreem
 
 
 def agreements(
-    reader: "StreamReader", positions: Mapping[str, Position], kept: "KeptChunks | None" = None
+    reader: "StreamReader", positions: Mapping[str, Position], kept: "ChunkCache | None" = None
 ) -> dict[str, Agreement]:
     """As `agreement`, for many streams at once. Kept chunks are not read again."""
     ids = [(stream, position.offset) for stream, position in positions.items()]

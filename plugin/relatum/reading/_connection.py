@@ -146,7 +146,7 @@ class SocketConnection:
         offered = frames.decode_strings(_body(handshake, "offers mechanisms"))
         if mechanism not in offered:
             raise MechanismNotTaken(f"The broker does not offer {mechanism}, only {', '.join(offered)}.")
-        if mechanism == "EXTERNAL" and session.is_of_before(EXTERNAL_SINCE):
+        if mechanism == "EXTERNAL" and session.is_older_than(EXTERNAL_SINCE):
             raise MechanismNotTaken(
                 f"RabbitMQ {session.server_properties['version']} cannot take EXTERNAL by the stream protocol: update "
                 "it to 3.12.1 or later, or log in by PLAIN."

@@ -138,7 +138,7 @@ def _partitions(connection: SocketConnection, exchange: str, before: list[str] |
     found = _strings(answer, exchange)
     if found == before:
         connection.settled.add(exchange)
-    may_lack = exchange not in connection.settled and connection.session.is_of_before(RECOVERED_SINCE)
+    may_lack = exchange not in connection.settled and connection.session.is_older_than(RECOVERED_SINCE)
     return found, bool(found) and may_lack
 
 

@@ -37,7 +37,7 @@ from relatum.reading._address import BrokerAddress
 from relatum.reading._attach import Attach, until
 from relatum.reading._bounds import StreamBounds
 from relatum.reading._connection import SocketConnection
-from relatum.reading._many import LANES_MAX, KeptChunks
+from relatum.reading._many import LANES_MAX, ChunkCache
 from relatum.reading._nodes import Node, Nodes, OutOfReach, places_in
 from relatum.reading._pool import Use
 from relatum.waiting import pause
@@ -76,7 +76,7 @@ BOUNDS_OF_LANE: Final = 2
 """Streams whose ends are asked for over one connection if more are available: up to two attaches each."""
 
 
-class LedElsewhere(StreamUnavailable):
+class NotTheLeader(StreamUnavailable):
     """The node that was asked does not lead the stream; `leader` does, None while there is none."""
 
     leader: NodeAddress | None
@@ -133,7 +133,7 @@ class Leaders:
             error: Exception
             try:
                 return self._noted(stream, node, self._ask(stream, node, any_node=any_node))
-            except LedElsewhere as elsewhere:
+            except NotTheLeader as elsewhere:
                 self._has_others = True
                 error, empty_since, hops = elsewhere, None, hops + 1
                 # The first hop has no pause; more hops happen only while two nodes disagree about the leader.
@@ -198,7 +198,7 @@ class Leaders:
         self._known[stream] = _Known(node, is_empty, self._nodes.losses[node], now)
         return bounds
 
-    def all_bounds(self, streams: Sequence[str], kept: KeptChunks, lasts: Collection[str]) -> dict[str, StreamBounds]:
+    def all_bounds(self, streams: Sequence[str], kept: ChunkCache, lasts: Collection[str]) -> dict[str, StreamBounds]:
         """See `StreamReader.all_bounds`."""
         by_node: dict[Node, list[str]] = defaultdict(list)
         for stream in streams:
@@ -213,7 +213,7 @@ class Leaders:
         return found
 
     def _all_at(
-        self, node: Node, streams: Sequence[str], kept: KeptChunks, lasts: Collection[str]
+        self, node: Node, streams: Sequence[str], kept: ChunkCache, lasts: Collection[str]
     ) -> dict[str, StreamBounds]:
         """Ask one node for the ends of a few streams, two on each connection if there are many."""
         found: dict[str, StreamBounds] = {}
@@ -240,7 +240,7 @@ def _bounds(connection: SocketConnection, stream: str, *, any_node: bool = False
     `any_node`: True accepts this node's answer although it does not lead: then they are not proven.
 
     Raises:
-        LedElsewhere: This node does not lead the stream.
+        NotTheLeader: This node does not lead the stream.
         NotSettled: It leads, and has nothing to show yet: ask again.
     """
     first, last = Attach.once(connection, stream, FIRST), attach_at_end(connection, stream)
@@ -250,7 +250,7 @@ def _bounds(connection: SocketConnection, stream: str, *, any_node: bool = False
     if shown is not None:
         return shown
     may_be_empty = not first.chunks
-    if may_be_empty and not any_node and not connection.session.is_of_before(STATS_SINCE):
+    if may_be_empty and not any_node and not connection.session.is_older_than(STATS_SINCE):
         if _has_no_message(connection, stream):
             return StreamBounds(None, None, is_proven=True)
         # A leader shows nothing until another replica has answered, however long that takes after an election.
@@ -304,13 +304,13 @@ def attach_at_end(connection: SocketConnection, stream: str) -> Attach:
 
 
 def check_leading(connection: SocketConnection, last: Attach, *, any_node: bool) -> None:
-    """Raise `LedElsewhere` if this node does not lead the stream, given the result of `attach_at_end`."""
+    """Raise `NotTheLeader` if this node does not lead the stream, given the result of `attach_at_end`."""
     if last.code not in (Code.OK, Code.STREAM_NOT_AVAILABLE):
         last.check()
     places = places_in(last.answer, last.stream)
     if not any_node and (places.code != Code.OK or places.leader != connection.session.own_node):
         message = f"The stream {last.stream!r} is led by another node, or by none at present."
-        raise LedElsewhere(message, stream=last.stream, leader=places.leader)
+        raise NotTheLeader(message, stream=last.stream, leader=places.leader)
 
 
 def _has_no_message(connection: SocketConnection, stream: str) -> bool:

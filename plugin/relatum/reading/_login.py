@@ -1,12 +1,11 @@
 """The login to a broker: what TLS trusts and presents, the SASL mechanism, and passwords that change.
 
-A password may change while a process lives: each login asks for the current one, and nothing stores it. `Asked` wraps a
-user's function, which may ask a server for a token, raise, or never return. So it runs in a thread of its own, one call
-at a time, and a login waits a few seconds for it. The message of its error may hold the secret, and is never shown.
-
-`HeldPassword` is the password that an intercepted connection would log in with, which for example aio-pika's
-`update_secret` changes; reading it is free. Connections with equal logins share one recorder, so several may be read:
-the last change counts, even after its connection is gone.
+A password may change while a process lives: each login asks for the current one, and nothing stores it.
+`PasswordFunction` wraps a user's function, which may ask a server for a token, raise, or never return. So it runs in a
+thread of its own, one call at a time, and a login waits a few seconds for it. The message of its error may hold the
+secret, and is never shown. `HeldPassword` is the password that an intercepted connection would log in with, which for
+example aio-pika's `update_secret` changes; reading it is free. Connections with equal logins share one recorder, so
+several may be read: the last change counts, even after its connection is gone.
 """
 
 import base64
@@ -256,14 +255,14 @@ def _why_unusable(error: Exception, is_encrypted: bool) -> str:
 # --- passwords that change -------------------------------------------------------------------------------------------
 
 
-class Asked:
+class PasswordFunction:
     """A function that returns the current password. Two with the same function are equal."""
 
     def __init__(self, function: Callable[[], str | None]) -> None:
         self._function = function
         self._threads = Threads(1, "relatum-password")
         self._call: Future[Any] | None = None
-        after_fork(self, Asked._renew)
+        after_fork(self, PasswordFunction._renew)
 
     def _renew(self) -> None:
         self._call = None
@@ -291,13 +290,13 @@ class Asked:
         return str(answer)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Asked) and bool(self._function == other._function)
+        return isinstance(other, PasswordFunction) and bool(self._function == other._function)
 
     def __hash__(self) -> int:
-        return hash(Asked)
+        return hash(PasswordFunction)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Asked, (self._function,)
+        return PasswordFunction, (self._function,)
 
 
 class HeldPassword:

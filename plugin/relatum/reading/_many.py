@@ -38,7 +38,7 @@ KEPT_BYTES_MAX: Final = 32 << 20
 """Bytes of kept chunks; the oldest are dropped first. A chunk has at most 1 MiB unless a publisher batches more."""
 
 
-class KeptChunks:
+class ChunkCache:
     """The chunks that one caller has read, of any streams; valid for one answer, because they are not read again.
 
     A caller that keeps chunks asks in rounds, so streams are read ahead: it will ask for more messages, mostly further
@@ -97,7 +97,7 @@ class _Lane:
     @property
     def has_room(self) -> bool:
         """Whether one more attach may be sent; False for a worn connection."""
-        return len(self.in_flight) < ATTACHES_IN_FLIGHT and not self.connection.session.is_worn
+        return len(self.in_flight) < ATTACHES_IN_FLIGHT and not self.connection.session.is_used_up
 
 
 class ManyReader:
@@ -107,7 +107,7 @@ class ManyReader:
     """
 
     def __init__(
-        self, nodes: Nodes, settle: Callable[[Result | StreamNotHere], Result], kept: KeptChunks | None = None
+        self, nodes: Nodes, settle: Callable[[Result | StreamNotHere], Result], kept: ChunkCache | None = None
     ) -> None:
         self._nodes = nodes
         self._settle = settle
@@ -187,7 +187,7 @@ class ManyReader:
     def _renew(self) -> None:
         """Give worn connections back, and make sure that there is one."""
         for lane in self._lanes.copy():
-            if lane.connection.session.is_worn and not lane.in_flight:
+            if lane.connection.session.is_used_up and not lane.in_flight:
                 self._lanes.remove(lane)
                 lane.stack.close()
         if not self._lanes:
@@ -233,7 +233,7 @@ class ManyReader:
                 attach.take(event)
                 if attach.chunks:
                     self._keep(attach, request, attach.chunks.pop())
-                    self._went_on(attach, request)
+                    self._continues(attach, request)
                 is_any_at_barrier |= attach.is_at_barrier
         if is_any_at_barrier:
             lane.in_flight = [pair for pair in lane.in_flight if not self._is_over(*pair)]
@@ -243,13 +243,13 @@ class ManyReader:
         if not attach.is_at_barrier:
             return False
         has_more = attach.chunks_seen == attach.granted and attach.code == Code.OK
-        if has_more and self._went_on(attach, request):
+        if has_more and self._continues(attach, request):
             return False
         attach.end()
         self._close(attach, request, is_at_end=not has_more)
         return True
 
-    def _went_on(self, attach: Attach, request: PlannedAttach) -> bool:
+    def _continues(self, attach: Attach, request: PlannedAttach) -> bool:
         """Ask for the further chunks that a subscription needs. Returns whether there were any."""
         if attach.is_done or self._part.is_full or attach.reached is None:
             return False

@@ -136,7 +136,7 @@ class Nodes:
         if connection is not None and not connection.is_usable:
             self.losses[node] += 1
             connection = None
-        elif connection is not None and (self._is_closed or connection.session.is_worn):
+        elif connection is not None and (self._is_closed or connection.session.is_used_up):
             connection.close()
             connection = None
         self._pool.give_back(turns, use, node, connection)

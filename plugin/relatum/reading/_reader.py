@@ -35,7 +35,7 @@ from relatum.reading._bounds import StreamBounds, check_offset, not_there
 from relatum.reading._connecting import HEARTBEAT_S
 from relatum.reading._connection import SocketConnection
 from relatum.reading._leaders import Leaders
-from relatum.reading._many import KeptChunks, ManyReader
+from relatum.reading._many import ChunkCache, ManyReader
 from relatum.reading._message import Message
 from relatum.reading._nodes import Node, Nodes, missing
 from relatum.reading._plan import WINDOW_MAX, WINDOW_MESSAGES, Result
@@ -149,7 +149,7 @@ class StreamReader(Closing):
         return _each(self._many(ids, window))
 
     def _many(
-        self, ids: Iterable[tuple[str, int]], window: int, kept: KeptChunks | None = None
+        self, ids: Iterable[tuple[str, int]], window: int, kept: ChunkCache | None = None
     ) -> Generator[list[Result], None, None]:
         checked_count("window", window, most=WINDOW_MAX)
         given: object = ids
@@ -178,7 +178,7 @@ class StreamReader(Closing):
         except (NotFound, AccessRefused) as error:
             return error
 
-    def read_all(self, ids: Iterable[tuple[str, int]], *, kept: KeptChunks | None = None) -> list[Result]:
+    def read_all(self, ids: Iterable[tuple[str, int]], *, kept: ChunkCache | None = None) -> list[Result]:
         """Return what `read_many` yields: for each id, in order, its message or the error that says why there is none.
 
         Args:
@@ -260,7 +260,7 @@ class StreamReader(Closing):
         return self._leaders.bounds(checked_name("stream", stream))
 
     def all_bounds(
-        self, streams: Sequence[str], kept: KeptChunks | None = None, lasts: Collection[str] = ()
+        self, streams: Sequence[str], kept: ChunkCache | None = None, lasts: Collection[str] = ()
     ) -> dict[str, StreamBounds]:
         """Return `bounds` of many streams in one request, as far as their leaders know them at once.
 
@@ -272,7 +272,7 @@ class StreamReader(Closing):
             kept: A cache, to which the first and last chunks are added.
             lasts: Streams of which only the last offset is needed, in half the time; their first is 0.
         """
-        return self._leaders.all_bounds(checked_names("streams", streams), kept or KeptChunks(), lasts)
+        return self._leaders.all_bounds(checked_names("streams", streams), kept or ChunkCache(), lasts)
 
     def missing(self, streams: Sequence[str]) -> list[str]:
         """Return those of many streams that the broker certainly does not have, in one request."""

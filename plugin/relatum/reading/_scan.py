@@ -14,7 +14,7 @@ from relatum.limits import INTEGER_MAX
 from relatum.reading._attach import Attach
 from relatum.reading._bounds import check_time, moved, refusal
 from relatum.reading._connection import GOODBYE_S, SocketConnection
-from relatum.reading._leaders import Leaders, LedElsewhere, NotSettled, attach_at_end, check_leading, not_settled
+from relatum.reading._leaders import Leaders, NotSettled, NotTheLeader, attach_at_end, check_leading, not_settled
 from relatum.reading._message import Message
 from relatum.reading._nodes import Nodes
 from relatum.reading._pool import Use
@@ -197,7 +197,7 @@ def _chunks(nodes: Nodes, leaders: Leaders, scan: Scan, idle_s: float, use: Use)
         try:
             with nodes.connection(use, node) as connection:
                 yield from _chunks_at(connection, scan, idle_s)
-        except (LedElsewhere, NotSettled):
+        except (NotTheLeader, NotSettled):
             # The end must come from the node that is read.
             bounds = leaders.bounds(stream)
             if bounds.first is None:
@@ -262,7 +262,7 @@ class Subscription:
         Raises:
             StreamNotFound, AccessRefused: The broker refuses the subscription.
             StreamUnavailable: The stream was moved or deleted.
-            LedElsewhere, NotSettled: This node does not know the end, or not yet.
+            NotTheLeader, NotSettled: This node does not know the end, or not yet.
         """
         if self._tail is not None:
             self._take_tail(self._tail, event)

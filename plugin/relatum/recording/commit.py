@@ -89,7 +89,7 @@ class Share:
     """Whether another session held the range's lock at the last commit: then rows are sent after it is locked."""
 
 
-class _Raced(Exception):
+class _LostRace(Exception):
     """Some range could not be advanced: roll back."""
 
 
@@ -102,7 +102,7 @@ def commit_shares(engine: sa.Engine, shares: Sequence[Share]) -> None:
     """
     try:
         _commit(engine, shares, rows_first=not any(share.is_held_up for share in shares))
-    except _Raced:
+    except _LostRace:
         _commit(engine, shares, rows_first=False)
 
 
@@ -115,7 +115,7 @@ def _commit(engine: sa.Engine, shares: Sequence[Share], *, rows_first: bool) -> 
         if not rows_first:
             times = _write(connection, won)
         elif len(won) < len(shares):
-            raise _Raced
+            raise _LostRace
         skips: Counter[tuple[int, int, str]] = Counter()
         for share in won:
             if share.batch.skips:

@@ -53,7 +53,7 @@ CommitListener = Callable[[int, int, int], None]
 """Called after each transaction with the messages it covered, the rows it wrote, and the offset it reached."""
 
 
-class Pace:
+class RateLimit:
     """Limits a reader to a number of messages per second; None for no limit."""
 
     def __init__(self, messages_per_s: float | None, stop: threading.Event) -> None:
@@ -91,7 +91,7 @@ class Filler:
         definitions: Sequence[KeyDefinition],
         *,
         on_commit: CommitListener | None = None,
-        pace: Pace | None = None,
+        pace: RateLimit | None = None,
         stop: threading.Event | None = None,
     ) -> None:
         self._engine = engine
@@ -100,7 +100,7 @@ class Filler:
         self._definitions = definitions
         self._on_commit = on_commit
         self._stop = stop or threading.Event()
-        self._pace = pace or Pace(None, self._stop)
+        self._pace = pace or RateLimit(None, self._stop)
         self._has_covered = False
         self._turned_at = time.monotonic()
         self.lost_offsets = 0

@@ -14,7 +14,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from relatum.following import Reach
+from relatum.following import BrokerReach
 from relatum.recording.stream_recording import StreamRecording
 from relatum.store.catalog import StreamRow, key_definitions
 from relatum.store.database import sql, transaction
@@ -53,7 +53,7 @@ class Membership:
         self._threads = Threads(1, "relatum-recorder-lease")
         self._engine = engine
         self._member = member
-        self._reach = Reach(group.follower, group.outages, lambda: group.streams()[0].name)
+        self._reach = BrokerReach(group.follower, group.outages, lambda: group.streams()[0].name)
         self._released: set[int] = set()
         self._has_joined = False
         self._logged: tuple[int, int] | None = None

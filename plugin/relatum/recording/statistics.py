@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from relatum.metrics import Counter, Distribution, Each, Greatest, Histogram, Least, Observed, reported
+from relatum.metrics import Counter, Distribution, Histogram, MaxGauge, MinGauge, Observed, PerLabel, reported
 from relatum.recording.batch import Batch
 from relatum.waiting import Outages, Server
 
@@ -32,16 +32,16 @@ class RecordedStream:
         reconnects: Restarts after errors.
     """
 
-    is_recording: Annotated[bool, Greatest("relatum_recording", "Whether this process records the stream now")]
-    recorded_offset: Annotated[int | None, Greatest("relatum_recorded_offset", "Last recorded offset")]
-    stream_offset: Annotated[int | None, Greatest("relatum_stream_offset", "Offset of the last message in the stream")]
+    is_recording: Annotated[bool, MaxGauge("relatum_recording", "Whether this process records the stream now")]
+    recorded_offset: Annotated[int | None, MaxGauge("relatum_recorded_offset", "Last recorded offset")]
+    stream_offset: Annotated[int | None, MaxGauge("relatum_stream_offset", "Offset of the last message in the stream")]
     lag_offsets: Annotated[
-        int | None, Greatest("relatum_lag_offsets", "Offsets between the stream's end and the last recorded")
+        int | None, MaxGauge("relatum_lag_offsets", "Offsets between the stream's end and the last recorded")
     ]
-    lag_s: Annotated[float | None, Greatest("relatum_lag_seconds", "Age of the oldest unrecorded message, at most")]
+    lag_s: Annotated[float | None, MaxGauge("relatum_lag_seconds", "Age of the oldest unrecorded message, at most")]
     hole_offsets: Annotated[
         int,
-        Greatest(
+        MaxGauge(
             "relatum_hole_offsets", "Offsets lost to retention before they were recorded, as noticed within a day"
         ),
     ]
@@ -63,11 +63,13 @@ class RecorderStatistics:
         is_database_up: Whether PostgreSQL answered the last time it was asked.
     """
 
-    streams: Annotated[Mapping[str, RecordedStream], Each("stream")]
+    streams: Annotated[Mapping[str, RecordedStream], PerLabel("stream")]
     batch_s: Annotated[Observed, Distribution("relatum_batch_seconds", "Time of one transaction")]
-    is_broker_up: Annotated[bool, Least("relatum_broker_up", "Whether the broker answered the last time it was asked")]
+    is_broker_up: Annotated[
+        bool, MinGauge("relatum_broker_up", "Whether the broker answered the last time it was asked")
+    ]
     is_database_up: Annotated[
-        bool, Least("relatum_database_up", "Whether PostgreSQL answered the last time it was asked")
+        bool, MinGauge("relatum_database_up", "Whether PostgreSQL answered the last time it was asked")
     ]
 
 

@@ -133,7 +133,7 @@ class Tokens:
         - `what`: The end of the error's message that nothing was committed.
 
         Raises:
-            CommitInDoubt: it could not be settled; call `came_through` with `error.token` later.
+            CommitInDoubt: it could not be settled; call `was_committed` with `error.token` later.
             DatabaseUnavailable: PostgreSQL does not answer; nothing was committed.
             ConfigurationError: the block ended the transaction itself.
         """
@@ -145,20 +145,20 @@ class Tokens:
             if within_s is None:
                 raise
             try:
-                came_through = settle(engine, token, within_s=within_s, stop=stop)
+                was_committed = settle(engine, token, within_s=within_s, stop=stop)
             except DatabaseUnavailable:
                 raise error from error.__cause__
-            if not came_through:
+            if not was_committed:
                 message = f"the connection to PostgreSQL was lost during the commit; nothing was committed{what}"
                 raise DatabaseUnavailable(message) from error
         self.committed(token)
 
-    def came_through(self, engine: sa.Engine, token: UUID) -> bool:
+    def was_committed(self, engine: sa.Engine, token: UUID) -> bool:
         """Return whether a step in doubt was committed; asks once. See `settle`."""
-        came_through = settle(engine, token, within_s=0.0)
-        if came_through:
+        was_committed = settle(engine, token, within_s=0.0)
+        if was_committed:
             self.committed(token)
-        return came_through
+        return was_committed
 
 
 @contextmanager

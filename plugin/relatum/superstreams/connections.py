@@ -63,7 +63,7 @@ def address_of(source: Any, nodes: Iterable[Parameters] = ()) -> BrokerAddress:
         kind = type(source).__name__
         raise ConfigurationError(f"broker= takes a URL, a Broker, or a client's connection or channel, not {kind}")
     address = BrokerAddress.parse(url)
-    address = address.beside(_alike(address, others))
+    address = address.beside(_of_equal_login(address, others))
     # kombu calls its function at each login: the current password may differ already.
     asked = getattr(source, "password", None)
     others_say = [(node, _password_of) for node in nodes]
@@ -85,7 +85,7 @@ def _password_of(parameters: Any) -> Any:
     return getattr(parameters.credentials, "password", None)
 
 
-def _alike(address: BrokerAddress, urls: Iterable[str]) -> Iterator[BrokerAddress]:
+def _of_equal_login(address: BrokerAddress, urls: Iterable[str]) -> Iterator[BrokerAddress]:
     """Yield the addresses of other nodes with the same virtual host and TLS setting: the same streams and login."""
     for url in urls:
         # Ignore URLs that only the client understands.

@@ -193,7 +193,7 @@ class Outages:
             else:
                 is_new = True
                 self._since_own.setdefault(who, time.monotonic())
-        self._say_back(back)
+        self._log_recovery(back)
         if not is_new:
             return
         if isinstance(what, Server):
@@ -220,7 +220,7 @@ class Outages:
             self._changed.notify_all()
         if since is not None:
             self._logger.info("%s is no longer waiting, after %.0f s", who, time.monotonic() - since)
-        self._say_back(back)
+        self._log_recovery(back)
 
     def forget(self, who: str) -> None:
         """Note that a part has ended, or waits for something else, without knowing whether a server is back.
@@ -235,7 +235,7 @@ class Outages:
             if isinstance(what, Server) and what not in self._waiting.values() and what not in self._seen_back:
                 self._since.pop(what, None)
             back = self._back(what)
-        self._say_back(back)
+        self._log_recovery(back)
 
     def _is_starting(self) -> bool:
         """Whether the broker has just returned, or not for all parts yet: its streams start after it."""
@@ -251,7 +251,7 @@ class Outages:
         self._seen_back.discard(what)
         return what, self._since.pop(what)
 
-    def _say_back(self, back: tuple[Server, float] | None) -> None:
+    def _log_recovery(self, back: tuple[Server, float] | None) -> None:
         if back is not None:
             self._logger.info("%s is back, after %.0f s", self._names[back[0]], time.monotonic() - back[1])
 

@@ -352,9 +352,9 @@ def _cramjam(name: str) -> Callable[[bytes, bytearray], int] | None:
     if name != "snappy":
         return getattr(module, name).decompress_into  # type: ignore[no-any-return]
 
-    def unsnap(packed: bytes, content: bytearray) -> int:
+    def decompress_snappy(packed: bytes, content: bytearray) -> int:
         framed = packed.startswith(_SNAPPY_FRAMED)
         unpack = module.snappy.decompress_into if framed else module.snappy.decompress_raw_into
         return int(unpack(packed, content))
 
-    return unsnap
+    return decompress_snappy

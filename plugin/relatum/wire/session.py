@@ -144,14 +144,14 @@ class StreamSession:
     @property
     def attaches_left(self) -> int:
         """How many more subscriptions the broker can serve before it holds too many files open for the connection."""
-        return ATTACHES_MAX - self._attaches if self.is_of_before(CLOSES_SINCE) else SUBSCRIPTIONS
+        return ATTACHES_MAX - self._attaches if self.is_older_than(CLOSES_SINCE) else SUBSCRIPTIONS
 
     @property
-    def is_worn(self) -> bool:
+    def is_used_up(self) -> bool:
         """Whether the connection should be replaced, because none is left."""
         return self._attaches >= ATTACHES_MAX and self.attaches_left <= 0
 
-    def is_of_before(self, release: tuple[int, ...]) -> bool:
+    def is_older_than(self, release: tuple[int, ...]) -> bool:
         """Whether the broker is older than a release; one whose version cannot be parsed counts as new."""
         parts = self.server_properties.get("version", "").split(".")[: len(release)]
         return all(part.isdecimal() for part in parts) and tuple(map(int, parts)) < release
