@@ -43,7 +43,6 @@ def start_logged(log: Path, *command: object) -> "subprocess.Popen[bytes]":
 
 
 def assert_no_traceback(*logs: Path) -> None:
-    """Fail if a program has logged a traceback."""
     for text in (log.read_text() for log in logs):
         assert "Traceback" not in text, text[-5000:]
 

@@ -66,7 +66,6 @@ def _seen(item: Any, each: Callable[[Any], object] | None) -> Any:
 
 @contextlib.contextmanager
 def open_face(name: str, broker: Any, **options: Any) -> Iterator[Face]:
-    """Open one of the readers."""
     with asyncio.Runner() as runner:
         if name == "blocking":
             with StreamReader.open(broker, **options) as reader:

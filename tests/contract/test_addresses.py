@@ -58,7 +58,6 @@ def guessing(amqp_url: str) -> Iterator[tuple[str, int]]:
 
 
 def login_in(url: str) -> bytes:
-    """What a login of PLAIN sends."""
     parts = urlsplit(url)
     return f"\0{parts.username}\0{parts.password}".encode()
 

@@ -31,20 +31,17 @@ from tests.support.standstill import in_time
 
 @pytest.fixture
 def address(amqp_url: str, stream_url: str, proxy: Proxy) -> Broker:
-    """The broker by way of the proxy."""
     return Broker(amqp_url, stream_url=proxy.url(stream_url))
 
 
 @pytest.fixture(scope="module")
 def stream(amqp_url: str) -> Iterator[str]:
-    """A stream of ten messages, which stay."""
     with new_streams(amqp_url, 1) as (name,):
         publish_plain(amqp_url, name, [str(n).encode() for n in range(10)])
         yield name
 
 
 def ids_in(stream: str) -> list[MessageId]:
-    """Ids of three messages."""
     return [MessageId(stream, n) for n in (2, 7, 3)]
 
 
@@ -61,7 +58,6 @@ WAYS: list[tuple[Callable[[Any, str], Any], Any]] = [
 
 
 def offsets(result: Any) -> list[int]:
-    """The offsets in what a way gave."""
     if isinstance(result, StreamBounds):
         return list(result)  # type: ignore[arg-type]
     each = [result] if isinstance(result, Message) else list(result)
@@ -76,7 +72,6 @@ def read_in_threads(address: Broker, stream: str, **options: Any) -> tuple[list[
 
 
 async def read_in_tasks(address: Broker, stream: str, **options: Any) -> tuple[list[Any], ReaderStatistics]:
-    """The same in tasks."""
     async with await AsyncStreamReader.open(address, **options) as reader:
 
         async def found(ask: Callable[[Any, str], Any]) -> list[int]:

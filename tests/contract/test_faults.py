@@ -33,7 +33,6 @@ LAST = 2
 
 @pytest.fixture
 def face(face_name: str, stream_url: str, proxy: Proxy) -> Iterator[Face]:
-    """A reader that goes through the proxy."""
     address = BrokerAddress.of(proxy.url(stream_url))
     with open_face(face_name, address, timeout_s=TIMEOUT_S, heartbeat_s=HEARTBEAT_S) as opened:
         yield opened
@@ -41,13 +40,11 @@ def face(face_name: str, stream_url: str, proxy: Proxy) -> Iterator[Face]:
 
 @pytest.fixture
 def stream(amqp_url: str, stream_name: str) -> str:
-    """A stream with three messages."""
     publish_plain(amqp_url, stream_name, [b"0", b"1", b"2"])
     return stream_name
 
 
 def login_of(url: str) -> str:
-    """User and password, as in the URL."""
     return urlsplit(url).netloc.rpartition("@")[0]
 
 
@@ -279,13 +276,11 @@ def nodes(stream_url: str) -> Iterator[list[Proxy]]:
 
 @pytest.fixture
 def address(amqp_url: str, stream_url: str, nodes: list[Proxy]) -> Broker:
-    """All of them."""
     return Broker(";".join([amqp_url] * 3), stream_url=";".join(node.url(stream_url) for node in nodes))
 
 
 @contextlib.contextmanager
 def reading(face_name: str, address: Broker, stream: str) -> Iterator[Face]:
-    """A reader that has read."""
     with open_face(face_name, address) as face:
         assert face.read(stream, 0).body == b"0"
         yield face
@@ -361,14 +356,12 @@ def test_a_node_that_refuses_the_login_is_passed_over_and_is_the_error_to_act_on
 
 
 def failure_of(face: Face, stream: str) -> str:
-    """What the error of a read says."""
     with pytest.raises(BrokerUnavailable) as caught:
         face.read(stream, 1)
     return str(caught.value)
 
 
 def cut(node: Proxy) -> None:
-    """Have a node answer no more."""
     node.accepts = False
     node.cut()
 

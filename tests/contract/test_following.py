@@ -59,11 +59,9 @@ class Bed:
     broker: Broker
 
     def put(self, *bodies: bytes, to: str | None = None, confirm: bool = True) -> None:
-        """Publish messages."""
         publish_plain(self.amqp, to or self.stream, bodies, confirm=confirm)
 
     def known_at(self, offset: int) -> Position:
-        """What lies at an offset."""
         with StreamReader.open(self.broker) as reader:
             return position_of(reader.read(self.stream, offset))
 
@@ -79,20 +77,17 @@ class Bed:
 
 @pytest.fixture
 def bed(amqp_url: str, stream_url: str, stream_name: str) -> Iterator[Bed]:
-    """A stream, and the way to it."""
     with Proxy.to(stream_url) as proxy:
         yield Bed(amqp_url, stream_name, proxy, Broker(amqp_url, stream_url=proxy.url(stream_url)))
 
 
 @pytest.fixture
 def owner(bed: Bed) -> Iterator[Owner]:
-    """Who follows."""
     with bed.owner() as owner:
         yield owner
 
 
 def texts(*numbers: int) -> list[bytes]:
-    """Bodies that are numbers."""
     return [b"%d" % number for number in numbers]
 
 

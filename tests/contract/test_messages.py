@@ -58,7 +58,6 @@ def through_all_faces(amqp_url: str, stream: str) -> list[Message]:
 
 
 def parts(message: Message) -> tuple[Any, ...]:
-    """What a message says."""
     return message.id, message.properties, dict(message.headers), message.body
 
 
@@ -120,7 +119,6 @@ def test_aio_pika_messages(amqp_url: str, stream_name: str) -> None:
 
 
 def publish_by_rstream(stream_url: str, stream: str, messages: list[object]) -> None:
-    """Publish over the stream protocol."""
     parts = urlsplit(stream_url)
 
     async def publish() -> None:

@@ -51,7 +51,6 @@ def fill(amqp_url: str, stream: str, count: int, *, confirm: bool = False) -> No
 
 @pytest.fixture(scope="module")
 def numbered(amqp_url: str) -> Iterator[str]:
-    """A stream of a thousand messages, which stay."""
     with new_streams(amqp_url, 1) as (name,):
         fill(amqp_url, name, COUNT)
         yield name
@@ -68,7 +67,6 @@ def streams(amqp_url: str) -> Iterator[list[str]]:
 
 @pytest.fixture
 def classic(amqp_url: str) -> Iterator[str]:
-    """A queue that is no stream, with a message."""
     name = unique_name("classic")
     with broker_connection(amqp_url) as connection:
         connection.channel().queue_declare(name, durable=True)
@@ -78,12 +76,10 @@ def classic(amqp_url: str) -> Iterator[str]:
 
 
 def numbers(messages: list[Message]) -> list[int]:
-    """The number in each message."""
     return [message.headers["n"] for message in messages]
 
 
 def ways(face: Face, stream: str) -> list[Callable[[], object]]:
-    """Ways to ask for what is in a stream."""
     return [
         lambda: face.read(stream, 0),
         lambda: face.bounds(stream),

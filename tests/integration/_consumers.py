@@ -14,7 +14,6 @@ from relatum_consumer import AsyncRelations, Relations
 
 
 def told(answer: Any, trace: Any) -> dict[str, Any]:
-    """What look-ups said of a message."""
     return {
         "status": str(answer.status),
         "hits": [list(place) for place in answer.ids],
@@ -26,13 +25,11 @@ def told(answer: Any, trace: Any) -> dict[str, Any]:
 
 
 def asked(broker: str, database: str, message: Any) -> dict[str, Any]:
-    """What blocking look-ups say."""
     with Relations(broker, database) as relations:
         return told(relations.related(message), relations.trace(message))
 
 
 async def asked_async(broker: str, database: str, message: Any) -> dict[str, Any]:
-    """What asyncio's say."""
     async with AsyncRelations(broker, database) as relations:
         return told(await relations.related(message), await relations.trace(message))
 
@@ -64,7 +61,6 @@ def pika_get(broker: str, database: str, queue: str) -> dict[str, Any]:
 
 
 def aio_pika(broker: str, database: str, queue: str, *arguments: str) -> dict[str, Any]:
-    """A queue's call-back."""
     import aio_pika
 
     async def consume() -> dict[str, Any]:
@@ -85,7 +81,6 @@ def aio_pika(broker: str, database: str, queue: str, *arguments: str) -> dict[st
 
 
 def faststream(broker: str, database: str, queue: str) -> dict[str, Any]:
-    """A subscriber's message."""
     from faststream import FastStream
     from faststream.rabbit import RabbitBroker, RabbitMessage, RabbitQueue
 

@@ -10,7 +10,6 @@ from typing import Any
 
 
 def celery(url: str, exchange: str) -> dict[str, Any]:
-    """A chain of three tasks, and a chord of two."""
     from celery import Celery, chain, chord
     from celery.contrib.testing.worker import start_worker
 

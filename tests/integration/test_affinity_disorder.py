@@ -77,13 +77,11 @@ class Publisher:
         return f"{self.who}-{number}", name, headers
 
     def told_of(self, message_id: str, name: str, headers: dict[str, Any]) -> None:
-        """Note that a message was published."""
         self.told[message_id] = name
         self.ended[name] = "affinity_last" in headers
 
 
 def publish(face: Face, publisher: Publisher) -> None:
-    """Publish all of a publisher's messages."""
     for number in range(MESSAGES):
         message_id, name, headers = publisher.next(number)
         try:

@@ -42,7 +42,6 @@ each_face = pytest.mark.parametrize("faces", ["blocking", "asyncio"], indirect=T
 
 @pytest.fixture
 def partitions(layout: Layout, amqp_url: str) -> Partitions:
-    """What lies in the partitions."""
     return Partitions(amqp_url, layout)
 
 

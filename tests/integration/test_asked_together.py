@@ -28,7 +28,6 @@ class Asked:
         self.statements: list[str] = []
 
     def of(self, text: str) -> int:
-        """How many of them have a word."""
         return sum(text in statement for statement in self.statements)
 
 

@@ -28,7 +28,6 @@ SUCCEEDED = OutcomeStatus.SUCCEEDED
 
 @pytest.fixture
 def collecting(place: Place) -> Collecting:
-    """Collectors with asyncio."""
     return Collecting(place, AsyncMessageCollector)
 
 

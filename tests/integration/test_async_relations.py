@@ -28,7 +28,6 @@ SHORT_S = 12.0
 
 
 def lookup_threads(relations: AsyncRelations) -> int:
-    """How many threads it has for look-ups."""
     return len(relations._threads._threads)
 
 

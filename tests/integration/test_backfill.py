@@ -35,7 +35,6 @@ def coverage_rows(place: Place) -> list[tuple[Any, ...]]:
 
 
 def skipped(place: Place) -> int:
-    """How many values were counted as skipped."""
     return int(place.sql("SELECT coalesce(sum(count), 0) FROM relatum.skips")[0][0])
 
 

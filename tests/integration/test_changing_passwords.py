@@ -55,7 +55,6 @@ class Rotating:
 
 @pytest.fixture
 def rotating(own_broker: LocalRabbitMQ) -> Iterator[Rotating]:
-    """With a new stream."""
     add_users(own_broker, {USER: (".*", ".*", ".*")})
     declare_stream(own_broker.broker_url, stream := unique_name())
     yield Rotating(own_broker, as_user(own_broker.broker_url, USER), stream)

@@ -50,7 +50,6 @@ OUTCOMES: Uses = [lambda outcomes, _: outcomes.of("nothing")]
 
 
 def consumer(name: str, database: str, broker: str) -> relatum.SerialConsumer:
-    """A consumer, of what the others are made of."""
     return relatum.SerialConsumer(name, "reader", database=database, broker=broker)
 
 

@@ -31,7 +31,6 @@ FULL: dict[str, Any] = {"bulk_messages": 1, "queue_bulks": 1, "max_age_s": 600.0
 
 @pytest.fixture(params=COLLECTOR_FACES)
 def collecting(request: pytest.FixtureRequest, place: Place) -> Iterator[Collecting]:
-    """Collectors of each face."""
     with collectors_of(request.param) as make:
         yield Collecting(place, make)
 
@@ -319,13 +318,11 @@ def execute(bulk: Bulk, statement: str, **parameters: str) -> None:
 
 
 def write(bulk: Bulk) -> None:
-    """Write each message's body."""
     for each in bulk.messages:
         execute(bulk, "INSERT INTO ledger VALUES (:body)", body=each.message.body.decode())
 
 
 def raise_after_one(bulk: Bulk) -> None:
-    """Note a success, and raise."""
     bulk.succeeded(bulk.messages[0])
     raise RuntimeError("on second thought")
 

@@ -47,7 +47,6 @@ CRASHES_MAX = 10
 
 @pytest.fixture
 def collecting(place: Place) -> Collecting:
-    """Collectors with threads."""
     return Collecting(place)
 
 

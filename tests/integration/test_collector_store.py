@@ -31,7 +31,6 @@ PLAIN = Properties(message_id="orders-0", type="order")
 
 @pytest.fixture
 def engine(database: Database) -> sa.Engine:
-    """Its engine."""
     return database.engine
 
 
@@ -47,7 +46,6 @@ def entries(*offsets: int, stream: str = "orders", message_type: str = "order") 
 
 
 def places(*offsets: int, stream: str = "orders") -> frozenset[MessageId]:
-    """Places in a stream."""
     return frozenset(MessageId(stream, offset) for offset in offsets)
 
 
@@ -59,7 +57,6 @@ def results(status: OutcomeStatus, *offsets: int, reason: str | None = None, ret
 
 
 def lapse(engine: sa.Engine, member: StoreMember) -> None:
-    """Let a member's lease run out."""
     with engine.begin() as connection:
         statement = sa.text("UPDATE relatum.collector_members SET lease_expires_at = now() WHERE member_id = :id")
         assert connection.execute(statement, {"id": member.member}).rowcount == 1
@@ -71,13 +68,11 @@ def taken_over(member: StoreMember) -> list[int]:
 
 
 def statuses(member: StoreMember, *offsets: int) -> list[str]:
-    """The status of the messages at these offsets."""
     found = member.store.outcomes_of([f"orders-{offset}" for offset in offsets])
     return [found[f"orders-{offset}"].status.value for offset in offsets]
 
 
 def consumed(member: StoreMember, *offsets: int) -> None:
-    """Collect messages and let them succeed."""
     member.add(entries(*offsets))
     member.forward(BULK, places(*offsets))
     member.finish(BULK, results(OutcomeStatus.SUCCEEDED, *offsets))
@@ -501,7 +496,6 @@ def test_finished_messages_are_forgotten_after_a_time(engine: sa.Engine, databas
 
 @pytest.fixture
 def as_role(engine: sa.Engine) -> Iterator[Callable[[str], Database]]:
-    """Databases whose connections act in a role."""
     made: list[Database] = []
 
     def acting(role: str) -> Database:

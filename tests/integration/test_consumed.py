@@ -134,7 +134,6 @@ def test_a_message_of_a_stream_is_not_its_own_relation(place: Place, queue: str)
 
 
 def got(amqp_url: str, queue: str) -> Any:
-    """A message of the queue, as pika gives it."""
     with broker_connection(amqp_url) as connection:
         return connection.channel().basic_get(queue, auto_ack=True)
 

@@ -55,14 +55,12 @@ class Crashing:
 
 
 def place(contexts: SerializationContexts, count: int, partition: int = 0, *, label: str = "") -> list[str]:
-    """Assign new contexts to a partition."""
     names = [f"{label}{partition}/{number:03}" for number in range(count)]
     contexts.assign(names, f"{contexts.super_stream}-{partition}")
     return names
 
 
 def where(contexts: SerializationContexts) -> dict[str, str]:
-    """The place of each context's partition."""
     return {each.context: each.partition.rpartition("-")[2] for each in contexts.assignments()}
 
 
@@ -73,12 +71,10 @@ def controls(reader: StreamReader, stream: str) -> list[tuple[int, Control]]:
 
 
 def run(contexts: SerializationContexts, steps: Callable[..., moving.MoveStep], *given: Any) -> moving.MoveStep:
-    """Perform steps, past the front."""
     return Mover(contexts._moves, contexts._control_streams()).run(steps, *given)
 
 
 def crash(contexts: SerializationContexts, after: int, steps: Callable[..., Any], *given: Any) -> None:
-    """Perform so many steps, and die."""
     run(contexts, lambda world: steps(Crashing(world, after), *given))
 
 

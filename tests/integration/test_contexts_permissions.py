@@ -49,7 +49,6 @@ def urls(own_broker: LocalRabbitMQ) -> Urls:
 
 
 def other_than(super_stream: str, partition: str) -> str:
-    """The other one of two partitions."""
     (other,) = {f"{super_stream}-0", f"{super_stream}-1"} - {partition}
     return other
 
@@ -121,7 +120,6 @@ def vhosts(own_broker: LocalRabbitMQ) -> tuple[str, str]:
 
 @pytest.fixture
 def channels(vhosts: tuple[str, str]) -> Iterator[list[BlockingChannel]]:
-    """A channel in confirm mode in each."""
     with ExitStack() as stack:
         opened = [stack.enter_context(broker_connection(url)).channel() for url in vhosts]
         for channel in opened:

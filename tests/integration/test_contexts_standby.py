@@ -22,7 +22,6 @@ from tests.support.super_streams import super_stream
 
 @pytest.fixture(scope="module")
 def primary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPostgreSQL]:
-    """A server with the newest schema."""
     directory: Path = tmp_path_factory.mktemp("primary")
     with LocalPostgreSQL(directory, durable=False, start_timeout_s=START_S) as server:
         upgrade(server.database_url)
@@ -31,13 +30,11 @@ def primary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPostgreSQ
 
 @pytest.fixture(scope="module")
 def standby(tmp_path_factory: pytest.TempPathFactory, primary: LocalPostgreSQL) -> Iterator[Standby]:
-    """A standby of it, for all tests."""
     with Standby(tmp_path_factory.mktemp("standby"), primary) as server:
         yield server
 
 
 def behind(standby: Standby, *, paused: bool) -> None:
-    """Let the standby fall behind, or go on."""
     with psycopg.connect(standby.database_url, autocommit=True) as connection:
         connection.execute("SELECT pg_wal_replay_pause()" if paused else "SELECT pg_wal_replay_resume()")
 

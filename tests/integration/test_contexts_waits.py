@@ -36,7 +36,6 @@ PARTITIONS = 2
 
 @pytest.fixture
 def router(layout: Layout, database_url: str, amqp_url: str) -> Iterator[relatum.ContextRouter]:
-    """A router, as it is by default."""
     with relatum.ContextRouter(layout.super_stream, database_url, broker=amqp_url) as opened:
         opened.open()
         yield opened
@@ -176,7 +175,6 @@ def leave(c: SerializationContexts, engine: sa.Engine, state: MoveState = MoveSt
 
 
 def state_of(c: SerializationContexts, move_id: int) -> MoveState:
-    """How far a move is."""
     return next(each.state for each in c.moves(latest=9) if each.move_id == move_id)
 
 

@@ -35,7 +35,6 @@ def quick_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def lines(place: Place) -> Iterator[list[FailingPlace]]:
-    """Two lines to the place."""
     made = [FailingPlace(place, "blocking") for _ in range(2)]
     yield made
     for each in made:
@@ -44,7 +43,6 @@ def lines(place: Place) -> Iterator[list[FailingPlace]]:
 
 @pytest.fixture
 def bed(place: Place) -> Iterator[SerialBed]:
-    """A super stream of four partitions."""
     with serial_bed(place.amqp, place.engine, PARTITIONS) as bed:
         yield bed
 
@@ -60,13 +58,11 @@ class Consumed:
         self.bodies: dict[str, list[str]] = {stream: [] for stream in bed.streams}
 
     def consumer(self, broker: Broker) -> SerialConsumer:
-        """A member, by a way to the broker of its own."""
         options = SerialOptions(lease_s=LEASE_S)
         return SerialConsumer(self._bed.name, "test", options, database=self._database_url, broker=broker)
 
     @contextmanager
     def running(self, broker: Broker) -> Iterator[SerialConsumer]:
-        """A member that runs in a thread of its own."""
         stop = threading.Event()
         with self.consumer(broker) as consumer:
             thread = threading.Thread(target=consumer.run, args=[self._note, stop], name="member")
@@ -83,7 +79,6 @@ class Consumed:
             self.bodies[batch.partition] += [message.body.decode() for message in batch]
 
     def publish(self) -> None:
-        """Some messages to each partition."""
         for partition in range(PARTITIONS):
             self._bed.publish(partition, f"c{partition}", *(str(self._published + n) for n in range(3)))
         self._published += 3
@@ -165,7 +160,6 @@ def late(consumer: SerialConsumer) -> Iterator[threading.Event]:
 
 
 def hands_nothing_out(consumer: SerialConsumer) -> bool:
-    """Though messages of each partition are read."""
     are_read = [following.due_at for following in consumer._batches.followings]
     wait_until(lambda: all(due_at() is not None for due_at in are_read), what="all are read")
     return consumer.next_batch(1.0) is None
@@ -211,7 +205,6 @@ def collector(at: FailingPlace, execute: Callable[[Bulk], None], options: Execut
 
 
 def publish(place: Place, *ids: str) -> None:
-    """Orders, whose bodies are their ids."""
     place.put(*((each.encode(), pika.BasicProperties(type="order", message_id=each)) for each in ids))
 
 

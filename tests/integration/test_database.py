@@ -27,14 +27,12 @@ PID = sql("SELECT pg_backend_pid() AS pid")
 
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
-    """One of a URL."""
     made = Database(database_url, pool_size=4)
     yield made
     made.close()
 
 
 def end_all_connections(url: str) -> None:
-    """As a restart of the server does."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"

@@ -30,7 +30,6 @@ SECRET = "pass-word"
 
 
 def use(url: str) -> RelatumError:
-    """The error of reading the keys of a database."""
     with (
         pytest.raises(RelatumError) as refused,
         as_engine(url) as engine,

@@ -25,7 +25,6 @@ _read = sa.text("SELECT count(*) FROM relatum.streams")
 
 @pytest.fixture
 def engine(database_url: str) -> Iterator[sa.Engine]:
-    """Of one connection."""
     made = make_engine(database_url, pool_size=1, connections_max=1)
     yield made
     made.dispose()

@@ -380,7 +380,6 @@ ONE_FACE = {
 
 
 def faces_of(cases: dict[str, Any]) -> list[tuple[str, str]]:
-    """Each case with each face that it has."""
     others = {"blocking": ONE_FACE["asyncio"], "asyncio": ONE_FACE["blocking"]}
     return [(case, face) for case in cases for face in FACES if not any(each in case for each in others[face])]
 

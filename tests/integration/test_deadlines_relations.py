@@ -46,7 +46,6 @@ MAY_ASK_THE_BROKER = ("trace a value", "trace all", "around all", "missing")
 
 
 def paid(stream: str) -> Expectation:
-    """That an order is paid."""
     return Expectation("paid", stream, "order_id", stream, 60)
 
 

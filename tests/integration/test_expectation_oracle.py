@@ -182,7 +182,6 @@ def found_of(world: World, asked: Expectation, low: int, high: int, now_us: int)
 def status_of(
     world: World, asked: Expectation, found: dict[str, list[Any]], low: int, high: int, now_us: int
 ) -> Status:
-    """What the whole is to say."""
     if found["late"] or found["missing"]:
         return Status.FOUND
     due = min(high - 1, now_us - asked.within_us - asked.grace_us - 1)
@@ -207,7 +206,6 @@ def question(chance: random.Random, world: World) -> tuple[Expectation, int, int
 
 
 def told(report: MissingReport, finding: str) -> list[Any]:
-    """What a report says, as the oracle does."""
     return [
         (timestamp_us(each.time), *each.id, each.why and str(each.why), each.came_at and timestamp_us(each.came_at))
         for each in getattr(report, finding)

@@ -41,11 +41,9 @@ class Shop:
     relations: Relations
 
     def order(self, *said: Said) -> None:
-        """Publish orders."""
         self._put(self.orders, said)
 
     def pay(self, *said: Said) -> None:
-        """Publish payments."""
         self._put(self.payments, said)
 
     def record(self) -> None:
@@ -53,7 +51,6 @@ class Shop:
         self.place.record(self.orders, self.payments)
 
     def expects(self, within_s: float, grace_s: float = 1) -> Expectation:
-        """That an order is paid in time."""
         return Expectation("paid", self.orders, "order_id", self.payments, within_s, grace_s)
 
     def missing(self, within_s: float, grace_s: float = 1, **options: Any) -> MissingReport:
@@ -67,13 +64,11 @@ class Shop:
 
 @pytest.fixture
 def shop(place: Place, other_stream: str, one_face: str) -> Iterator[Shop]:
-    """A shop, asked through a face."""
     with open_relations(one_face, place.amqp, place.database, timeout_s=60) as relations:
         yield Shop(place, place.stream, other_stream, relations)
 
 
 def values(unmet: tuple[UnmetExpectation, ...]) -> list[str]:
-    """What orders say, in the order of the answer."""
     return [each.value for each in unmet]
 
 

@@ -43,7 +43,6 @@ def in_batch(values: list[str]) -> Batch:
 
 
 def zipped(batch: Batch) -> Batch:
-    """The same batch through gzip."""
     _, count, size, content = batch
     return 1, count, size, gzip.compress(content)
 

@@ -16,7 +16,6 @@ from tests.support.place import Place
 
 
 def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
-    """Numbered orders."""
     return [(b"%d" % n, {"order_id": f"o{n}"}) for n in range(start, start + count)]
 
 

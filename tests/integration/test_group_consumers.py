@@ -47,14 +47,12 @@ UPKEEP = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 
 @pytest.fixture
 def relations(place: Place) -> Iterator[Relations]:
-    """Look-ups."""
     with Relations(place.amqp, place.database) as relations:
         yield relations
 
 
 @pytest.fixture
 def streams(amqp_url: str) -> Iterator[list[str]]:
-    """The names of two new streams, ascending."""
     with new_streams(amqp_url, 2) as names:
         yield names
 

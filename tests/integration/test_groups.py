@@ -47,18 +47,15 @@ KEYS = [GROUP_KEY]
 
 @pytest.fixture
 def streams(amqp_url: str) -> Iterator[list[str]]:
-    """The names of three new streams, ascending."""
     with new_streams(amqp_url, 3) as names:
         yield names
 
 
 def places(groups: Any) -> list[list[tuple[str, int]]]:
-    """Where the messages of groups lie."""
     return [[tuple(message.id) for message in group] for group in groups]
 
 
 def bodies(groups: Any) -> list[list[bytes]]:
-    """The messages' bodies of groups."""
     return [[message.body for message in group] for group in groups]
 
 

@@ -34,7 +34,6 @@ MODES = pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_pla
 
 
 def ids(*numbers: int) -> list[str]:
-    """The ids of groups, as both fills make them."""
     return [f"{number:048x}" for number in numbers]
 
 

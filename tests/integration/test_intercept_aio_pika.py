@@ -24,12 +24,10 @@ CONNECT = [aio_pika.connect, aio_pika.connect_robust]
 
 
 async def queue_of(channel: Any) -> Any:
-    """A new queue that goes with its connection."""
     return await channel.declare_queue(unique_name(), exclusive=True)
 
 
 async def get(queue: Any) -> Any:
-    """The next message of a queue."""
     return await queue.get(no_ack=True, timeout=90)
 
 
@@ -49,7 +47,6 @@ class Way:
     channel: Any
 
     async def publish(self, to: str, *, timeout_s: float | None = None, **fields: Any) -> Any:
-        """Publish an empty message."""
         return await self.channel.default_exchange.publish(aio_pika.Message(b"", **fields), to, timeout=timeout_s)
 
 
@@ -150,7 +147,6 @@ async def test_a_robust_connection_comes_back_intercepted(amqp_url: str, stream_
 
 @pytest.fixture
 def spans() -> Iterator[Spans]:
-    """Where OpenTelemetry's spans go."""
     with collected_spans() as spans:
         yield spans
     if AioPikaInstrumentor().is_instrumented_by_opentelemetry:

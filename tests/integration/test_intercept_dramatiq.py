@@ -26,7 +26,6 @@ from tests.support.proxy import Proxy
 
 @pytest.fixture
 def queue(amqp_url: str) -> Iterator[Queue]:
-    """A queue of dramatiq's, which declares it."""
     name = unique_name("dramatiq")
     with broker_connection(amqp_url) as connection:
         yield Queue(connection.channel(), name)

@@ -149,7 +149,6 @@ def test_a_reset_connection_leaves_the_outcome_unknown(amqp_url: str, stream_nam
 
 @pytest.fixture
 def spans() -> Iterator[Spans]:
-    """Where OpenTelemetry's spans go."""
     with collected_spans() as spans:
         yield spans
 

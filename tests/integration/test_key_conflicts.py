@@ -36,7 +36,6 @@ def taken(engine: sa.Engine) -> sa.Engine:
 
 
 def bodies(place: Place) -> list[bytes]:
-    """What is in the stream."""
     return [message.body for message in place.messages()]
 
 
@@ -50,7 +49,6 @@ def is_refused(publish: Callable[..., object], *arguments: Any) -> bool:
 
 
 def defined(engine: sa.Engine) -> dict[str, KeyDefinition]:
-    """The keys in force, by name."""
     with engine.connect() as connection:
         return {key.name: key for key in key_definitions(connection)}
 
@@ -205,7 +203,6 @@ def test_a_recorder_with_other_definitions_ends(place: Place, taken: sa.Engine) 
 
 
 def names_of(engine: sa.Engine) -> dict[str, str | None]:
-    """Which key each one names."""
     return {name: key.names for name, key in defined(engine).items()}
 
 

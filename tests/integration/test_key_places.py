@@ -25,7 +25,6 @@ KEYS = [
 
 
 def json_message(body: Any, **properties: Any) -> tuple[bytes, Any]:
-    """A message as others publish it."""
     return json.dumps(body).encode(), pika.BasicProperties(content_type="application/json", **properties)
 
 

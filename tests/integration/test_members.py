@@ -24,13 +24,11 @@ INSERT INTO relatum.recorder_members (name, holder, lease_expires_at)
 
 @pytest.fixture
 def ids(engine: sa.Engine) -> list[int]:
-    """Ten streams."""
     with engine.begin() as connection:
         return [ensure_stream(connection, "/", f"s-{n}").stream_id for n in range(10)]
 
 
 def beat(engine: sa.Engine, member: Member, wanted: Collection[int]) -> Share:
-    """One beat, committed."""
     with engine.begin() as connection:
         return member.beat(connection, wanted)
 

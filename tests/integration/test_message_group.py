@@ -59,7 +59,6 @@ class Putting:
         return getattr(self._group, name)
 
     def put(self, message: Any = b"", *, exchange: str | None = None, **options: Any) -> Any:
-        """Put a message of the client's, or a body."""
         made = self._line.message(message) if isinstance(message, bytes) else message
         target: Any = exchange
         if self._is_async and exchange is not None:
@@ -84,7 +83,6 @@ class Putting:
 
 @pytest.fixture(params=CLIENTS)
 def line(request: pytest.FixtureRequest, amqp_url: str) -> Iterator[Line]:
-    """A connection of each client, intercepted."""
     with open_line(request.param, amqp_url) as line:
         line.intercept(keys=["order_id", GROUP_KEY])
         yield line
@@ -92,7 +90,6 @@ def line(request: pytest.FixtureRequest, amqp_url: str) -> Iterator[Line]:
 
 @pytest.fixture
 def pika_channel(amqp_url: str) -> Iterator[Any]:
-    """A channel of pika's, with confirms."""
     with open_line("pika", amqp_url) as line:
         line.intercept(keys=[GROUP_KEY])
         yield line.channel()

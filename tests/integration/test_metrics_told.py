@@ -48,7 +48,6 @@ class Growth:
         self._before = metrics.exposition()
 
     def of(self, name: str, **labels: str) -> float:
-        """How much a series has grown."""
         wanted = self._labels | labels
         return told(name, **wanted) - told(name, page=self._before, **wanted)
 

@@ -58,7 +58,6 @@ def collected(
 
 
 def refuse(bulk: Bulk) -> list[Any]:
-    """Take what is good."""
     return [None if each.message.body == b"good" else ValueError("no") for each in bulk.messages]
 
 

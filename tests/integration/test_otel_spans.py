@@ -34,7 +34,6 @@ PROCESS = {"messaging.system": "rabbitmq", "messaging.operation.name": "process"
 
 @pytest.fixture
 def spans() -> Iterator[Spans]:
-    """A provider that the application has set."""
     with collected_spans() as spans:
         yield spans
     otel.configure()
@@ -49,7 +48,6 @@ def sender(spans: Spans, name: str = "send") -> tuple[SpanContext, dict[str, Any
 
 
 def linked(span: ReadableSpan) -> list[int]:
-    """The ids of the spans that a span links to."""
     return [link.context.span_id for link in span.links]
 
 
@@ -166,13 +164,11 @@ def published(place: Place, spans: Spans, count: int) -> list[int]:
 
 
 def bulks(spans: Spans) -> list[ReadableSpan]:
-    """The spans of bulks."""
     return [each for each in spans.ours if "relatum.bulk.type" in each.attributes]
 
 
 @contextmanager
 def collecting(place: Place, execute: Callable[[Any], Any], **options: Any) -> Iterator[MessageCollector]:
-    """Run a collector of orders."""
     collector = MessageCollector("billing", database=place.database, broker=place.amqp, streams=[place.stream])
     collector.register_executor("order", execute, ExecutorOptions(**options))
     with collector:
@@ -180,7 +176,6 @@ def collecting(place: Place, execute: Callable[[Any], Any], **options: Any) -> I
 
 
 def bulk_of(place: Place, spans: Spans, execute: Callable[[Any], Any], **options: Any) -> ReadableSpan:
-    """The span of the only bulk of a collector."""
     with collecting(place, execute, **options):
         wait_until(lambda: bulks(spans), what="a bulk")
     (bulk,) = bulks(spans)

@@ -30,19 +30,15 @@ class Collecting(StoreMember):
     """A collector's store, step by step: what its faces would do."""
 
     def collect(self, message_id: str, offset: int = 0) -> None:
-        """Collect a message."""
         self.add([Collected(MessageId("orders", offset), message_id, "order", 1, None)])
 
     def hand_on(self, offset: int = 0) -> None:
-        """Hand it to an executor."""
         self.forward(BULK, [MessageId("orders", offset)])
 
     def end(self, status: OutcomeStatus, offset: int = 0, reason: str | None = None) -> None:
-        """Store its result."""
         self.finish(BULK, [Result(MessageId("orders", offset), status, reason)])
 
     def all_at_once(self, message_id: str, status: OutcomeStatus, offset: int = 0, reason: str | None = None) -> None:
-        """The whole way."""
         self.collect(message_id, offset)
         self.hand_on(offset)
         self.end(status, offset, reason)
@@ -50,7 +46,6 @@ class Collecting(StoreMember):
 
 @pytest.fixture
 def collecting(database: Database) -> Collecting:
-    """A collector."""
     return Collecting(database)
 
 

@@ -28,7 +28,6 @@ from tests.support.standstill import in_time
 
 @pytest.fixture
 def parts(engine: sa.Engine) -> Parts:
-    """The table, and a stream."""
     with engine.begin() as connection:
         return Parts(engine, ensure_stream(connection, "/", "s").stream_id)
 

@@ -30,12 +30,10 @@ HEADER = "affinity_set"
 
 
 def least(_name: str, partitions: Sequence[PartitionRow]) -> PartitionRow:
-    """Where the fewest sets are."""
     return min(partitions, key=lambda partition: partition.open_sets)
 
 
 def in_place(place: int) -> Callable[[str, Sequence[PartitionRow]], PartitionRow]:
-    """Always the same partition."""
     return lambda _name, partitions: partitions[place]
 
 
@@ -79,7 +77,6 @@ def test_what_publishers_rely_on_comes_from_no_standby(
 
 
 def in_state(store: PlacementStore, state: PlacementState) -> int:
-    """How many placements are in a state."""
     return len(list(store.placements(states=[state])))
 
 
@@ -110,7 +107,6 @@ class Moves:
 
 @pytest.fixture
 def moves(store: PlacementStore, database_url: str) -> Iterator[Moves]:
-    """Moves of that super stream."""
     with SerializationContexts("orders", database_url) as contexts:
         yield Moves(store, contexts)
 

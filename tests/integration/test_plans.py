@@ -69,7 +69,6 @@ class Plan:
 
     @property
     def sql(self) -> str:
-        """Its text."""
         return text_of(self.statement)
 
     def check(self, plan: dict[str, Any]) -> None:
@@ -89,7 +88,6 @@ class Plan:
 
 
 def probe(which: Any, values: dict[str, Any], keys: int = 1, names: int | None = 1, **how: bool) -> Any:
-    """A statement that looks a value up."""
     options = {"bounded": "since" in values, "floored": "floors" in values} | how
     return probe_statement(which, keys=keys, names=names, **options)
 

@@ -33,13 +33,11 @@ PID = sql("SELECT pg_backend_pid()")
 
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
-    """One of two connections."""
     with closing(Database(database_url, connections_max=2)) as made:
         yield made
 
 
 def sessions(url: str) -> int:
-    """How many sessions of ours the server has."""
     query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'relatum'"
     with psycopg.connect(url) as connection:
         return int(connection.execute(query).fetchall()[0][0])

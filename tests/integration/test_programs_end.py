@@ -79,7 +79,6 @@ put("first")
 
 
 def program(script: str, *arguments: str) -> "subprocess.Popen[str]":
-    """Begin a program."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen([sys.executable, "-c", script, *arguments], text=True, **pipes)
 

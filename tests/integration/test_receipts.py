@@ -38,7 +38,6 @@ def channel(place: Place, recorded: dict[str, Any]) -> Iterator[BlockingChannel]
 
 
 def body_at(place: Place, at: relatum.MessageId) -> bytes:
-    """What lies there."""
     return place.messages(at.stream)[at.offset].body
 
 

@@ -44,7 +44,6 @@ BIG = [(b"x" * 10_000, {"order_id": f"big{n}"}) for n in range(100)]
 
 
 def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
-    """Numbered orders on three hosts."""
     return [(b"%d" % n, {"order_id": f"o{n}", "host": f"h{n % 3}"}) for n in range(start, start + count)]
 
 
@@ -323,7 +322,6 @@ def test_a_recorder_that_cannot_record_does_not_delay_its_end(place: Place) -> N
 
 
 def tail_keys(place: Place) -> int:
-    """How many keys are recorded now."""
     ((count,),) = place.sql("SELECT cardinality(key_ids) FROM relatum.coverage WHERE is_tail")
     return int(count)
 

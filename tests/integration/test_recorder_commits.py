@@ -31,13 +31,11 @@ RECORD = b"\0\x53\x74\xc1\x0c\x02\xa1\x05order\xa1\x02o1\0\x53\x75\xa0\0"
 
 @pytest.fixture
 def definitions(engine: sa.Engine) -> list[KeyDefinition]:
-    """The key of the messages here."""
     return add_keys(engine, ["order"])
 
 
 @pytest.fixture
 def tails(engine: sa.Engine, definitions: list[KeyDefinition]) -> dict[str, CoverageRow]:
-    """The empty tails of some streams."""
     key_ids = [each.key_id for each in definitions]
     with engine.begin() as connection:
         rows = [ensure_stream(connection, "/", f"s{n}") for n in range(COUNT)]
@@ -45,7 +43,6 @@ def tails(engine: sa.Engine, definitions: list[KeyDefinition]) -> dict[str, Cove
 
 
 def shares_of(tails: Sequence[CoverageRow], definitions: Sequence[KeyDefinition], messages: int = 3) -> list[Share]:
-    """A share of so many messages for each stream."""
     shares = []
     for tail in tails:
         batch = Batch(tail.stream_id, Extractor(definitions), with_time=True)

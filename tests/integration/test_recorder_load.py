@@ -39,7 +39,6 @@ class Streams:
     messages: int = 0
 
     def publish(self) -> None:
-        """One more message to each."""
         with broker_connection(self.amqp) as connection:
             channel = connection.channel()
             for name in self.names:
@@ -173,7 +172,6 @@ def test_at_rest_a_process_asks_little_whatever_the_number_of_streams(
 
 
 def count(ends: Counter[str], kind: str, _connection: sa.Connection) -> None:
-    """Count how a transaction ended."""
     ends[kind] += 1
 
 

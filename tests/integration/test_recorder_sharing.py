@@ -27,14 +27,12 @@ pytestmark = pytest.mark.usefixtures("quick_rhythm")
 
 @pytest.fixture
 def names(amqp_url: str) -> Iterator[list[str]]:
-    """Some streams."""
     with new_streams(amqp_url, STREAMS) as names:
         yield names
 
 
 @pytest.fixture
 def quick_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is cut off notices it after a second."""
     monkeypatch.setattr("relatum.following.reach.CUT_OFF_S", 1.0)
     monkeypatch.setattr("relatum.following.reach.RETURN_S", 0.5)
 
@@ -48,7 +46,6 @@ class Members:
         self.published = 0
 
     def join(self, holder: str, broker_url: str | None = None) -> Recorder:
-        """One more, by a way to the broker of its own."""
         url = broker_url or self._place.amqp
         recorder = Recorder(url, self._place.database, self._names, keys=[KEY], holder=holder, lease_s=LEASE_S)
         self._members[holder] = self._stack.enter_context(ExitStack())
@@ -60,7 +57,6 @@ class Members:
         self._members[holder].close()
 
     def shares(self) -> Counter[str]:
-        """How many streams each has whose lease holds."""
         holders = self._place.sql(
             "SELECT lease_holder FROM relatum.streams JOIN relatum.recorder_members AS member ON holder = lease_holder "
             "WHERE member.lease_expires_at >= clock_timestamp() AND streams.name = ANY(:names)",

@@ -24,7 +24,6 @@ CLIENTS = ("pika", "aio-pika robust")
 
 @pytest.fixture
 def failing(place: Place) -> Iterator[FailingPlace]:
-    """A place whose database may fail."""
     made = FailingPlace(place, "blocking")
     yield made
     made.close()

@@ -27,7 +27,6 @@ BLOCK = 128
 
 
 def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
-    """Numbered orders."""
     return [(b"%d" % n, {"order_id": f"o{n}"}) for n in range(start, start + count)]
 
 

@@ -44,7 +44,6 @@ WAIT_S = 3.0
 
 @pytest.fixture(params=[("blocking", CONTEXTS), ("asyncio", CONTEXTS)], ids=" ".join)
 def faces(request: pytest.FixtureRequest, layout: Layout, amqp_url: str, database_url: str) -> Faces:
-    """Routers of each face."""
     face, header = request.param
     return Faces(face, amqp_url, layout, database_url, header)
 
@@ -55,13 +54,11 @@ both_kinds = pytest.mark.parametrize("faces", [("blocking", CONTEXTS), ("asyncio
 
 @pytest.fixture
 def partitions(layout: Layout, amqp_url: str) -> Partitions:
-    """What lies in the partitions."""
     return Partitions(amqp_url, layout, CONTEXTS)
 
 
 @pytest.fixture
 def home(layout: Layout) -> str:
-    """The partition where "x" is placed."""
     return layout.route("x").stream
 
 
@@ -84,7 +81,6 @@ class Moves:
         return self.faces.opened(timeout_s=WAIT_S, **options)
 
     def held(self, state: str) -> HeldMove:
-        """A move of "x" that stands still in a state."""
         return HeldMove(self.contexts, ["x"], self.target, state, self.engine)
 
     def assert_consumed(self, *bodies: bytes) -> None:
@@ -95,7 +91,6 @@ class Moves:
 
     @asynccontextmanager
     async def in_loop(self) -> AsyncIterator[tuple[relatum.AsyncContextRouter, Any]]:
-        """A router for tasks, and a channel."""
         async with (
             await aio_pika.connect(self.faces.amqp_url) as connection,
             relatum.AsyncContextRouter(self.faces.layout.super_stream, self.faces.database_url) as router,
@@ -105,7 +100,6 @@ class Moves:
 
 @pytest.fixture
 def moves(faces: Faces, contexts: SerializationContexts, home: str, engine: sa.Engine) -> Moves:
-    """Routers, and a context that moves."""
     return Moves(faces, contexts, home, engine)
 
 
@@ -529,7 +523,6 @@ async def test_a_task_that_publishes_while_its_router_is_closed_is_told(
 
 
 def task_message(name: str, body: bytes = b"", **properties: Any) -> aio_pika.Message:
-    """A message of a context."""
     return aio_pika.Message(body, headers={"serialization_context": name}, **properties)
 
 

@@ -350,7 +350,6 @@ def test_a_start_that_failed_may_be_tried_again(stage: Stage) -> None:
 
 
 def task_consumer(stage: Stage, **options: Any) -> AsyncSerialConsumer:
-    """An asyncio consumer."""
     chosen = SerialOptions(**{"lease_s": LEASE_S, **options})
     return AsyncSerialConsumer(stage.bed.name, "test", chosen, database=stage.database_url, broker=stage.amqp_url)
 

@@ -76,7 +76,6 @@ def frozen_while_committing(engine: sa.Engine, proxy: Proxy, outcome: str) -> It
 
 
 def rows(engine: sa.Engine) -> list[str]:
-    """What the application wrote."""
     with engine.connect() as connection:
         return list(connection.scalars(sa.select(written.c.body).order_by(written.c.id)))
 

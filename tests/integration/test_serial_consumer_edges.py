@@ -27,7 +27,6 @@ pytestmark = pytest.mark.usefixtures("quick_rhythm")
 
 
 def consume_until(consumer: Any, last: str) -> list[str]:
-    """All up to a message, acknowledged."""
     found: list[str] = []
     while last not in found:
         (batch,) = next_batches(consumer, 1)
@@ -51,7 +50,6 @@ class Traffic:
         self.count = dict.fromkeys(self.place, 0)
 
     def publish(self, context: str) -> None:
-        """Publish the next message of a context."""
         self.count[context] += 1
         self.bed.publish(self.place[context], context, f"{context}/{self.count[context]}")
 
@@ -75,7 +73,6 @@ class Traffic:
 
     @property
     def all(self) -> dict[str, list[int]]:
-        """What was published of each context."""
         return {context: list(range(1, last + 1)) for context, last in self.count.items() if last}
 
 

@@ -27,7 +27,6 @@ def partitions_of(name: str) -> list[str]:
 
 
 def placed(context: str, epoch: int, number: int) -> Plain:
-    """A message as a router publishes it."""
     return b"%d" % number, {"serialization_context": context, "relatum_placed": f"{epoch}-{A}-{number}"}
 
 

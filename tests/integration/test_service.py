@@ -51,7 +51,6 @@ def recorded(place: Place) -> str:
 
 
 def find(relations: Relations) -> Status:
-    """One look-up."""
     return relations.find("order_id", "a").status
 
 

@@ -61,7 +61,6 @@ def lost(place: Place, to: str | None = None, *, mode: str = "blackhole_replies"
 
 
 def streams_of(places: tuple[MessageId, ...]) -> list[str]:
-    """The streams that a message was found in."""
     return [each.stream for each in places]
 
 
@@ -126,7 +125,6 @@ def test_what_retention_has_dropped_is_not_known_to_be_nowhere(place: Place) -> 
 
 @pytest.fixture
 def fanout(place: Place) -> Iterator[str]:
-    """An exchange that leads to the stream."""
     name = unique_name()
     with broker_connection(place.amqp) as connection:
         channel = connection.channel()

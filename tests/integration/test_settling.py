@@ -28,13 +28,11 @@ def lost_line(database_url: str) -> Iterator[tuple[Proxy, sa.Engine]]:
 
 
 def rows(engine: sa.Engine) -> int:
-    """How many rows of the application are there."""
     with engine.connect() as connection:
         return int(connection.scalar(sa.select(sa.func.count()).select_from(written)) or 0)
 
 
 def tokens_left(engine: sa.Engine) -> int:
-    """How many tokens are stored."""
     with engine.connect() as connection:
         return int(connection.scalar(sa.select(sa.func.count()).select_from(settlements)) or 0)
 

@@ -46,7 +46,6 @@ def by_celery(urls: str, database_url: str, stream: str) -> Iterator[Publish]:
 
 @contextmanager
 def by_dramatiq(urls: str, database_url: str, stream: str) -> Iterator[Publish]:
-    """A broker with several URLs."""
     queue, broker = unique_name("dramatiq"), RabbitmqBroker(url=urls)
     relatum.intercept(broker, database=database_url, keys=preset("dramatiq"), copy_to=stream)
 

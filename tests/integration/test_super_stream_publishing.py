@@ -54,7 +54,6 @@ def orders(layout: Layout, broker: Broker) -> relatum.SuperStream:
 
 @pytest.fixture
 def placed(stream_url: str, layout: Layout) -> Placed:
-    """Gives the bodies by partition."""
     return lambda: list(bodies(stream_url, layout).values())
 
 
@@ -64,11 +63,9 @@ class Elsewhere(Target):
     def publish(
         self, channel: Any, body: bytes | str, properties: Any = None, *, routing_key: str = "", mandatory: bool = False
     ) -> Any:
-        """Publish by the default exchange."""
         return channel.basic_publish("", routing_key, body, properties, mandatory)
 
     async def publish_async(self, channel: Any, message: Any, routing_key: str = "", **kwargs: Any) -> Any:
-        """Publish by the default exchange."""
         return await channel.default_exchange.publish(message, routing_key, **kwargs)
 
 

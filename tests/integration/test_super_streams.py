@@ -53,7 +53,6 @@ class Hands:
 
 @pytest.fixture
 def hands(broker: Broker) -> Hands:
-    """Those of this broker."""
     return Hands(broker)
 
 

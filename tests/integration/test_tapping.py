@@ -51,16 +51,13 @@ class Bed:
 
     @property
     def url(self) -> str:
-        """The broker's URL, of its owner."""
         return self.server.broker_url
 
     def tap(self, exchanges: Any, user: str | None = None, **options: Any) -> Sequence[Tap]:
-        """Tap as its owner, or as one of the users."""
         url = as_user(self.url, user) if user else self.url
         return tap(url, self.database, exchanges, **({"options": SMALL} | options))
 
     def untap(self, exchanges: Any, **options: Any) -> Sequence[Tap]:
-        """Untap as its owner."""
         return untap(self.url, self.database, exchanges, **options)
 
     def exchange(self, kind: str) -> str:
@@ -86,7 +83,6 @@ class Bed:
             return all_there()
 
     def record(self, stream: str, *keys: str) -> None:
-        """Record all that is in a stream now."""
         record(self.url, self.engine, stream, keys=keys)
 
     def is_queue(self, name: str) -> bool:

@@ -55,7 +55,6 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, _databases: Databases) -> Iterator[World]:
-    """All cases share it."""
     database = _databases.take()
     with TlsBroker(tmp_path_factory.mktemp("tls")) as tls:
         plain = tls.server.broker_url
@@ -288,7 +287,6 @@ def test_a_way_to_log_in(
 
 
 def _by_pika(tls: TlsBroker, way: str, value: str, options: dict[str, Any]) -> None:
-    """Receipts and settling, too."""
     port = tls.elsewhere if way == "other-name" else tls.secure
     parameters = pika.ConnectionParameters(
         "localhost",
@@ -309,7 +307,6 @@ def _by_pika(tls: TlsBroker, way: str, value: str, options: dict[str, Any]) -> N
 
 
 async def _by_aio_pika(tls: TlsBroker, way: str, value: str, options: dict[str, Any]) -> None:
-    """It has its options in its URL, or a context."""
     is_external, in_url = way.startswith("external"), way.endswith("url")
     login, auth = ("", "auth=external&") if is_external else ("{login}", "")
     url = tls.url(f"amqps://{login}{{secure}}?{auth}" + "cafile={ca_file}&{relatum}" * in_url)

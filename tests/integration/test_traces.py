@@ -29,13 +29,11 @@ LEADS_TO = {name: [name] for name in ("order_id", "host")} | dict.fromkeys(IDS, 
 
 @pytest.fixture
 def streams(place: Place) -> Iterator[list[str]]:
-    """The names of three new streams."""
     with new_streams(place.amqp, 3) as names:
         yield names
 
 
 def said(at_us: int, **values: Any) -> tuple[bytes, dict[str, Any]]:
-    """A message of a time, with values of keys."""
     return b"x", values | {"relatum_time": at_us}
 
 

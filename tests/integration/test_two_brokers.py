@@ -82,7 +82,6 @@ def two(amqp_url: str, own_broker: LocalRabbitMQ, engine: sa.Engine) -> Iterator
 
 
 def id_of(url: str) -> UUID | None:
-    """The id of the broker."""
     with StreamReader.open(url) as reader:
         return claimed_identity(reader).broker_id
 

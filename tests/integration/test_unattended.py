@@ -37,7 +37,6 @@ class InProcess(Relatum):
 
 @pytest.fixture
 def relatum(place: Place) -> Relatum:
-    """The command."""
     return InProcess(place.amqp, place.stream_url, place.database)
 
 

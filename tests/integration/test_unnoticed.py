@@ -23,7 +23,6 @@ async def of_pika(stack: AsyncExitStack, url: str) -> list[Any]:
 
 
 async def of_aio_pika(stack: AsyncExitStack, url: str, connect: Any = aio_pika.connect) -> list[Any]:
-    """A connection and its channel."""
     connection = await stack.enter_async_context(await connect(url))
     return [connection, await connection.channel()]
 
@@ -32,7 +31,6 @@ of_aio_pika_robust = partial(of_aio_pika, connect=aio_pika.connect_robust)
 
 
 async def of_celery(stack: AsyncExitStack, url: str) -> list[Any]:
-    """An app."""
     return [stack.enter_context(Celery("tests", broker=url, set_as_current=False))]
 
 

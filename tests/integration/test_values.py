@@ -13,7 +13,6 @@ ORDERS = ["a", "a", "ab", "ab%", "ab_", "abc", "aé", "a\U0001f600", "b", "東",
 
 @pytest.fixture
 def recorded(place: Place, other_stream: str) -> None:
-    """Two streams with the same values."""
     for name in (place.stream, other_stream):
         place.put(*[(b"", {"order_id": each, "number": n}) for n, each in enumerate(ORDERS)], to=name)
     place.record(place.stream, other_stream)

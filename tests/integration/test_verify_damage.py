@@ -52,7 +52,6 @@ class World(Place):
     kept: Database = field(kw_only=True)
 
     def save(self) -> None:
-        """Keep a copy of what is sound."""
         self.sql("CREATE SCHEMA sound")
         for table in TABLES:
             self.sql(f"CREATE TABLE sound.{table} AS SELECT * FROM relatum.{table}")
@@ -70,11 +69,9 @@ class World(Place):
         return verify(self.amqp, self.kept, [self.stream], **options)
 
     def repair(self, report: VerifyReport) -> list[str]:
-        """Mend what a report names."""
         return repair(report, self.kept, dry_run=False)
 
     def differences(self) -> list[Difference]:
-        """What is found now."""
         return [each for stream in self.verify().streams for each in stream.differences]
 
     def tables(self) -> dict[str, Any]:
@@ -177,7 +174,6 @@ DAMAGE = {
 
 
 def hurt(world: World, table: str, damage: Damage, chance: random.Random) -> None:
-    """Do damage to a table."""
     rows = world.sql(f"SELECT ctid::text FROM relatum.{table} WHERE {damage.where} ORDER BY ctid")
     row, change = f"ctid = '{chance.choice(rows)[0]}'", damage.change.format(n=chance.randint(1, 50))
     if damage.change == DELETE:

@@ -100,7 +100,6 @@ def run_sql(database_url: str) -> None:
 
 
 def upgrade_twice(database_url: str) -> None:
-    """Whoever starts may call it."""
     assert relatum_migrations.current(database_url) is None
     relatum_migrations.upgrade(database_url)
     relatum_migrations.upgrade(database_url)
@@ -237,7 +236,6 @@ def write(database_url: str, first: int, count: int) -> None:
 
 @pytest.fixture
 def before(empty_database_url: str) -> str:
-    """A database of the release before, with rows."""
     make_release_0_4(empty_database_url)
     with psycopg.connect(empty_database_url) as connection:
         connection.execute("INSERT INTO relatum.streams (name) VALUES ('s')")
@@ -247,7 +245,6 @@ def before(empty_database_url: str) -> str:
 
 
 def counted(database_url: str, query: str) -> int:
-    """A number."""
     with psycopg.connect(database_url) as connection:
         (number,) = connection.execute(query.encode()).fetchone() or (-1,)
     return int(number)

@@ -40,7 +40,6 @@ def owned(server_url: str, name: str) -> str:
 
 
 def as_user(url: str, user: str, database: str) -> str:
-    """The URL of a database for a user."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=f"{user}:{PASSWORD}@{parts.hostname}:{parts.port}", path=f"/{database}"))
 

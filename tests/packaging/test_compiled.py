@@ -37,7 +37,6 @@ def wheel(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def unpacked(wheel: Path) -> Path:
-    """The wheel as it is installed."""
     directory = wheel.parent / "unpacked"
     zipfile.ZipFile(wheel).extractall(directory)
     return directory
@@ -86,7 +85,6 @@ class Decoder:
         self.is_compiled: bool = pickle.load(self._process.stdout)
 
     def ask(self, records: list[bytes]) -> list[str]:
-        """What became of records."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         pickle.dump(records, self._process.stdin)

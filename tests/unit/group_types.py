@@ -52,7 +52,6 @@ async def asynchronous(relations: AsyncRelations) -> None:
 
 
 def refused(relations: Relations) -> None:
-    """What cannot be."""
     relations.groups(consumer="billing", complete=True)  # type: ignore[call-overload]
     relations.groups(order="random")  # type: ignore[call-overload]
     relations.groups(nonsense=1)  # type: ignore[call-overload]

@@ -22,7 +22,6 @@ class Channel:
         self.sent: list[tuple[Any, ...]] = []
 
     def basic_publish(self, *args: Any) -> None:
-        """Remember the message."""
         self.sent.append(args)
 
 
@@ -34,7 +33,6 @@ def placed(handle: AffinityHandle) -> str:
 
 
 def orders(partitions: int = 3) -> SuperStream:
-    """A super stream whose layout is known."""
     return SuperStream("orders", partitions=partitions)
 
 
@@ -105,7 +103,6 @@ LOADS = st.lists(st.integers(0, 50), min_size=1, max_size=8)
 
 
 def candidates(loads: list[int]) -> list[Candidate]:
-    """Partitions with these open sets."""
     return [Candidate(f"orders-{place}", 1.0, load) for place, load in enumerate(loads)]
 
 

@@ -11,7 +11,6 @@ POSITION = Position(7, fingerprint(None, b"hello"), 1_000)
 
 
 def at_7(body: bytes = BODY, chunk_ms: int | None = 1_000) -> Message:
-    """A message as it lies in a stream."""
     return Message.from_record("s", 7, body, chunk_ms)
 
 

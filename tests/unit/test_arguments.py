@@ -101,7 +101,6 @@ NOW = datetime(2026, 11, 22, 9, 30, 15, tzinfo=UTC)
 
 
 def at(day: int, hour: int = 0, minute: int = 0, second: int = 0) -> datetime:
-    """A moment of that November."""
     return datetime(2026, 11, day, hour, minute, second, tzinfo=UTC)
 
 

@@ -58,11 +58,9 @@ class Entered:
         self._proof, self._threads = proof, threads
 
     def ask(self) -> "Future[Any]":
-        """One more."""
         return self._threads.submit(self.flights.run, "it", self._proof)
 
     def first(self) -> "Future[Any]":
-        """One whose proof is held."""
         first = self.ask()
         assert self._proof.is_under_way.wait(LIMIT_S)
         return first

@@ -71,7 +71,6 @@ def test_a_copy_says_what_was_given(fields: dict[str, Any]) -> None:
 
 
 def marshalled(properties: Basic.Properties) -> Any:
-    """What is sent, or the error there is instead."""
     try:
         return properties.marshal()
     except Exception as error:

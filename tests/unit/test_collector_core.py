@@ -22,7 +22,6 @@ def message(offset: int, type_: str = "a", size: int = 10) -> Collected:
 
 
 def core_of(types: dict[str, ExecutorOptions], **limits: int) -> Core:
-    """A core with types."""
     core = Core(**limits)
     for name, options in types.items():
         core.register(name, options)
@@ -46,12 +45,10 @@ def taken(core: Core, type_: str = "a") -> Bulk:
 
 
 def offsets(bulk: Bulk) -> list[int]:
-    """The offsets of a bulk's messages."""
     return [each.place.offset for each in bulk.messages]
 
 
 def results(bulk: Bulk, status: OutcomeStatus, retry_in_s: float | None = None) -> list[Result]:
-    """One result for all messages of a bulk."""
     return [Result(each.place, status, None, retry_in_s) for each in bulk.messages]
 
 
@@ -314,7 +311,6 @@ class CoreAndModel(RuleBasedStateMachine):
         assert self.core.is_idle == (not active)
 
     def teardown(self) -> None:
-        """Look at all that was closed."""
         for type_ in TYPES if hasattr(self, "core") else ():
             while self.core.waiting_bulks(type_):
                 for bulk in self.running:

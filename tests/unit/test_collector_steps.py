@@ -32,7 +32,6 @@ def read(offset: int, message_id: str | None = None, type_: str | None = "a") ->
 
 
 def bulk_of(*offsets: int) -> Bulk:
-    """A bulk as the core closes it."""
     messages = (Collected(MessageId("orders", n), f"m{n}", "a", 10, read(n)) for n in offsets)
     return Bulk(7, "a", tuple(messages), FlushReason.AGE)
 
@@ -45,7 +44,6 @@ class Inscrutable(Exception):
 
 
 def note_and_raise(bulk: Bulk) -> None:
-    """Note a success and a failure, and raise."""
     bulk.succeeded(bulk.messages[0])
     bulk.failed(bulk.messages[1], OSError("disk"), retry=False)
     raise RuntimeError("stop")
@@ -115,14 +113,12 @@ def test_described_messages_are_undecoded_again() -> None:
 
 
 def core_of(**options: Any) -> Core:
-    """A core with an executor of one type."""
     core = Core()
     core.register("a", ExecutorOptions(**options))
     return core
 
 
 def described(*offsets: int, type_: str = "a") -> list[Collected]:
-    """Messages as a follower describes them."""
     return [describe(read(offset, type_=type_), type_of_property) for offset in offsets]
 
 

@@ -23,7 +23,6 @@ logger = logging.getLogger("relatum.test-loop")
 
 @pytest.fixture
 def loop() -> Iterator[ComponentLoop]:
-    """A loop that runs."""
     loop = ComponentLoop("relatum-test", logger)
     loop.start()
     yield loop

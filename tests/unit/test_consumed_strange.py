@@ -18,17 +18,14 @@ SECRET = b"card 4711"
 
 
 def lying(stream: Any = "orders", offset: Any = 3, timestamp: Any = 0) -> SimpleNamespace:
-    """What rstream says of where a message lies."""
     return SimpleNamespace(stream=stream, offset=offset, timestamp=timestamp)
 
 
 def properties(**values: Any) -> pika.BasicProperties:
-    """What pika gives."""
     return pika.BasicProperties(**values)
 
 
 def itself() -> dict[str, Any]:
-    """A table that holds itself."""
     table: dict[str, Any] = {}
     table["x-own"] = table
     return table

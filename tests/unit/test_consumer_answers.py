@@ -25,12 +25,10 @@ from relatum_consumer.traces import Edge, Step, Stop, StopReason
 
 
 def message(offset: int, body: bytes = b"", chunk_ms: int | None = None) -> Message:
-    """A message at an offset of the stream "s"."""
     return Message("s", offset, None, chunk_ms, lambda: ({}, Properties(), body, True))
 
 
 def covers(start: int, stop: int, *keys: int, kind: str = "recorded", position: Position | None = None) -> CoverageRow:
-    """A range of coverage."""
     last = (None, None, None) if position is None else (position.offset, position.fingerprint, position.chunk_ms)
     return CoverageRow(1, 1, start, stop, keys, TIME in keys, kind, False, *last, datetime.now(UTC))
 
@@ -134,13 +132,11 @@ class Broker(Servers):
         self.asked: list[str] = []
 
     def scan(self, stream: str, start: int, stop: int, take: Callable[[Message], Any]) -> list[Any]:
-        """Show the messages."""
         assert Uncovered(stream, start, stop) in GAP
         self.taken = [take(each) for each in self._messages]
         return []
 
     def agreements(self, positions: Mapping[str, Position], _: ChunkCache) -> dict[str, Agreement]:
-        """Say the next thing."""
         self.asked.append("agree")
         return {stream: next(self._ways) for stream in positions}
 

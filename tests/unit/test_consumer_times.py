@@ -60,7 +60,6 @@ class World:
             self.blocks[number] = rows
 
     def message(self, stream: str, offset: int) -> Message:
-        """A message of a stream."""
         self.messages_read += 1
         time_us = self.times[stream][offset]
         headers = {} if time_us is None else {"relatum_time": time_us}
@@ -73,37 +72,30 @@ class World:
         return Catalog(Servers(self.rows, lambda: broker), "/")
 
     def bounds(self, stream: str) -> StreamBounds:
-        """As of the broker."""
         count = len(self.times[stream])
         ends = (self.first, count - 1) if count > self.first else (None, None)
         return StreamBounds(*ends, is_proven=True)
 
     def all_bounds(self, streams: Sequence[str], _: Any, lasts: Collection[str]) -> dict[str, StreamBounds]:
-        """As of the broker."""
         ends = {stream: self.bounds(stream) for stream in streams}
         is_unknown = {stream: stream in lasts and ends[stream].last is not None for stream in ends}
         return {s: StreamBounds(0, each.last, is_proven=True) if is_unknown[s] else each for s, each in ends.items()}
 
     def partitions(self, _: str) -> list[str]:
-        """As of the broker."""
         return []
 
     def scan(self, stream: str, start: int, stop: int, take: Callable[[Message], Any]) -> list[Message]:
-        """As of the broker."""
         self.reads += 1
         offsets = range(max(start, self.first), min(stop, len(self.times[stream])))
         return [message for offset in offsets if take(message := self.message(stream, offset))]
 
     def read(self, stream: str, offset: int) -> Message:
-        """As of the broker."""
         return self.message(stream, offset)
 
     def read_all(self, ids: Sequence[MessageId], **_: Any) -> list[Message]:
-        """As of the broker."""
         return [self.message(*each) for each in ids]
 
     def rows(self, sql: Any, given: Any) -> list[Any]:
-        """As of the database."""
         if "relatum.keys" in sql.text:
             return []
         if "relatum.streams" in sql.text:
@@ -145,7 +137,6 @@ any_times = ordered | disordered | nearly | some_without
 
 
 def offsets_of(answer: Answer) -> list[int]:
-    """Where its messages lie."""
     return [message.offset for message in answer]
 
 

@@ -15,12 +15,10 @@ ranges = st.lists(
 
 
 def points(spans: list[tuple[int, int]]) -> set[int]:
-    """Every offset in some of the ranges."""
     return {offset for start, end in spans for offset in range(start, end)}
 
 
 def row(start: int, end: int, keys: tuple[int, ...], *, time: bool = True, kind: str = "recorded") -> CoverageRow:
-    """A range as the database would give it."""
     return CoverageRow(1, 1, start, end, keys, time, kind, False, None, None, None, datetime.now(UTC))
 
 

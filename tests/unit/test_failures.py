@@ -17,7 +17,6 @@ REFUSED = (
 
 
 def driver_error(error: psycopg.Error) -> sa.exc.DBAPIError:
-    """A driver's error as SQLAlchemy raises it."""
     return sa.exc.DBAPIError.instance("SELECT 1", {}, error, psycopg.Error)  # type: ignore[return-value]
 
 

@@ -26,7 +26,6 @@ LIMIT_S = 60.0
 
 
 def message(offset: int, body: bytes = b"") -> Message:
-    """A message at an offset."""
     return Message("s", offset, None, None, lambda: ({}, Properties(), body or b"%d" % offset, True))
 
 
@@ -54,7 +53,6 @@ class Logged(Delivery):
     log: Callable[[str], None]
 
     def drop(self, held: Any) -> None:
-        """Count it no more."""
         self.log("drop")
         super().drop(held)
 
@@ -85,7 +83,6 @@ class Bench:
         self.begun = asyncio.Event()
 
     def follow(self, next_offset: int = 0, at: Position | None = None, *, stream: str = "s") -> Followed:
-        """Follow a stream."""
         followed = Followed(cast(Any, self), stream, 1, next_offset, at)
         followed.task = asyncio.get_running_loop().create_task(followed.run())
         return followed
@@ -135,7 +132,6 @@ class Bench:
 
 
 def shown(event: Event) -> str:
-    """An event in words."""
     match event:
         case Attached():
             return f"attached {event.next_offset}"
@@ -152,8 +148,6 @@ def shown(event: Event) -> str:
 
 
 def in_loop(function: Callable[[], Awaitable[None]]) -> None:
-    """Run a test in a loop."""
-
     async def limited() -> None:
         await asyncio.wait_for(function(), LIMIT_S)
 
@@ -258,7 +252,6 @@ def test_what_is_wanted_is_given_of_the_stream_that_is_known(course: str) -> Non
 
 
 async def attached(bench: Bench, *streams: str) -> list[Followed]:
-    """Streams that are read from their beginning."""
     found = [bench.follow(stream=stream) for stream in streams]
     await bench.after()
     for followed in found:
@@ -442,7 +435,6 @@ def test_reading_pauses_where_little_comes_of_many_streams() -> None:
 
 
 def sized(size: int) -> Chunk:
-    """A chunk of so many bytes."""
     return Chunk(0, 0, 1, 1, 1_700_000_000_000, 1, b"x" * size, 0, size)
 
 

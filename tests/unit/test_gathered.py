@@ -11,7 +11,6 @@ from relatum_consumer.lookups.answering import Gathered
 
 
 def message(offset: int, size: int = 10, stream: str = "s") -> Message:
-    """A message of so many bytes."""
     return Message.from_record(stream, offset, b"\x00" * size)
 
 

@@ -14,7 +14,6 @@ ranges = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda e
 
 
 def row(number: int, start: int, stop: int, keys: tuple[int, ...] = (KEY,), kind: str = "recorded") -> CoverageRow:
-    """A range of the coverage."""
     return CoverageRow(number, 1, start, stop, keys, True, kind, False, None, None, None, datetime.now(UTC))
 
 

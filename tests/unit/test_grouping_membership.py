@@ -73,7 +73,6 @@ odd_headers = st.dictionaries(st.sampled_from(["group_id", "group_sequence", "gr
 
 
 def message(headers: dict[str, Any]) -> Message:
-    """A message with these headers."""
     properties = type("P", (), {"headers": headers, "__getattr__": lambda _self, _name: None})()
     return Message.from_amqp("stream", 0, properties, b"")
 
@@ -174,7 +173,6 @@ KEYS: list[list[KeyDefinition]] = [[GROUP_KEY], [KeyDefinition("order_id"), rela
 
 
 def stamp(stamper: Stamper, headers: dict[str, Any]) -> Any:
-    """Stamp a message of these headers."""
     return stamper.stamp(headers, None, 0, None, b"")
 
 

@@ -145,7 +145,6 @@ def group(*numbers: int, last: int | None = None, name: str = ID) -> list[Member
 
 
 def expanded(ranges: tuple[tuple[int, int], ...]) -> set[int]:
-    """All numbers of some ranges."""
     return {number for first, last in ranges for number in range(first, last + 1)}
 
 

@@ -80,7 +80,6 @@ class Unreachable:
 
 
 def keep(message: Any) -> Any:
-    """Keep a message."""
     return message
 
 
@@ -90,7 +89,6 @@ def without_opening(kind: type) -> Any:
 
 
 def readers() -> None:
-    """Everything that reads."""
     transport: Any = Unreachable()
     for kind in (StreamReader, AsyncStreamReader):
         blocking = StreamReader(transport)
@@ -263,7 +261,6 @@ def placements() -> None:
 
 
 def super_streams() -> None:
-    """Everything about super streams themselves."""
     stream = relatum.SuperStream("s", partitions=2)
     routes = [True, 1.5, b"x", "", NUL, HALF, [], object()]
     counts = [*COUNTS, 2**63]

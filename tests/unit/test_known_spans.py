@@ -15,7 +15,6 @@ from relatum_consumer.lookups.servers import Servers
 
 
 def of_spans(*spans: tuple[int, int]) -> Known:
-    """What is known of one stream."""
     return Known("payments", 100, spans, Evidence(("payments",), ends={"payments": StreamBounds(0, 8)}))
 
 

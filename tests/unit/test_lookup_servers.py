@@ -22,23 +22,19 @@ class Broker:
         self.go_on = threading.Event()
 
     def open(self) -> Any:
-        """Take until it may go on."""
         self.opened += 1
         assert self.go_on.wait(80)
         return self
 
     def bounds(self, _: str) -> StreamBounds:
-        """As of a reader."""
         self.asked += 1
         return StreamBounds(0, 8)
 
     def close(self) -> None:
-        """As of a reader."""
         self.closed += 1
 
 
 def no_rows(*_: Any) -> list[Any]:
-    """No row."""
     return []
 
 

@@ -56,7 +56,6 @@ class Thing:
         self.lock = threading.Lock()
 
     def statistics(self) -> ThingStatistics:
-        """What it has counted."""
         with self.lock:
             self.asked += 1
             return ThingStatistics(self.done, self.open, self.is_up, self.spent.observed(), self.parts)
@@ -82,7 +81,6 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def things(name: str) -> Iterator[list[Thing]]:
-    """Two things of one name."""
     made = [Thing(), Thing()]
     for thing in made:
         metrics.report(thing, name=name)
@@ -192,7 +190,6 @@ class Counted(Histogram):
         self.does = does
 
     def observed(self) -> Observed:
-        """Of the interface."""
         seen = Adding((0.1, 1.0), (0, 0, 0), 0.0)
         object.__setattr__(seen, "does", self.does)
         return seen
@@ -228,7 +225,6 @@ class Ending(Thing):
     is_over = False
 
     def statistics(self) -> ThingStatistics:
-        """Of the interface."""
         seen = super().statistics()
         if not self.is_over:
             self.is_over = True

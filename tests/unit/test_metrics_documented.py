@@ -23,7 +23,6 @@ OF_PROMETHEUS = {"le", "instance", "job"}
 
 @pytest.fixture(scope="module")
 def metrics() -> list[Metric]:
-    """All metrics of all rooms."""
     for package in (relatum, relatum_consumer):
         root = Path(package.__path__[0])
         for path in root.rglob("*.py"):
@@ -39,7 +38,6 @@ def unit_of(metric: Metric) -> str:
 
 
 def series_of(metric: Metric) -> list[str]:
-    """The names that expressions may use."""
     parts = ("_bucket", "_sum", "_count") if metric.kind is Kind.HISTOGRAM else ("",)
     return [metric.name + part for part in parts]
 
@@ -65,7 +63,6 @@ def test_the_page_has_each_metric_as_it_is(metrics: list[Metric]) -> None:
 
 
 def expressions(panels: list[dict[str, Any]]) -> Iterator[str]:
-    """What the board asks Prometheus."""
     for panel in panels:
         yield from (target["expr"] for target in panel.get("targets", ()))
         yield from expressions(panel.get("panels", []))

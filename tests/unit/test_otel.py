@@ -25,19 +25,16 @@ from tests.support.spans import Spans, collected_spans
 
 @pytest.fixture
 def spans() -> Iterator[Spans]:
-    """A provider that the application has set."""
     with collected_spans() as spans:
         yield spans
     otel.configure()
 
 
 def described() -> Description:
-    """A span."""
     return Description("tried", {"relatum.tried": 1}, "consumer")
 
 
 def sent(offset: int, headers: dict[str, Any], **properties: Any) -> Message:
-    """A message with such headers."""
     given = {"message_id": None, "correlation_id": None, "timestamp": None} | properties
     return Message.from_amqp("orders", offset, type("Properties", (), {"headers": headers} | given)(), b"")
 
@@ -91,7 +88,6 @@ class Broken(Exception):
 
 
 def broken(*_: Any, **__: Any) -> Any:
-    """Whatever it is asked."""
     raise Broken("4711")
 
 
@@ -101,7 +97,6 @@ class BrokenSampler(Sampler):
     should_sample = broken
 
     def get_description(self) -> str:
-        """Of the interface."""
         return "broken"
 
 
@@ -242,7 +237,6 @@ class Choosy(TextMapPropagator):
     inject = broken
 
     def extract(self, carrier: Any, context: Any = None, getter: Any = None) -> Any:
-        """Of the interface."""
         if "odd" in carrier:
             raise Broken(carrier["odd"])
         return context

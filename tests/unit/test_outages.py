@@ -73,13 +73,11 @@ CASES: dict[str, tuple[list[tuple[str, Exception | str]], list[str]]] = {
 
 @pytest.fixture
 def outages(caplog: pytest.LogCaptureFixture) -> Outages:
-    """Outages of named servers."""
     caplog.set_level(logging.INFO, logger.name)
     return Outages(logger, broker="amqp://u@b:1", database="d:2/n")
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Level and text of each line."""
     return [f"{line.levelname} {line.getMessage()}" for line in caplog.records]
 
 

@@ -21,18 +21,14 @@ SECRET = "s3cret"
 
 
 def address(now: Any, **more: Any) -> BrokerAddress:
-    """An address whose password a function says."""
     return BrokerAddress("h", amqp_port=1, **more).with_password(now)
 
 
 def of_the_module() -> str:
-    """A function that other processes find, too."""
     return SECRET
 
 
 def raising(error: BaseException) -> Callable[[], str]:
-    """A function that fails."""
-
     def fail() -> str:
         raise error
 

@@ -46,7 +46,6 @@ OF_TRACE = {"trace_id": TRACE}
 
 
 def prefixed(prefix: str) -> dict[str, Any]:
-    """A CloudEvent in binary mode."""
     return {f"{prefix}{name}": value for name, value in (EVENT | LINKS).items()}
 
 

@@ -20,11 +20,9 @@ class Single:
         of_one_process(self, "a thing")
 
     def use(self) -> str:
-        """Use it."""
         return self.name
 
     async def use_later(self) -> str:
-        """Use it in a loop."""
         return self.name
 
     def __iter__(self) -> Iterator[str]:

@@ -117,12 +117,10 @@ def routed(world: _World, **options: Any) -> Publications:
 
 
 def begun(world: _World, publications: Publications, name: str = "x") -> _Run:
-    """A message that is about to be published."""
     return _Run(world, stepwise(serial_world.publish, publications, world.asking, name))
 
 
 def looking(world: _World, publications: Publications) -> _Run:
-    """A look that is about to begin."""
     return _Run(world, stepwise(publications.look))
 
 
@@ -145,7 +143,6 @@ def under_way(world: _World, publications: Publications) -> _Run:
 
 
 def data_in(world: _World, stream: str) -> list[int]:
-    """The numbers of the messages in a stream."""
     return [each.placed.number for each in world.streams[stream] if isinstance(each, Data) and each.placed]
 
 
@@ -359,7 +356,6 @@ def test_a_suspected_stray_waits_for_the_database(world: _World) -> None:
 
 
 def placed(name: str, epoch: int, state: PlacementState = PlacementState.OPEN) -> Placement:
-    """A placement of a name."""
     return Placement(name, 1, "p0", "p0", epoch, state)
 
 
@@ -421,7 +417,6 @@ def test_the_cache_is_right_as_of_its_generation(data: st.DataObject) -> None:
 
 
 def sent_of(name: str, number: int, epoch: int = 1) -> Sent:
-    """A message of a name."""
     return Sent(name, "p0", Placed(epoch, "0" * 16, number))
 
 

@@ -149,7 +149,6 @@ def connection() -> Iterator[SocketConnection]:
 
 
 def end(connection: SocketConnection, number: int) -> None:
-    """Unsubscribe, and have the broker answer."""
     correlation = connection.session.next_correlation()
     connection.session.unsubscribe(number, correlation)
     connection.session.receive(frames.answer(Command.UNSUBSCRIBE, correlation, Code.OK))
@@ -237,7 +236,6 @@ def test_numbers_that_are_no_offsets_are_answered_at_once() -> None:
 
 
 def chunk(first: int, records: int, size: int = 100) -> Chunk:
-    """A chunk with records from an offset on."""
     return Chunk(0, first, records, records, 0, 1, bytes(size), 0, size)
 
 

@@ -20,13 +20,11 @@ class Clock:
     now: float = 1000.0
 
     def __call__(self) -> float:
-        """The time."""
         return self.now
 
 
 @pytest.fixture
 def clock() -> Clock:
-    """The clock of the test."""
     return Clock()
 
 

@@ -17,7 +17,6 @@ MOVE = 7
 
 
 def record(headers: dict[str, str], body: bytes) -> bytes:
-    """A message as RabbitMQ stores it."""
     pairs = b""
     for name, value in headers.items():
         pairs += b"\xa1%c%b\xa1%c%b" % (len(name), name.encode(), len(value.encode()), value.encode())
@@ -26,12 +25,10 @@ def record(headers: dict[str, str], body: bytes) -> bytes:
 
 
 def data(context: str, epoch: int, body: str) -> bytes:
-    """A message of a context."""
     return record({CONTEXT_HEADER: context, PLACED_HEADER: str(Placed(epoch, "ab", 1))}, body.encode())
 
 
 def control(entry: Control) -> bytes:
-    """A control message."""
     headers, body = encode(entry)
     return record(headers, body)
 
@@ -39,7 +36,6 @@ def control(entry: Control) -> bytes:
 def following(
     position: int = 0, *, holds: dict[int, int] | None = None, since: dict[int, float] | None = None, **options: float
 ) -> Following:
-    """A partition that was opened at a position."""
     return Following(
         1,
         "p",
@@ -51,18 +47,15 @@ def following(
 
 
 def put(partition: Following, *records: bytes, first: int = 0, now: float = 0.0) -> None:
-    """Read records, as one chunk."""
     batch = RecordBatch("p", first, range(first, first + len(records)), records)
     partition.put(Piece.of(batch, lambda adoption: Message.from_record(adoption.stream, adoption.offset, b"")), now)
 
 
 def bodies(step: Step) -> list[str]:
-    """What a step hands out."""
     return [message.body.decode() for message in step.messages]
 
 
 def commit(partition: Following, now: float = 0.0) -> Step:
-    """Take the next step and store it."""
     step = partition.take(now)
     partition.committed(step, now)
     return step

@@ -288,7 +288,6 @@ def test_each_rule_is_needed(what: str) -> None:
 
 
 def begun(world: World, begin: Any, *given: Any) -> Any:
-    """An actor that begins now."""
     begin(*given)
     return world.running[-1]
 

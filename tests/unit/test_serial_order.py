@@ -22,17 +22,14 @@ DISORDER, FALSE = FindingKind.DISORDER, FindingKind.FALSE_ADOPTION
 
 
 def data(epoch: int, number: int, *, context: str = "c", session: str = A) -> Data:
-    """A message of a router."""
     return Data(context, Placed(epoch, session, number))
 
 
 def fence(move_id: int, epoch: int, *contexts: str) -> Fence:
-    """A fence of a move."""
     return Fence(move_id, epoch, frozenset(contexts or ("c",)))
 
 
 def marker(move_id: int, epoch: int, source: str, fence_offset: int, *contexts: str) -> Marker:
-    """A marker of a move."""
     return Marker(move_id, epoch, frozenset(contexts or ("c",)), source, fence_offset)
 
 
@@ -66,7 +63,6 @@ def read(
 
 
 def kinds(partitions: Partitions) -> list[FindingKind]:
-    """The kinds of what is found."""
     return [finding.kind for finding in read(partitions)[0].findings]
 
 

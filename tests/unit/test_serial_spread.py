@@ -19,7 +19,6 @@ def named(sizes: dict[str, int]) -> dict[str, list[str]]:
 
 
 def after(placed: dict[str, list[str]], moves: dict[str, tuple[str, ...]]) -> dict[str, set[str]]:
-    """Where contexts are after moves."""
     result = {stream: set(names) for stream, names in placed.items()}
     for stream, names in moves.items():
         for name in names:

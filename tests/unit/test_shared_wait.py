@@ -28,7 +28,6 @@ class Table:
         self.takes_s = 0.0
 
     def poll(self, questions: Sequence[int]) -> Iterable[tuple[int, str]]:
-        """The answers there are."""
         self.polls.append(len(questions))
         if self.takes_s:
             pause(self.takes_s)
@@ -39,7 +38,6 @@ class Table:
 
 @pytest.fixture
 def table() -> Table:
-    """A table."""
     return Table()
 
 
@@ -50,7 +48,6 @@ def waits(table: Table) -> SharedWait[int, str]:
 
 
 def in_time(seconds: float) -> float:
-    """A moment from now."""
     return time.monotonic() + seconds
 
 

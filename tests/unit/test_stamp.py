@@ -47,7 +47,6 @@ def stamp(stamper: Stamper, headers: dict[str, Any] | None = None, body: Any = b
 
 
 def stamper(*keys: str | KeyDefinition, **options: Any) -> Stamper:
-    """A stamper for these keys."""
     return Stamper(as_definitions(keys), **options)
 
 

@@ -53,7 +53,6 @@ def silent() -> Iterator[socket.socket]:
 
 
 def opened(listener: socket.socket, timeout_s: float) -> None:
-    """Open a connection to it, which fails."""
     address = BrokerAddress("127.0.0.1", stream_port=listener.getsockname()[1])
     with pytest.raises(BrokerUnavailable):
         SocketConnection.open(address, timeout_s)
@@ -114,7 +113,6 @@ class Server(Node):
         return answered(key, struct.unpack_from(">I", body)[0], code, rest) + tune
 
     def log_in(self, heartbeat_s: int = 10, mechanism: AuthMechanism = "PLAIN") -> SocketConnection:
-        """Log in to it."""
         login = BrokerLogin(mechanism, ssl_context=None if mechanism == "PLAIN" else ssl.create_default_context())
         address = BrokerAddress("127.0.0.1", "user", "secret", "vhost", amqp_tls=True, login=login)
         return SocketConnection.open(replace(address, stream_host="127.0.0.1", stream_port=self.port), 5, heartbeat_s)

@@ -31,7 +31,6 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "commands.md"
 
 
 def subclasses(kind: type[errors.RelatumError]) -> Iterator[type[errors.RelatumError]]:
-    """All classes below one."""
     for each in kind.__subclasses__():
         yield each
         yield from subclasses(each)

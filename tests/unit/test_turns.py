@@ -22,7 +22,6 @@ class Calls(RuleBasedStateMachine):
 
     @rule(use=st.sampled_from([Use.ANSWER, Use.LENT]))
     def enter(self, use: Use) -> None:
-        """A call asks for a turn."""
         turn = self.turns.enter(use)
         if turn is None:
             self.held.append(use)
@@ -89,11 +88,9 @@ class Nothing:
     is_closed = False
 
     def is_idle_for(self, _seconds: float) -> bool:
-        """As a connection has it."""
         return False
 
     def close(self) -> None:
-        """As a connection has it."""
         self.is_closed = True
 
 

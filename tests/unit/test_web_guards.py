@@ -19,7 +19,6 @@ TOKEN = "a token; 16 characters, or more"
 
 
 def page(**options: Any) -> AbstractContextManager[Asking]:
-    """The page with these options."""
     return asking(WebOptions(*NOWHERE, **options))
 
 

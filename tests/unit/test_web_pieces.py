@@ -137,7 +137,6 @@ START = datetime(2026, 11, 23, 9, 30, tzinfo=UTC)
 
 
 def moments(*seconds: float) -> list[datetime | None]:
-    """Moments so many seconds after the start."""
     return [START + timedelta(seconds=each) for each in seconds]
 
 
@@ -157,7 +156,6 @@ def test_a_span_is_said_in_its_largest_units(seconds: float, words: str) -> None
 
 
 def key(value: str) -> KeyValue:
-    """A value of a key."""
     return KeyValue("k", value)
 
 

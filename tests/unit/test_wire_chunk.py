@@ -22,7 +22,6 @@ MOST = 65_535
 
 
 def all_records(frame: bytes) -> list[tuple[int, bytes]]:
-    """Each record of a chunk with its offset."""
     found = []
     for first, records in split(decode_deliver(frame)):
         found += list(enumerate(records, first))

@@ -8,7 +8,6 @@ from relatum.wire import frames
 
 
 def record(raw: bytes) -> bytes:
-    """An entry with one record."""
     return struct.pack(">I", len(raw)) + raw
 
 
@@ -34,7 +33,6 @@ def deliver(
 
 
 def sized(frame: bytes) -> bytes:
-    """A frame with its size before it."""
     return struct.pack(">I", len(frame)) + frame
 
 

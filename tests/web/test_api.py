@@ -25,7 +25,6 @@ class Markup(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """A beginning."""
         self.elements.append((tag, dict(attrs)))
 
 
@@ -44,7 +43,6 @@ def harmless(text: str) -> Markup:
 
 
 def links(page: Asking, path: str) -> list[str]:
-    """Where the links of a page lead."""
     elements = harmless(page.get(path).text).elements
     return [attributes.get("href") or "" for tag, attributes in elements if tag == "a"]
 
@@ -420,7 +418,6 @@ def test_hostile_questions_are_text(page: Asking) -> None:
 
 
 def examples(world: World) -> dict[str, list[str]]:
-    """What each path of the API is asked."""
     return {
         "/search": ["/search?key=host&value=busy", "/search?key=order_id&value=late", "/search"],
         "/around": [f"/around?stream={world.orders}&offset=0&limit=3", "/around?moment=2026-01-01", "/around"],

@@ -65,14 +65,12 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def served(world: World) -> Iterator[str]:
-    """The address of the page on the world."""
     with WebServer(world.page(port=0)) as server:
         yield server.url.rstrip("/")
 
 
 @pytest.fixture(scope="module")
 def talked(talks: Talks) -> Iterator[str]:
-    """The address of the page on conversations."""
     with WebServer(talks.page(port=0)) as server:
         yield server.url.rstrip("/")
 
@@ -108,7 +106,6 @@ class Watched:
 def looking(
     browser: Browser, served: str, *, theme: str = "light", width: int = 1280, **options: Any
 ) -> Iterator[Watched]:
-    """A window on the page."""
     context = browser.new_context(
         viewport={"width": width, "height": HEIGHT},
         color_scheme=theme,  # type: ignore[arg-type]
@@ -134,7 +131,6 @@ def window(request: pytest.FixtureRequest, browser: Browser, served: str) -> Ite
 
 @pytest.fixture
 def tab(window: Watched) -> Page:
-    """What is in it."""
     return window.page
 
 
@@ -144,7 +140,6 @@ def seen(**options: Any) -> pytest.MarkDecorator:
 
 
 def kept(page: Page, name: str) -> None:
-    """Keep a picture to look at."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 

@@ -35,7 +35,6 @@ def connected(world: World, way: str) -> Iterator[Agent]:
 
 @pytest.fixture(scope="module")
 def agent(world: World) -> Iterator[Agent]:
-    """An agent over HTTP."""
     with connected(world, "http") as agent:
         yield agent
 

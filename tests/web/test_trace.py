@@ -17,7 +17,6 @@ WEIGHT_MAX = 200_000
 
 @pytest.fixture(scope="module")
 def talk(talks: Talks) -> Iterator[Asking]:
-    """The page on them."""
     with asking(talks.page()) as page:
         yield page
 

@@ -115,7 +115,6 @@ def test_a_text_with_a_nul_is_shown_as_text(place: Place, own: Asking) -> None:
 
 
 def named(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Headers or keys of an answer, by name."""
     return {row.get("name", row.get("key")): row.get("text", row.get("value")) for row in rows}
 
 
