@@ -241,7 +241,7 @@ class AsyncOutcomes(AsyncClosing):
 
     async def close(self) -> None:
         """Stop calling result handlers, end all waits, and close connections."""
-        await asyncio.to_thread(self._outcomes.close)
+        await in_thread(None, self._outcomes.close)
 
     async def of(self, message_id: str, *, collector: str | None = None) -> Outcome:
         """Return the current outcome of a message; see `Outcomes.of`."""

@@ -270,6 +270,9 @@ class _Awaited(Generic[_Result]):
             threading.Thread(target=self._returned, args=(result,), name="relatum-given-back", daemon=True).start()
 
 
+_COMMON: Final = Threads(32, "relatum-calls")
+
+
 async def in_thread(
     threads: Threads | None,
     function: Callable[..., _Result],
@@ -284,14 +287,14 @@ async def in_thread(
     that ignores deadlines.
 
     Args:
-        threads: The threads to use; None for the event loop's own.
+        threads: The threads to use; None for those that all rare calls of this process share.
         function: The function to call.
         args: Its arguments.
         ending: A further deadline of the call; None for none.
-        returned: Called in a thread with the result of a call that was cancelled, to release it, if `threads` are
-            given; None if there is nothing to release.
-        to_end: True waits for a cancelled call in `threads` until it has ended, however long that takes, because
-            the following work must not overtake it. Default False.
+        returned: Called in a thread with the result of a call that was cancelled, to release it; None if there is
+            nothing to release.
+        to_end: True waits for a cancelled call until it has ended, however long that takes, because the following work
+            must not overtake it. Default False.
 
     Raises:
         NoThreadInTime: no thread became free before the deadline; the function was not called.
@@ -302,8 +305,7 @@ async def in_thread(
         context = copy_context()
     call = partial(context.run, function, *args)
     try:
-        if threads is None:
-            return await asyncio.get_running_loop().run_in_executor(None, call)
+        threads = threads or _COMMON
         if threads.has(threading.current_thread()):
             raise RuntimeError("a call in a thread waits for another of the same threads: make that in the same call")
         return await _Awaited(threads, call, deadline, returned, to_end=to_end).result()
