@@ -239,7 +239,7 @@ def test_find_and_related_answer_and_end_with_their_status(relatum: Relatum, pla
     assert "is read as 1970-01-01T00:00:02+00:00 (UTC" in around.stderr
     asked = relatum.run("find", "order_id", "2", "--log-level", "debug").stderr
     assert f"read ({place.stream}): 2 rows, " in asked
-    assert "select (" in asked
+    assert "rows (" in asked
     place.put(*orders(9))
     later = relatum.run("find", "order_id", "9", "--to", place.stream, "--json")
     assert later.returncode == ExitCode.NOT_YET, later.stderr
