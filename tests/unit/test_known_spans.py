@@ -8,7 +8,7 @@ import pytest
 from relatum.keys import KeyDefinition
 from relatum.limits import INTEGER_MAX
 from relatum.reading import StreamBounds
-from relatum_consumer._known_spans import ALWAYS, Known, _apart, _both, _low, still
+from relatum_consumer._known_spans import ALWAYS, Known, _union, _intersection, _low, still
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import Evidence
 from relatum_consumer.lookups.servers import Servers
@@ -36,9 +36,9 @@ def test_nothing_is_known_of_nothing() -> None:
 
 def test_all_streams_must_know() -> None:
     """Of several streams, what each of them knows; of one, a range does not reach into the time of the next."""
-    assert _both([(0, 10), (20, 30)], [(5, 25)]) == [(5, 10), (20, 25)]
-    assert _both([(0, 10)], []) == []
-    assert _apart([(20, 30), (0, 25), (40, 40)]) == [(0, 20), (20, 30)]
+    assert _intersection([(0, 10), (20, 30)], [(5, 25)]) == [(5, 10), (20, 25)]
+    assert _intersection([(0, 10)], []) == []
+    assert _union([(20, 30), (0, 25), (40, 40)]) == [(0, 20), (20, 30)]
 
 
 def test_a_stream_is_known_from_its_beginning_on() -> None:

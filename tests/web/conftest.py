@@ -56,7 +56,7 @@ MANY: Final = 230
 
 
 SECRET = "4711-secret"
-NUMBER = "0042"
+NUMBER = "000042"
 
 MASKED_KEYS = [
     KeyDefinition("card", masked=True),
