@@ -255,7 +255,7 @@ class Movers:
         found = self._moves.move(placement.move_id)
         if not found.state.is_ended:
             raise MoveConflict(
-                f"{placement.name!r} is moved already, by move {found.move_id}: go on with that one, or abort it",
+                f"move {found.move_id} moves {placement.name!r} already: resume or abort that move",
                 move_id=found.move_id,
                 state=found.state.value,
             )
