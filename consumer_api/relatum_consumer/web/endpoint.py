@@ -1,7 +1,7 @@
 """Endpoints: each is declared once, and becomes a page, a JSON document and an agent's tool, with descriptions.
 
 @endpoint("/collectors", "Collectors: messages by state.", template="collectors.html", page="collectors")
-async def collectors(site: Site, asked: Nothing) -> CollectorsAnswer: ...
+async def collectors(site: Site, asked: NoParameters) -> CollectorsAnswer: ...
 """
 
 import asyncio

@@ -56,7 +56,7 @@ def scan(
                     yield Message.from_record(stream, offset, record)
     if is_whole and not (bounds.is_sure and (bounds.last is None or bounds.last <= read_to)):
         raise StreamUnavailable(
-            f"where {stream!r} ends is known of a replica alone, which may be behind: its leader cannot be asked, or "
+            f"only a replica of {stream!r} told where it ends, and may be behind: its leader cannot be asked, or "
             "shows nothing now",
             stream=stream,
         )

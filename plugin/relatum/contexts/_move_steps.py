@@ -114,8 +114,8 @@ def _ensure(world: "Mover", stream: str, control: Fence | Marker, from_offset: i
             return at
         world.sleep(LOOK_AGAIN_S)
     raise StreamUnavailable(
-        f"the {type(control).__name__.lower()} of move {control.move_id} is confirmed and not to be found in "
-        f"{stream!r}; go on with it later",
+        f"the {type(control).__name__.lower()} of move {control.move_id} is confirmed, but is not found in "
+        f"{stream!r}; resume the move later",
         stream=stream,
     )
 

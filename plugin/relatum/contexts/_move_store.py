@@ -317,7 +317,7 @@ def _begun_before(ask: Ask, move_id: int, context: str, holder: str) -> MoveStep
     if found.holder == holder:
         return found
     raise MoveConflict(
-        f"{context!r} is moved already, by move {move_id}: go on with that one, or abort it",
+        f"move {move_id} moves {context!r} already: resume or abort that move",
         move_id=move_id,
         state=found.state.value,
     )

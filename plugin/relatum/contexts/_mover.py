@@ -153,7 +153,7 @@ def go_on_with_abandoned(moves: MoveStore, streams: ControlStreams) -> None:
             Mover(moves, streams, holder=holder).run(moving.go_on, move_id)
         except (Conflict, NotFound) as error:
             # Another mover has completed or aborted it.
-            log_failure(logger, error, f"move {move_id} is another's", level=logging.INFO)
+            log_failure(logger, error, f"another mover completed or aborted move {move_id}", level=logging.INFO)
 
 
 def _stopped(move: MoveStep, error: RelatumError) -> RelatumError:
@@ -219,7 +219,7 @@ class Movers:
             for step in self._perform_all(wanted):
                 ended.append(self._moves.move(step.move_id))
                 moved |= step.names
-        raise Conflict("contexts go elsewhere before they can be moved: others move them, too; repeat it later")
+        raise Conflict("other movers move these contexts to other streams at the same time: repeat the call later")
 
     def perform(self, steps: Callable[[Mover, int], MoveStep], move_id: int, *, reason: str | None = None) -> Move:
         """Complete or abort a move, and return the ended move."""
@@ -255,7 +255,7 @@ class Movers:
         found = self._moves.move(placement.move_id)
         if not found.state.is_ended:
             raise MoveConflict(
-                f"{placement.name!r} is moved already, by move {found.move_id}: go on with that one, or abort it",
+                f"move {found.move_id} moves {placement.name!r} already: resume or abort that move",
                 move_id=found.move_id,
                 state=found.state.value,
             )

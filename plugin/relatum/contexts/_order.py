@@ -215,7 +215,7 @@ class PartitionsReading:
         for message, counted in self.adopted.items():
             first, end = read.get(message.stream, (0, 0))
             if first <= message.offset < end and message not in self.strays:
-                self._false_adoption(counted.at, counted.context, f"{message} counts where it lies")
+                self._false_adoption(counted.at, counted.context, f"{message} counts where it is stored")
         for at, entry in self.strays.items():
             if at not in self.adopted:
                 self._found(Finding(FindingKind.STRAY, *at, entry.context, f"{entry.placed} is behind its fence"))

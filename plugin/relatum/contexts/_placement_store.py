@@ -240,7 +240,7 @@ class PlacementStore(Closing):
         """Release a name's placement, whatever its epoch, and return it as it was."""
         placement = self.find([name]).get(name)
         if placement is None:
-            raise PlacementNotFound(f"nothing of the name {name!r} is placed in {self._name!r}", name=name)
+            raise PlacementNotFound(f"{name!r} has no placement in {self._name!r}", name=name)
         if not self.release([(name, placement.epoch)]):
             return placement
         moving = self.find([name]).get(name, placement)

@@ -341,8 +341,8 @@ def unsettled(name: str, settle: Callable[..., Any]) -> Iterator[None]:
 def rejected(sent: Sent) -> PublishRejected:
     """The error for a message of unknown outcome that arrived after its context had left."""
     return PublishRejected(
-        f"the message of {sent.name!r} came to {sent.stream!r} after that had moved, so no serial consumer takes it "
-        "there: publish it again",
+        f"the message of {sent.name!r} reached {sent.stream!r} after its context had left, so no serial consumer "
+        "takes it there: publish it again",
         in_stream=False,
     )
 

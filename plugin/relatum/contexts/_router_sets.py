@@ -142,7 +142,7 @@ class Predecessors:
             return self._found(self._core.control_streams.reader().read(*place))
         except NotFound as error:
             raise PredecessorNotFound(
-                f"no predecessor lies at {predecessor}: {error}; nothing was sent", predecessor=predecessor
+                f"there is no predecessor at {predecessor}: {error}; nothing was sent", predecessor=predecessor
             ) from error
 
     def _recorded(self, predecessor: str, partitions: Collection[str]) -> Found:

@@ -248,7 +248,7 @@ class Partition:
         except OffsetNotFound as error:
             if not error.is_proven:
                 raise StreamUnavailable(
-                    f"An adopted message is not to be seen yet: {error}", stream=self.stream
+                    f"An adopted message cannot be read yet: {error}", stream=self.stream
                 ) from error
         extra = {"stream": adoption.stream, "offset": adoption.offset}
         logger.warning(

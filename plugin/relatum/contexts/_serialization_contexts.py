@@ -176,7 +176,7 @@ class SerializationContexts(Closing):
         found = self._placements.find(names)
         for name in names:
             if name not in found:
-                raise PlacementNotFound(f"{name!r} is nowhere: no message of it was published yet", name=name)
+                raise PlacementNotFound(f"{name!r} has no placement: no message of it was published yet", name=name)
         return found
 
     def move(self, contexts: str | Iterable[str], to: str, *, progress: Progress | None = None) -> list[Move]:

@@ -39,7 +39,7 @@ NO_SERVER_NAME: Final = "disable"
 CONTEXTS_MAX: Final = 64
 """The most cached contexts: more than a process has ways to log in."""
 
-UNSENDABLE: Final = "an ssl_context cannot be sent to another process: give files, or their text in PEM"
+UNSENDABLE: Final = "an ssl_context cannot be sent to another process: give the names of files in the URL"
 
 PASSWORD_S: Final = 5.0
 """Seconds for the function to return the password. After that the login fails, and is retried."""

@@ -181,12 +181,12 @@ class Filler:
         with transaction(self._engine) as connection:
             rows = lock_ranges(connection, stream.stream_id, part)
             if key_definitions(connection) != self._definitions:
-                raise CoverageConflict("other keys were defined meanwhile", stream=stream.name)
+                raise CoverageConflict("other keys were defined since it was read", stream=stream.name)
             taken = uncover(connection, self._reader, stream, part, bounds.first or 0)
             first = ends_of_known(self._reader, stream.name).first
             is_behind = any(row.is_tail and row.to_offset >= part[1] for row in rows)
             if taken != part or first is None or first > part[0] or not is_behind:
-                raise CoverageConflict("retention or another recorder changed the part meanwhile", stream=stream.name)
+                raise CoverageConflict("retention or another recorder changed the part", stream=stream.name)
             check_same(self._reader, stream.name, rows, bounds)
             write_rows(connection, [(work.batch, None)])
             join_range(connection, coverage_of(connection, [stream.stream_id]), work.covered(part[1]))
@@ -328,7 +328,7 @@ class Filler:
         tail = next((row for row in covering if row.is_tail), None)
         if tail is None or tail.to_offset < part.to_offset:
             # The messages that were read are not those of the stream now.
-            raise CoverageConflict("the stream lost its tail meanwhile", stream=self._stream.name)
+            raise CoverageConflict("the stream lost its tail", stream=self._stream.name)
 
 
 class _Work:

@@ -117,7 +117,7 @@ class StreamRecording:
             await self._wait_for_broker()
             row = await self._group.find.answer(self)
         if row is None or self._group.broker.is_not_of(row.broker_id):
-            raise Conflict("it was assigned to another broker meanwhile")
+            raise Conflict("another recorder assigned it to another broker")
         self.row = row
         self._group.membership.wake()
         return row

@@ -202,7 +202,7 @@ def _cut_back(
         lock_ranges(connection, stream.stream_id, (0, INTEGER_MAX))
         now = tail_of(connection, stream.stream_id)
         if now is None or (now.coverage_id, now.to_offset, now.mark) != (tail.coverage_id, tail.to_offset, tail.mark):
-            raise CoverageConflict("another recorder moved the tail meanwhile", stream=stream.name)
+            raise CoverageConflict("another recorder moved the tail", stream=stream.name)
         first = bounds.first or 0
         cut, _ = uncover(connection, reader, stream, (agreed.offset + 1, INTEGER_MAX), first)
         known = agreed if cut == agreed.offset + 1 else position_before(reader, stream.name, cut, first)
@@ -210,7 +210,7 @@ def _cut_back(
             undoable.rollback()
             return False
         if not is_same(reader, stream.name, agreed, bounds):
-            raise CoverageConflict("the stream changed again meanwhile", stream=stream.name)
+            raise CoverageConflict("the stream changed again", stream=stream.name)
         for statement in _DELETE_BEHIND:
             connection.execute(statement, {"stream_id": stream.stream_id, "cut": cut})
         set_tail(connection, stream, tail_of(connection, stream.stream_id), cut, known)
@@ -274,7 +274,7 @@ def _go_on_at(connection: sa.Connection, stream: StreamRow, to_offset: int) -> C
     """Move the tail forward, and return it as it was."""
     tail = tail_of(connection, stream.stream_id)
     if tail is None or tail.to_offset >= to_offset:
-        raise CoverageConflict("another recorder moved the tail meanwhile", stream=stream.name)
+        raise CoverageConflict("another recorder moved the tail", stream=stream.name)
     set_tail(connection, stream, tail, to_offset, tail.position)
     return tail
 

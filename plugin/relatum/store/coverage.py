@@ -246,7 +246,7 @@ def join_range(connection: sa.Connection, rows: Iterable[CoverageRow], new: NewR
     if joined:
         gone = connection.execute(_DELETE, {"ids": [row.coverage_id for row in joined]})
         if gone.rowcount != len(joined):
-            raise CoverageConflict("a range was pruned meanwhile; nothing was written", stream="")
+            raise CoverageConflict("a range was pruned; nothing was written", stream="")
     positions = [each for each in (new.position, last_position(joined)) if each]
     whole = new._replace(
         from_offset=min([new.from_offset, *(row.from_offset for row in joined)]),

@@ -180,7 +180,7 @@ class ComponentLoop:
         error = None if task.cancelled() else task.exception()
         if result is None:
             if error is not None:
-                self._logger.error("%s hit an unexpected error, and goes on", self._name, exc_info=error)
+                self._logger.error("%s hit an unexpected error, and continues", self._name, exc_info=error)
         elif task.cancelled():
             result.cancel()
         elif result.set_running_or_notify_cancel():
@@ -188,7 +188,7 @@ class ComponentLoop:
 
     def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error, message = context.get("exception"), context.get("message")
-        self._logger.error("%s hit an unexpected error, and goes on: %s", self._name, message, exc_info=error)
+        self._logger.error("%s hit an unexpected error, and continues: %s", self._name, message, exc_info=error)
 
     async def _cancel_all(self) -> None:
         # In a loop, because new tasks may start during the wait.
@@ -202,7 +202,7 @@ class ComponentLoop:
         try:
             loop.run_forever()
         except (SystemExit, KeyboardInterrupt):
-            self._logger.exception("%s ignored an exit raised by a callback, and goes on", self._name)
+            self._logger.exception("%s ignored an exit raised by a callback, and continues", self._name)
             return False
         return True
 
