@@ -8,7 +8,7 @@ import pytest
 from relatum.keys import KeyDefinition
 from relatum.limits import INTEGER_MAX
 from relatum.reading import StreamBounds
-from relatum_consumer._known_spans import ALWAYS, Known, _union, _intersection, _low, still
+from relatum_consumer._known_spans import ALWAYS, Known, _intersection, _low, _union, still
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import Evidence
 from relatum_consumer.lookups.servers import Servers
