@@ -50,24 +50,18 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"group_id": None, "group_sequence": 1}, "group_id_missing"),
     ({"group_id": ID}, "group_sequence_missing"),
     ({"group_id": ID, "group_last": True}, "group_sequence_missing"),
-    ({"group_id": ID[1:], "group_sequence": 1}, "group_id_not_48_hex_digits"),
-    ({"group_id": ID + "0", "group_sequence": 1}, "group_id_not_48_hex_digits"),
-    ({"group_id": ID.upper(), "group_sequence": 1}, "group_id_not_48_hex_digits"),
-    ({"group_id": ID + "\n", "group_sequence": 1}, "group_id_not_48_hex_digits"),
-    ({"group_id": "g" * 48, "group_sequence": 1}, "group_id_not_48_hex_digits"),
-    ({"group_id": "", "group_sequence": 1}, "group_id_not_48_hex_digits"),
-    ({"group_id": bytes(24), "group_sequence": 1}, "group_id_not_48_hex_digits"),
-    ({"group_id": 1, "group_sequence": 1}, "group_id_not_48_hex_digits"),
-    ({"group_id": ID, "group_sequence": True}, "group_sequence_not_an_integer"),
-    ({"group_id": ID, "group_sequence": "1"}, "group_sequence_not_an_integer"),
-    ({"group_id": ID, "group_sequence": 1.0}, "group_sequence_not_an_integer"),
-    ({"group_id": ID, "group_sequence": 0}, "group_sequence_out_of_range"),
-    ({"group_id": ID, "group_sequence": -1}, "group_sequence_out_of_range"),
-    ({"group_id": ID, "group_sequence": GROUP_SEQUENCE_MAX + 1}, "group_sequence_out_of_range"),
+    *(
+        ({"group_id": wrong, "group_sequence": 1}, "group_id_not_48_hex_digits")
+        for wrong in (ID[1:], ID + "0", ID.upper(), ID + "\n", "g" * 48, "", bytes(24), 1)
+    ),
+    *(({"group_id": ID, "group_sequence": wrong}, "group_sequence_not_an_integer") for wrong in (True, "1", 1.0)),
+    *(
+        ({"group_id": ID, "group_sequence": wrong}, "group_sequence_out_of_range")
+        for wrong in (0, -1, GROUP_SEQUENCE_MAX + 1)
+    ),
     ({"group_id": ID, "group_sequence": 1, "group_last": 1}, "group_last_not_a_boolean"),
     ({"group_id": ID, "group_sequence": 1, "group_last": "true"}, "group_last_not_a_boolean"),
 ]
-"""Headers that cannot be those of a group, and the reason."""
 
 odd_headers = st.dictionaries(st.sampled_from(["group_id", "group_sequence", "group_last", "other"]), odd_values)
 
@@ -77,13 +71,18 @@ def message(headers: dict[str, Any]) -> Message:
     return Message.from_amqp("stream", 0, properties, b"")
 
 
-@given(memberships)
-def test_headers_and_value_tell_the_same_place(place: Membership) -> None:
-    """A place survives its headers and its key's value, and the key reads that value out of the headers."""
+@given(memberships, group_ids)
+def test_headers_and_value_tell_the_same_place(place: Membership, other: str) -> None:
+    """A place survives its headers and its key's value, which is in its own group's range and in no other's."""
     assert membership(place.headers) == place
     assert checked_membership(place.headers) == place
     assert GROUP_KEY.read(bases(place.headers, {}.get, bytes)) == ([place.value], [])
     assert parse_value(place.value) == place
+    low, high = value_bounds(place.group_id)
+    assert low <= place.value < high
+    if other != place.group_id:
+        low, high = value_bounds(other)
+        assert not low <= place.value < high
 
 
 @given(odd_headers)
@@ -91,14 +90,9 @@ def test_headers_and_value_tell_the_same_place(place: Membership) -> None:
 @example({"group_id": ID, "group_sequence": True, "group_last": False})
 @example({"group_id": ID, "group_sequence": 1, "group_last": 1})
 def test_a_message_is_in_the_group_its_row_says(headers: dict[str, Any]) -> None:
-    """Whatever the headers hold, reading them and reading the row made of them agree."""
+    """A message's headers and its row say the same place; headers that pass the check have one, or no group."""
     values, _ = GROUP_KEY.read(bases(headers, {}.get, bytes))
     assert membership(headers) == (parse_value(values[0]) if values else None)
-
-
-@given(odd_headers)
-def test_what_is_let_out_can_be_found(headers: dict[str, Any]) -> None:
-    """Headers that pass the check either name no group, or a place that readers see."""
     try:
         place = checked_membership(headers)
     except InvalidGroup:
@@ -107,16 +101,6 @@ def test_what_is_let_out_can_be_found(headers: dict[str, Any]) -> None:
         assert membership(headers) is None
     else:
         assert membership({**headers, "group_last": place.last}) == place
-
-
-@given(memberships, group_ids)
-def test_a_group_is_one_range_of_values(place: Membership, other: str) -> None:
-    """A value lies within its own group's bounds, and in no other's."""
-    low, high = value_bounds(place.group_id)
-    assert low <= place.value < high
-    if other != place.group_id:
-        low, high = value_bounds(other)
-        assert not low <= place.value < high
 
 
 @pytest.mark.parametrize(
@@ -143,14 +127,10 @@ def test_other_values_tell_of_no_place(value: str) -> None:
     assert parse_value(value) is None
 
 
-def test_no_group_headers_are_no_group() -> None:
-    """Messages outside groups are nobody's business."""
-    assert checked_membership({"order_id": "1"}) is None
-    assert checked_membership({"group_id": None, "group_sequence": None, "group_last": None}) is None
-
-
 def test_the_status_of_a_message() -> None:
-    """In no group, in one, or the last of one."""
+    """A message is in no group, in one, or the last of one; without an id and a number it is in none."""
+    for headers in ({"order_id": "1"}, {"group_id": None, "group_sequence": None, "group_last": None}):
+        assert checked_membership(headers) is None
     assert group_status(message({})) is GroupStatus.NOT_IN_GROUP
     assert group_status(message({"group_id": ID, "group_sequence": 1})) is GroupStatus.NOT_IN_GROUP
     assert group_status(message(Membership(ID, 1, False).headers)) is GroupStatus.IN_GROUP
@@ -166,8 +146,6 @@ def test_new_ids_are_24_bytes_that_differ_and_sort_by_time() -> None:
     assert moments == sorted(moments)
     assert relatum.new_group_id is new_group_id
 
-
-# --- what the interceptor makes of them ----------------------------------------------------------------------------
 
 KEYS: list[list[KeyDefinition]] = [[GROUP_KEY], [KeyDefinition("order_id"), relatum.GROUP_KEY]]
 
@@ -200,7 +178,7 @@ def test_a_flag_that_is_missing_is_added_as_false(
 
 @pytest.mark.parametrize(("headers", "reason"), BAD)
 def test_bad_headers_are_refused_with_a_reason(headers: dict[str, Any], reason: str) -> None:
-    """By the interceptor, or let through untouched, and counted; without the key they are an application's."""
+    """The interceptor refuses bad headers with a reason, or counts and sends them; without the key it ignores them."""
     for check in (checked_membership, *(partial(stamp, Stamper(keys)) for keys in KEYS)):
         with pytest.raises(InvalidGroup) as caught:
             check(headers)
@@ -221,9 +199,6 @@ def test_a_flag_is_checked_where_the_id_comes_from_the_body() -> None:
     assert got.headers == {"group_sequence": 1, "group_id": ID, "group_last": False}
     with pytest.raises(InvalidGroup):
         stamper.stamp({"group_sequence": 1}, None, 0, None, b"short")
-
-
-# --- wrong arguments -----------------------------------------------------------------------------------------------
 
 
 def test_only_what_was_to_be_sent_was_not_sent() -> None:

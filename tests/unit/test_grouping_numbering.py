@@ -132,20 +132,13 @@ def test_an_incomplete_group_says_what_is_missing() -> None:
     assert (error.group_id, error.missing, error.last_sequence) == (ID, ((2, 3), (5, 5)), 7)
 
 
-# --- how far a group has come --------------------------------------------------------------------------------------
-
 members_of_small_groups = st.lists(
     st.builds(Membership, st.just(ID), st.integers(1, 12), st.sampled_from([False, False, False, True])), max_size=20
 )
 
 
 def group(*numbers: int, last: int | None = None, name: str = ID) -> list[Membership]:
-    """Members with these numbers, one of which may be the last."""
     return [Membership(name, number, number == last) for number in numbers]
-
-
-def expanded(ranges: tuple[tuple[int, int], ...]) -> set[int]:
-    return {number for first, last in ranges for number in range(first, last + 1)}
 
 
 def naive_anomalies(members: list[Membership], gone: list[Membership]) -> set[Anomaly]:
@@ -169,7 +162,7 @@ def naive_anomalies(members: list[Membership], gone: list[Membership]) -> set[An
 def test_it_says_what_a_naive_account_says(
     members: list[Membership], gone: list[Membership], shuffle: random.Random
 ) -> None:
-    """Numbers there and missing, in ranges that are apart, the last, and all anomalies, in whatever order they came."""
+    """A position agrees with a naive account of the members, in any order, and ignores those of another group."""
     position = assess(ID, members, expired=gone)
     there = {member.sequence for member in members}
     lasts = {member.sequence for member in members + [m for m in gone if m.sequence not in there] if member.last}
@@ -179,20 +172,16 @@ def test_it_says_what_a_naive_account_says(
     assert position.last_sequence == (min(lasts) if lasts else None)
     assert all(first <= last for first, last in position.missing)
     assert all(before[1] + 1 < after[0] for before, after in pairwise(position.missing))
-    assert expanded(position.missing) == set(range(1, end + 1)) - there
+    missing = {number for first, last in position.missing for number in range(first, last + 1)}
+    assert missing == set(range(1, end + 1)) - there
     assert position.contiguous == next(number for number in range(14) if number + 1 not in there)
     assert position.next_sequence == position.contiguous + 1
     assert position.is_complete == (bool(lasts) and there >= set(range(1, end + 1)))
     found = naive_anomalies(members, gone)
     assert position.anomalies == tuple(each for each in Anomaly if each in found)
-    shuffled = members[:]
+    shuffled = members + group(1, 2, 3, name="ef" * 24)
     shuffle.shuffle(shuffled)
     assert assess(ID, shuffled, expired=reversed(gone)) == position
-
-
-def test_other_groups_do_not_count() -> None:
-    """Members of another group change nothing."""
-    assert assess(ID, [*group(1, 2, last=2), *group(1, 2, 3, name="ef" * 24)]).anomalies == ()
 
 
 def test_a_gap_of_a_thousand_million_numbers_costs_nothing() -> None:
