@@ -52,24 +52,19 @@ def assert_goes_on(loop: ComponentLoop) -> None:
 
 
 def test_calls_and_coroutines_run_in_its_thread(loop: ComponentLoop) -> None:
-    """A coroutine runs in the loop's daemon thread, and a question in another one."""
+    """A coroutine runs in the loop's daemon thread, asks in another one, and raises to its caller."""
 
     async def where() -> tuple[threading.Thread, threading.Thread]:
         return threading.current_thread(), await loop.ask(threading.current_thread)
+
+    async def fail() -> None:
+        raise KeyError("no")
 
     here, there = running(loop, where).result(LIMIT_S)
     assert isinstance(here, LoopThread)
     assert not isinstance(there, LoopThread)
     assert here.daemon
     assert there.daemon
-
-
-def test_what_a_coroutine_raises_comes_back(loop: ComponentLoop) -> None:
-    """The caller of a coroutine gets the error that it raises."""
-
-    async def fail() -> None:
-        raise KeyError("no")
-
     with pytest.raises(KeyError):
         running(loop, fail).result(LIMIT_S)
 

@@ -73,13 +73,9 @@ def test_what_is_recorded_and_not_scanned_is_still_to_do(
         assert each.grows == each.start or (each.grows, each.start) in scanned
 
 
-def test_what_holds_no_groups_is_left_out() -> None:
-    """Holes, and ranges recorded without the group key, are not scanned."""
+def test_ranges_without_groups_are_left_out_and_scanned_ones_grow() -> None:
+    """Holes and ranges without the group key are not scanned; a stretch extends the scanned range before it."""
     rows = [row(0, 10, (3,)), row(10, 20, (KEY,), number=2), row(20, 30, (KEY,), number=3, kind="hole")]
     assert [(each.start, each.stop) for each in unscanned_ranges(rows, [], KEY)] == [(10, 20)]
-
-
-def test_a_stretch_grows_the_range_before_it() -> None:
-    """A stretch behind a scanned range extends that range."""
     (found,) = unscanned_ranges([row(0, 50, (KEY,))], [(0, 20)], KEY)
     assert (found.grows, found.start, found.stop) == (0, 20, 50)

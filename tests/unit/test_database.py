@@ -101,18 +101,14 @@ def test_a_url_that_cannot_be_read_is_one_error(url: str, said: str) -> None:
     assert "ret" not in str(refused.value).replace("interpreted", "")
 
 
-def test_a_parameter_is_cast_and_nothing_else_is() -> None:
-    """Parameters with a type are cast, and casts of the statement itself stay."""
+def test_a_parameter_is_cast_to_its_type() -> None:
+    """A parameter is cast to its type, other casts stay, and a parameter without a type is refused."""
     text = "SELECT :many::bigint[], :at::timestamptz, :s::double precision, a::int[], 'now'::date WHERE b % 5 = :n::int"
     expected = (
         "SELECT CAST(%(many)s AS bigint[]), CAST(%(at)s AS timestamptz), CAST(%(s)s AS double precision), a::int[], "
         "'now'::date WHERE b %% 5 = CAST(%(n)s AS int)"
     )
     assert text_of(sql(text)) == expected
-
-
-def test_a_parameter_without_a_type_is_refused() -> None:
-    """A parameter without a type is refused when the statement is written."""
     with pytest.raises(ValueError, match="parameters without a type: name, number"):
         sql("SELECT :name, :id::int, :number + 1")
 

@@ -100,13 +100,14 @@ def waiting(monkeypatch: pytest.MonkeyPatch) -> list[Flight]:
     return begun
 
 
-class Proof:
-    """Returns how often it was asked for; the first is held until it may go on."""
+class _Proof:
+    """A question that threads share: it returns how often it was asked, and its first call waits for `go_on`."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: ThreadPoolExecutor, error: RelatumError | None = None) -> None:
         self.begun = 0
         self.is_under_way, self.go_on = threading.Event(), threading.Event()
-        self.error: RelatumError | None = None
+        self.flights = Flights(LIMIT_S)
+        self._threads, self._error = threads, error
 
     def __call__(self) -> int:
         self.begun += 1
@@ -114,36 +115,26 @@ class Proof:
         if mine == 1:
             self.is_under_way.set()
             assert self.go_on.wait(LIMIT_S)
-        elif self.error is not None:
-            raise self.error
+        elif self._error is not None:
+            raise self._error
         return mine
 
-
-class Entered:
-    """Flights, and the threads that ask for the same."""
-
-    def __init__(self, proof: Proof, threads: ThreadPoolExecutor) -> None:
-        self.flights = Flights(LIMIT_S)
-        self._proof, self._threads = proof, threads
-
     def ask(self) -> "Future[Any]":
-        return self._threads.submit(self.flights.run, "it", self._proof)
+        return self._threads.submit(self.flights.run, "it", self)
 
     def first(self) -> "Future[Any]":
         first = self.ask()
-        assert self._proof.is_under_way.wait(LIMIT_S)
+        assert self.is_under_way.wait(LIMIT_S)
         return first
 
 
 @pytest.mark.parametrize("error", [None, InvalidInput("no")])
 def test_who_comes_while_it_is_under_way_shares_the_next(error: RelatumError | None, waiting: list[Flight]) -> None:
     """Callers that come during a question share the next one's result, or each gets its own copy of its error."""
-    proof = Proof()
-    proof.error = error
     with ThreadPoolExecutor(1 + OTHERS) as threads:
-        entered = Entered(proof, threads)
-        first = entered.first()
-        others = [entered.ask() for _ in range(OTHERS)]
+        proof = _Proof(threads, error)
+        first = proof.first()
+        others = [proof.ask() for _ in range(OTHERS)]
         wait_until(lambda: len(waiting) == OTHERS, what="all others")
         proof.go_on.set()
         assert first.result(LIMIT_S) == 1
@@ -184,15 +175,15 @@ def test_that_the_time_of_one_is_over_is_nothing_to_the_others(waiting: list[Fli
 
 def test_who_waits_for_anothers_proof_lets_go_at_its_deadline(waiting: list[Flight]) -> None:
     """A caller stops waiting for a shared question at its deadline, also at one brought forward by cancelling."""
-    proof, deadline = Proof(), Deadline(LIMIT_S)
+    deadline = Deadline(LIMIT_S)
     with ThreadPoolExecutor(3) as threads:
-        entered = Entered(proof, threads)
-        first = entered.first()
-        second = entered.ask()  # it waits for the first, to begin after it
+        proof = _Proof(threads)
+        first = proof.first()
+        second = proof.ask()  # it waits for the first, to begin after it
 
         def third() -> int:
             with within(deadline):
-                return entered.flights.run("it", proof)
+                return proof.flights.run("it", proof)
 
         hurried = threads.submit(third)
         wait_until(lambda: len(waiting) == 2, what="both")

@@ -183,8 +183,11 @@ def orders(partitions: int = 3) -> SuperStream:
 
 
 def test_all_messages_go_where_the_first_one_went() -> None:
-    """A handle chooses once, names the super stream's exchange and is mandatory unless told otherwise."""
+    """A handle's first message chooses its partition, without which there is no token; messages are mandatory."""
     channel, handle = Channel(), orders().affinity()
+    assert handle.partition is None
+    with pytest.raises(InvalidInput, match="no partition yet"):
+        _ = handle.token
     for number in range(5):
         handle.publish(channel, b"%d" % number, routing_key="other")
     handle.publish(channel, b"5", mandatory=False)
@@ -233,14 +236,6 @@ def test_token_names_the_partition(super_stream: str, key: str) -> None:
     assert again.partition == handle.partition
     assert channel.sent == [(super_stream, key, b"more", None, True)]
     assert again.token == handle.token
-
-
-def test_no_token_before_the_first_message() -> None:
-    """A handle without a partition has no token."""
-    handle = orders().affinity()
-    assert handle.partition is None
-    with pytest.raises(InvalidInput, match="no partition yet"):
-        _ = handle.token
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 60))
