@@ -17,7 +17,7 @@ from tests.unit.test_wire_message import SAMPLE, TYPED
 
 pytestmark = pytest.mark.release
 
-TESTED_BY = ("delivered_messages", "extract", "spark_columns", "stamp", "wire_chunk", "wire_message")
+TESTED_BY = ("delivered_messages", "extract", "spark_columns", "stamp", "wire", "wire_message")
 """Unit tests of the modules that are compiled."""
 
 

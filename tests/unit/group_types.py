@@ -23,7 +23,6 @@ from relatum_consumer import (
 
 
 def blocking(relations: Relations, name: str | None) -> None:
-    """Groups of `Relations`, or shared groups that are a context manager."""
     assert_type(relations.groups(), Generator[Group, None, None])
     assert_type(relations.groups("orders", complete=False), Generator[Group, None, None])
     with closing(relations.groups(["a", "b"], order="physical", start=datetime.now(UTC))) as groups:
@@ -41,7 +40,6 @@ def blocking(relations: Relations, name: str | None) -> None:
 
 
 async def asynchronous(relations: AsyncRelations) -> None:
-    """The same of `AsyncRelations`."""
     async with aclosing(relations.groups("orders", follow=True)) as groups:
         assert_type(groups, AsyncGenerator[Group, None])
     async with relations.groups("orders", consumer=GroupConsumer("billing"), on_conflict="skip") as shared:

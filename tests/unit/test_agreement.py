@@ -15,7 +15,6 @@ def at_7(body: bytes = BODY, chunk_ms: int | None = 1_000) -> Message:
 
 
 def ends(last: int | None, *, is_proven: bool) -> OffsetNotFound:
-    """The error of a reader for an offset without a message."""
     return OffsetNotFound("", stream="s", offset=7, last=last, is_proven=is_proven)
 
 

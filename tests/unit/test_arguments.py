@@ -57,9 +57,6 @@ def test_errors_show_seconds_as_people_say_them() -> None:
     assert [str(Deadline(10.0)), str(Deadline(None, Deadline(2.3791)))] == ["10 s", "2.4 s"]
 
 
-# --- URLs -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("url", "host", "password", "vhost"),
     [
@@ -92,9 +89,6 @@ def test_a_missing_privilege_names_the_roles(what: str) -> None:
     """PostgreSQL's words are followed by the roles that the migration made."""
     with pytest.raises(AccessRefused, match=r"relatum_consumer.*relatum_recorder"), translated_errors():
         raise psycopg.errors.InsufficientPrivilege(f"permission denied for {what}")
-
-
-# --- times as people write them --------------------------------------------------------------------------
 
 
 NOW = datetime(2026, 11, 22, 9, 30, 15, tzinfo=UTC)
@@ -132,21 +126,10 @@ def test_a_time_is_read_as_it_is_meant(text: str, meant: datetime) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "tomorrow",
-        "12",
-        "25:00",
-        "2026-02-30",
-        "yesterday",
-        "12:03 Europe/Berlin",
-        "-5y",
-        "-99999999999d",
-        "UTC",
-    ],
+    ["", "tomorrow", "12", "25:00", "2026-02-30", "yesterday", "12:03 Europe/Berlin", "-5y", "-99999999999d", "UTC"],
 )
 def test_what_is_no_time_is_refused_with_the_ways_to_write_one(text: str) -> None:
-    """One line, an error of use."""
+    """Text that is no time is an error of usage that shows how to write one."""
     with pytest.raises(typer.BadParameter, match=r"12:03|span of time"):
         read_moment(text, NOW)
 

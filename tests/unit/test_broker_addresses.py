@@ -1,17 +1,23 @@
-"""Addresses of a broker: how URLs name several, and how to log in."""
+"""Addresses of a broker: how URLs name several, how to log in, and passwords that change."""
 
+import copy
+import gc
 import pickle
 import ssl
+import threading
+import traceback
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from pathlib import Path
+from typing import Any
 
 import kombu
 import pika
 import pytest
 
 from relatum import Broker
-from relatum.errors import ConfigurationError
-from relatum.reading import BrokerAddress, BrokerLogin
+from relatum.errors import BrokerUnavailable, ConfigurationError
+from relatum.reading import BrokerAddress, BrokerLogin, HeldPassword
 from relatum.superstreams.connections import address_of
 from tests.support.tls import FILES
 
@@ -20,13 +26,12 @@ OTHER_KEY = "-----BEGIN PRIVATE KEY-----\nnone\n-----END PRIVATE KEY-----\n"
 
 
 def where(address: BrokerAddress) -> list[str]:
-    """The hosts and ports of an address, in their order."""
     return [each.where for each in address.each]
 
 
 @pytest.mark.parametrize("between", [";", ",", " ; ", ",\n"])
 def test_urls_are_parted_by_either_character(between: str) -> None:
-    """As kombu, Celery and dramatiq part them, or by commas; each is whole, and passwords may hold both characters."""
+    """URLs are separated by semicolons or commas, and passwords may contain both."""
     address = BrokerAddress.parse(between.join(["amqp://u:p,a;b@a/v", "amqp://u:p@b:5673/v", "amqps://u:p@c/v;"]))
     assert where(address) == ["a:5672", "b:5673", "c:5671"]
     assert [each.password for each in address.each] == ["p,a;b", "p", "p"]
@@ -38,7 +43,7 @@ def test_urls_are_parted_by_either_character(between: str) -> None:
 
 
 def test_stream_urls_and_options_of_the_login_belong_to_each() -> None:
-    """As many stream URLs, in the order of the others, or it is an error; options need TLS in each of them."""
+    """Stream URLs match the others one by one, and options of the login need TLS in each URL."""
     address = BrokerAddress.of(Broker("amqp://a;amqp://b", stream_url="rabbitmq-stream://a:1;rabbitmq-stream://b:2"))
     assert [each.stream_port for each in address.each] == [1, 2]
     with pytest.raises(ConfigurationError, match="as many stream URLs"):
@@ -50,10 +55,7 @@ def test_stream_urls_and_options_of_the_login_belong_to_each() -> None:
 
 
 def test_of_a_clients_connection() -> None:
-    """The one that kombu is at comes first; names of hosts are understood, and what leads elsewhere is left out.
-
-    So are of pika's the nodes that dramatiq gives it: parameters of each.
-    """
+    """The current node of kombu or pika comes first, then the other nodes of the same virtual host."""
     given = ["amqp://u:p@a//", "b", "pyamqp://u:p@c:5673//", "amqp://u:p@d/other", "redis://e", "amqp://u:p@f"]
     connection = kombu.Connection(given)
     assert where(address_of(connection)) == ["a:5672", "b:5672", "c:5673", "f:5672"]
@@ -67,7 +69,7 @@ def test_of_a_clients_connection() -> None:
 
 
 def test_a_broker_is_a_value_that_shows_no_password() -> None:
-    """Equal by what it was made of, sent as that, frozen; a password beside the URL takes the place of the URL's."""
+    """A broker is a frozen value that pickles, shows no password, and prefers its own password to the URL's."""
     made = Broker("amqp://u:hidden@a/v;amqp://w:own@b/v", stream_url="rabbitmq-stream://a:1,rabbitmq-stream://b:2")
     assert made == Broker(made.url, stream_url=made.stream_url) != Broker(made.url)
     assert pickle.loads(pickle.dumps(made)) == made
@@ -80,9 +82,6 @@ def test_a_broker_is_a_value_that_shows_no_password() -> None:
         assert "later" not in repr(told)
         assert told != made
     assert [each.password for each in BrokerAddress.of(Broker(made.url, password="later")).each] == ["later", "own"]
-
-
-# --- how to log in ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -126,7 +125,7 @@ def test_what_cannot_be_is_one_error(url: str, words: str) -> None:
 
 
 def test_a_key_of_another_certificate_is_named_and_not_shown(tmp_path: Path) -> None:
-    """Neither key nor password is in the error or in what shows the value, nor a key in place of its file."""
+    """Neither a key nor a password is shown by an error or a representation."""
     with pytest.raises(ConfigurationError, match="name of a file") as refused:
         BrokerLogin(certificate=str(CERTIFICATE), key=OTHER_KEY)
     assert "none" not in str(refused.value)
@@ -141,7 +140,7 @@ def test_a_key_of_another_certificate_is_named_and_not_shown(tmp_path: Path) -> 
 
 
 def test_all_spellings_say_the_same_and_others_are_ignored_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """RabbitMQ's and aiormq's; one that is not known is another client's, or mistyped: it is named, not its value."""
+    """Options of RabbitMQ and aiormq mean the same; an unknown one is named once, without its value."""
     for ca in ("cacertfile", "cafile"):
         expected = BrokerLogin(ca="/ca", certificate="/c", key="/k")
         assert BrokerAddress.parse(f"amqps://h/?{ca}=/ca&certfile=/c&keyfile=/k").login == expected
@@ -154,15 +153,15 @@ def test_all_spellings_say_the_same_and_others_are_ignored_with_one_warning(capl
 
 
 def test_names_of_files_can_be_sent_and_a_context_cannot() -> None:
-    """A value of files or text is pickled as it is; a context is one clear error."""
+    """A login of files or text can be pickled; one with a TLS context cannot."""
     login = BrokerLogin(ca_text=CERTIFICATE.read_text(), certificate=str(CERTIFICATE), key=str(KEY))
     address = BrokerAddress("h", amqp_port=5671, amqp_tls=True, login=login)
     assert pickle.loads(pickle.dumps(address)) == address
     assert isinstance(pickle.loads(pickle.dumps(login)).tls_context(), ssl.SSLContext)
-    with pytest.raises(ConfigurationError, match="cannot be sent"):
-        pickle.dumps(BrokerLogin(ssl_context=ssl.create_default_context()))
-    with pytest.raises(ConfigurationError, match="cannot be sent"):
-        pickle.dumps(Broker("amqps://h", ssl_context=ssl.create_default_context()))
+    context = ssl.create_default_context()
+    for unsendable in (BrokerLogin(ssl_context=context), Broker("amqps://h", ssl_context=context)):
+        with pytest.raises(ConfigurationError, match="cannot be sent"):
+            pickle.dumps(unsendable)
 
 
 def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
@@ -174,3 +173,145 @@ def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
     assert login.tls_context() is first
     ca.write_text(CERTIFICATE.read_text() + "\n")
     assert login.tls_context() is not first
+
+
+SECRET = "s3cret"
+
+
+def address(now: Any, **more: Any) -> BrokerAddress:
+    return BrokerAddress("h", amqp_port=1, **more).with_password(now)
+
+
+def of_the_module() -> str:
+    return SECRET
+
+
+def raising(error: BaseException) -> Callable[[], str]:
+    def fail() -> str:
+        raise error
+
+    return fail
+
+
+class Connection:
+    """A connection whose password may change."""
+
+    is_closed = False
+
+    def __init__(self, password: str) -> None:
+        self.password = password
+
+    def address(self, first: str = "first") -> BrokerAddress:
+        """Its address, at first."""
+        held = HeldPassword(self, first, lambda connection: connection.password)
+        return BrokerAddress("h", "u", first, amqp_port=1).with_password(held)
+
+
+def test_a_function_is_asked_at_each_login() -> None:
+    """A password function is called at each login, and not before."""
+    passwords = iter(["a", "b"])
+    asked = address(lambda: next(passwords))
+    assert [asked.secret(), asked.secret()] == ["a", "b"]
+    assert address(lambda: "", others=(BrokerAddress("g", password="own"),)).each[0].secret() == ""
+
+
+@pytest.mark.parametrize("given", [None, 7, b"bytes", "a\0b", "\udc80"])
+def test_what_is_no_password_is_one_error(given: Any) -> None:
+    """A result that is no password is an error that names its type alone."""
+    with pytest.raises(ConfigurationError, match=f"returned {type(given).__name__}"):
+        address(lambda: given).secret()
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
+def test_what_it_raises_is_not_shown(kind: type[BaseException]) -> None:
+    """An error of the password function is transient, and its message, which may hold the secret, is not shown."""
+    with pytest.raises(BrokerUnavailable, match=kind.__name__) as caught:
+        address(raising(kind(f"of {SECRET}"))).secret()
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+def test_who_asks_waits_a_while_and_one_thread_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A password function that hangs is called once; its callers time out, and its answer serves all."""
+    monkeypatch.setattr("relatum.reading._login.PASSWORD_S", 0.05)
+    released, calls = threading.Event(), []
+
+    def blocking() -> str:
+        calls.append(None)
+        released.wait(90)
+        return SECRET
+
+    asked = address(blocking)
+    for _ in range(3):
+        with pytest.raises(BrokerUnavailable, match="did not return within"):
+            asked.secret()
+    monkeypatch.setattr("relatum.reading._login.PASSWORD_S", 60)
+    released.set()
+    assert asked.secret() == SECRET
+    assert len(calls) in (1, 2)
+
+
+def test_no_secret_is_shown_or_goes_to_other_processes() -> None:
+    """No secret is shown; a function is pickled as such, and a connection as its current password."""
+    shown = address(of_the_module)
+    assert SECRET not in repr(shown) + str(shown)
+    assert "password" not in repr(shown)
+    assert shown == BrokerAddress("h", amqp_port=1)
+    assert hash(shown) == hash(BrokerAddress("h", amqp_port=1))
+    assert SECRET.encode() not in pickle.dumps(shown)
+    sent = pickle.loads(pickle.dumps(shown))
+    assert (sent.secret(), sent.password) == (SECRET, "guest")
+    connection = Connection("first")
+    here = connection.address().beside([BrokerAddress("g", "u", "first", amqp_port=1)])
+    connection.password = "second"
+    for there in (pickle.loads(pickle.dumps(here)), copy.deepcopy(here)):
+        assert [each.password for each in there.each] == ["second", "first"]
+        assert there.password_now is None
+
+
+def test_the_last_change_counts_and_outlives_its_connection() -> None:
+    """The latest password of joined connections counts; a new connection joins only once the old one is closed."""
+    connection, other = Connection("first"), Connection("first")
+    here = connection.address()
+    assert here.secret() == "first"
+    assert here.is_joined_by(other.address())
+    connection.password = "second"
+    assert here.secret() == "second"
+    other.password = "third"
+    assert here.secret() == "third"
+    other.password = None  # type: ignore[assignment]
+    del connection, other
+    gc.collect()
+    assert here.secret() == "third"
+    old, new = Connection("first"), Connection("second")
+    here = old.address()
+    assert not here.is_joined_by(new.address("second"))
+    assert here.secret() == "first"
+    old.is_closed = True
+    assert here.is_joined_by(new.address("second"))
+    assert here.secret() == "second"
+    assert not here.is_joined_by(BrokerAddress("other", "u", "second", amqp_port=1))
+
+
+def test_kombu_is_asked_by_who_logs_in_alone() -> None:
+    """Kombu's password function is called at the login and not by the thread that publishes."""
+    password = raising(OSError())
+    connection = kombu.Connection(hostname="h;amqp://v:own@g//", userid="u", password=password)
+    of_both = address_of(connection)
+    first, *others = of_both.each
+    with pytest.raises(BrokerUnavailable, match="raised OSError"):
+        first.secret()
+    assert [(each.user, each.secret()) for each in others] == [("v", "own")]
+    same = address_of(kombu.Connection(hostname="h;amqp://v:own@g//", userid="u", password=password))
+    assert same.password_function == of_both.password_function
+    assert hash(same.password_function) == hash(of_both.password_function)
+
+
+def test_erased_credentials_are_one_error() -> None:
+    """Credentials that pika has erased are an error that says what to set."""
+    credentials = pika.PlainCredentials("u", "p", erase_on_connect=True)
+    connection = pika.connection.Connection.__new__(pika.SelectConnection)
+    connection.params = pika.ConnectionParameters(credentials=credentials)
+    assert address_of(connection).secret() == "p"
+    connection.params.credentials.erase_credentials()
+    with pytest.raises(ConfigurationError, match="broker="):
+        address_of(connection)

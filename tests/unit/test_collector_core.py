@@ -16,7 +16,6 @@ STREAM = "orders"
 
 
 def message(offset: int, type_: str = "a", size: int = 10) -> Collected:
-    """A message of a size, as a collector describes it."""
     body = Message.from_record(STREAM, offset, b"x" * size)
     return Collected(MessageId(STREAM, offset), f"m{offset}", type_, size, body)
 
@@ -29,7 +28,6 @@ def core_of(types: dict[str, ExecutorOptions], **limits: int) -> Core:
 
 
 def put(core: Core, offset: int, type_: str = "a", size: int = 10, now: float = 0.0) -> Verdict:
-    """Offer a message, and add it at once where it is taken."""
     each = message(offset, type_, size)
     verdict = core.admit(each)
     if verdict is Verdict.TAKEN:
@@ -38,7 +36,6 @@ def put(core: Core, offset: int, type_: str = "a", size: int = 10, now: float = 
 
 
 def taken(core: Core, type_: str = "a") -> Bulk:
-    """The next bulk, which must be there."""
     bulk = core.take(type_)
     assert bulk is not None
     return bulk
@@ -50,9 +47,6 @@ def offsets(bulk: Bulk) -> list[int]:
 
 def results(bulk: Bulk, status: OutcomeStatus, retry_in_s: float | None = None) -> list[Result]:
     return [Result(each.place, status, None, retry_in_s) for each in bulk.messages]
-
-
-# --- the naive model --------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -202,7 +196,7 @@ NAMES = st.sampled_from(sorted(TYPES))
 
 
 class CoreAndModel(RuleBasedStateMachine):
-    """Whatever is done, in whatever order, the core and the naive model say the same."""
+    """The core and the naive model agree after any sequence of actions."""
 
     @initialize(bytes_max=st.sampled_from([1200, 3000, 6000, 10**6]), bulks_max=st.integers(1, 4))
     def begin(self, bytes_max: int, bulks_max: int) -> None:
@@ -325,11 +319,8 @@ TestCoreAndModel = CoreAndModel.TestCase
 TestCoreAndModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-# --- what chance does not find, or the model does not do -----------------------------------------------------------
-
-
 def test_the_largest_bulk_is_closed_where_all_bytes_reach_their_limit() -> None:
-    """And not before."""
+    """The largest bulk is closed when all bytes reach the limit, and not before."""
     core = core_of(dict.fromkeys("abc", ExecutorOptions()), bytes_max=3 * ENTRY_BYTES + 60)
     for offset, (type_, size) in enumerate({"a": 10, "b": 30, "c": 20}.items()):
         assert core.take("b") is None
@@ -350,7 +341,7 @@ def test_adopted_messages_have_no_body_and_their_own_time() -> None:
 
 
 def test_lost_messages_are_released() -> None:
-    """At once where they wait for a retry, else with their bulk, which is closed. Others at these offsets are taken."""
+    """Lost messages are released at once if they wait for a retry, else with their bulk, and can be taken again."""
     core = core_of({"a": ExecutorOptions(bulk_messages=2)})
     put(core, 0)
     put(core, 1)

@@ -37,7 +37,7 @@ def bulk_of(*offsets: int) -> Bulk:
 
 
 class Inscrutable(Exception):
-    """An exception that fails at saying what it is."""
+    """An exception whose text cannot be had."""
 
     def __str__(self) -> str:
         raise RuntimeError
@@ -93,18 +93,11 @@ def test_reasons_are_cut_to_what_can_be_stored() -> None:
     assert Failure("\ud800").stored_reason == "?"
 
 
-# --- messages on their way into the store -----------------------------------------------------------------------
-
-
-def test_ids_are_given_or_made_of_the_place() -> None:
-    """A message without `message_id`, or with one that cannot be stored, is asked for by where it lies."""
+def test_a_message_is_described_by_its_id_or_place_and_its_bytes() -> None:
+    """A message without an id that can be stored has its place as id; a description keeps the stream's bytes alone."""
     nameless = Message("orders", 4, None, None, lambda: ({}, Properties(), b"", True))
     asked_by = [describe(each, type_of_property).message_id for each in (read(3), nameless, read(5, "a\0b"))]
     assert asked_by == ["m3", "orders:4", "orders:5"]
-
-
-def test_described_messages_are_undecoded_again() -> None:
-    """A description keeps the stream's bytes alone, and counts them."""
     record = Message.from_record("orders", 1, b"no AMQP at all")
     described = describe(record, type_of_property)
     assert (described.type, described.bytes, described.message_id) == ("", 14, "orders:1")
@@ -123,7 +116,7 @@ def described(*offsets: int, type_: str = "a") -> list[Collected]:
 
 
 def test_the_position_moves_over_what_is_taken_or_passed_over() -> None:
-    """By one step, whatever gaps the stream has, and however many messages are of nobody's type."""
+    """The position moves in one step over taken and skipped messages, whatever gaps the stream has."""
     core, lot = core_of(), Lot("orders", 10)
     assert lot.take(core, [*described(10, 11, 14), *described(15, type_="z")]) == 4
     advance = lot.advance
@@ -145,9 +138,6 @@ def test_a_full_type_stops_its_stream_where_it_is() -> None:
     assert (lot.messages, lot.advance.to_offset) == ([], 12)
     assert core.take("a") is not None
     assert Lot("orders", 12).take(core, described(12)) == 1
-
-
-# --- wrong arguments: one clear error that names the argument, and no more ---------------------------------------
 
 
 @pytest.mark.parametrize("kind", [MessageCollector, AsyncMessageCollector])
@@ -177,10 +167,7 @@ def test_a_collector_can_be_derived_from() -> None:
 
 
 def test_results_are_noted_of_this_bulk_s_messages_alone() -> None:
-    """An id or None would be noted of nothing; another bulk's message is refused, and this bulk's results stay.
-
-    So is what is no reason, no exception and no Failure.
-    """
+    """Only a message of this bulk, and a reason, exception or Failure, is accepted; a refusal keeps the results."""
     bulk, other = bulk_of(1, 2), bulk_of(3)
     bulk.failed(bulk.messages[0], Failure("no such order"))
     place = MessageId("orders", 1)
@@ -194,29 +181,26 @@ def test_results_are_noted_of_this_bulk_s_messages_alone() -> None:
     assert list(bulk.results.values()) == [Failure("no such order")]
 
 
-class Coroutine:
-    """An object whose call gives a coroutine."""
-
+class _Coroutine:
     async def __call__(self, argument: object) -> None:
         """Nobody awaits this."""
 
 
 def test_coroutine_functions_are_for_asyncio() -> None:
-    """With threads nobody would await what they give, and each message would fail, or nobody be told."""
+    """The collector with threads refuses coroutine functions, which it could not await."""
     collector: Any = MessageCollector("billing", database=DATABASE)
-    for function in (Coroutine(), Coroutine().__call__):
+    for function in (_Coroutine(), _Coroutine().__call__):
         with pytest.raises(InvalidInput, match="AsyncMessageCollector"):
             collector.register_executor("order", function)
         with pytest.raises(InvalidInput, match="AsyncMessageCollector"):
             collector.register_result_handler(function)
-    AsyncMessageCollector("billing", database=DATABASE).register_executor("order", Coroutine())
+    AsyncMessageCollector("billing", database=DATABASE).register_executor("order", _Coroutine())
 
 
 def test_an_executor_is_tested_without_a_server() -> None:
     """A bulk of messages that were made, and of them alone, is what an executor is handed, and tells what it noted."""
-    made = [
-        Message.from_amqp("orders", n, BasicProperties(type="order", message_id=f"m{n}"), b"%d" % n) for n in (1, 2)
-    ]
+    properties = [BasicProperties(type="order", message_id=f"m{n}") for n in (1, 2)]
+    made = [Message.from_amqp("orders", n, each, b"%d" % n) for n, each in enumerate(properties, 1)]
 
     def executor(bulk: Bulk) -> None:
         assert bulk.connection is None

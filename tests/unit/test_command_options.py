@@ -51,7 +51,6 @@ any order, `!` for one that is needed, and defaults."""
 
 
 def taken(command: Any) -> list[str]:
-    """What a command takes, as `TAKEN` says it."""
     found = []
     for each in command.params:
         if each.name == "help":

@@ -1,4 +1,4 @@
-"""The loop of a component: what it runs and where, what a defect ends, how it stops, and what a fork leaves of it."""
+"""The loop of a component: what it runs, ends, stops and leaves to a fork; and the lines of its outages."""
 
 import asyncio
 import logging
@@ -6,12 +6,22 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
+from typing import Any
 
 import pytest
 
-from relatum.errors import BrokerUnavailable
-from relatum.waiting import ComponentLoop, Deadline, LoopThread, Outages, pause
+from relatum.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    ConnectionLost,
+    DatabaseUnavailable,
+    ReadTimeout,
+    StreamNotFound,
+    StreamNotHere,
+    StreamUnavailable,
+)
+from relatum.waiting import ANSWER_S, ComponentLoop, Deadline, LoopThread, Outages, Server, pause
 from tests.support import wait_until
 from tests.support.forking import in_child
 from tests.support.loop_guard import BlockedLoop, blocked
@@ -29,53 +39,56 @@ def loop() -> Iterator[ComponentLoop]:
     assert loop.stop(LIMIT_S)
 
 
+def running(loop: ComponentLoop, function: Callable[..., Any], *arguments: object) -> Future[Any]:
+    future = loop.run(function, *arguments)
+    assert future is not None
+    return future
+
+
+def assert_goes_on(loop: ComponentLoop) -> None:
+    came = threading.Event()
+    assert loop.call(came.set)
+    assert came.wait(LIMIT_S)
+
+
 def test_calls_and_coroutines_run_in_its_thread(loop: ComponentLoop) -> None:
-    """And questions in others, with their results back in the loop."""
+    """A coroutine runs in the loop's daemon thread, asks in another one, and raises to its caller."""
 
     async def where() -> tuple[threading.Thread, threading.Thread]:
         return threading.current_thread(), await loop.ask(threading.current_thread)
 
-    future = loop.run(where)
-    assert future is not None
-    here, there = future.result(LIMIT_S)
+    async def fail() -> None:
+        raise KeyError("no")
+
+    here, there = running(loop, where).result(LIMIT_S)
     assert isinstance(here, LoopThread)
     assert not isinstance(there, LoopThread)
     assert here.daemon
     assert there.daemon
-
-
-def test_what_a_coroutine_raises_comes_back(loop: ComponentLoop) -> None:
-    """To who waits for it."""
-
-    async def fail() -> None:
-        raise KeyError("no")
-
-    future = loop.run(fail)
-    assert future is not None
     with pytest.raises(KeyError):
-        future.result(LIMIT_S)
+        running(loop, fail).result(LIMIT_S)
 
 
-def test_a_defect_ends_nothing_else(loop: ComponentLoop, caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged on the component's logger, whether of a call or of a task."""
+def test_a_defect_or_an_exit_ends_nothing_else(loop: ComponentLoop, caplog: pytest.LogCaptureFixture) -> None:
+    """An error of a call or a task, and even SystemExit, is logged by the component's logger, and the loop goes on."""
 
-    async def fail() -> None:
-        raise KeyError("in a task")
+    async def fail(error: BaseException) -> None:
+        raise error
 
     def fail_at_once() -> None:
         raise KeyError("in a call")
 
-    loop.call(lambda: loop.spawn(fail()))
+    loop.call(lambda: loop.spawn(fail(KeyError("in a task"))))
     loop.call(fail_at_once)
     wait_until(lambda: len(caplog.records) == 2, what="both defects told")
+    loop.call(lambda: loop.spawn(fail(SystemExit(3))))
+    wait_until(lambda: len(caplog.records) > 2, what="the exit told")
     assert {record.name for record in caplog.records} == {logger.name}
-    came = threading.Event()
-    loop.call(came.set)
-    assert came.wait(LIMIT_S)
+    assert_goes_on(loop)
 
 
 def test_a_duty_is_done_when_due_and_when_woken(loop: ComponentLoop) -> None:
-    """And tried again after what it raises, of which its outages are told."""
+    """A duty runs when due or woken, and again after an error, which its outages get."""
     outages, calls, errors = Outages(logger), list[int](), [BrokerUnavailable("away")]
 
     async def call() -> float:
@@ -94,7 +107,7 @@ def test_a_duty_is_done_when_due_and_when_woken(loop: ComponentLoop) -> None:
 
 
 def test_stopping_cancels_tasks_and_lets_questions_go() -> None:
-    """Nobody waits for a server that does not answer; who waits for a coroutine is told."""
+    """Stopping waits for no server: coroutines are cancelled, and later calls are refused."""
     ending = Deadline(None)
     loop = ComponentLoop("relatum-test", logger, ending=ending)
     loop.start()
@@ -102,8 +115,7 @@ def test_stopping_cancels_tasks_and_lets_questions_go() -> None:
     async def wait() -> None:
         await loop.ask(pause, LIMIT_S)
 
-    future = loop.run(wait)
-    assert future is not None
+    future = running(loop, wait)
     wait_until(lambda: loop.threads._unfinished == 1, what="the question under way")
     begun = time.monotonic()
     ending.end_in(0.0)
@@ -135,38 +147,30 @@ def test_it_is_stopped_from_its_own_threads() -> None:
 
 
 def test_a_child_leaves_it_to_the_parent(loop: ComponentLoop) -> None:
-    """Whatever the child closes, the parent's loop is still woken."""
+    """A fork's child can stop its copy of the loop, and the parent's loop still takes calls."""
     report = in_child(lambda: [loop.call(print), loop.stop(LIMIT_S)])
     assert report[1]
-    came = threading.Event()
-    assert loop.call(came.set)
-    assert came.wait(LIMIT_S)
+    assert_goes_on(loop)
 
 
 def test_what_blocks_is_refused_in_it(loop: ComponentLoop) -> None:
-    """In all tests: this is the guard's own."""
+    """The tests' guard refuses a blocking call in a component's loop, and in no other thread."""
 
     async def call(function: Callable[[], object]) -> None:
         function()
 
     for function in (lambda: time.sleep(0.001), lambda: threading.Event().wait(0.001), lambda: asyncio.run(None)):  # type: ignore[arg-type]
-        future = loop.run(call, function)
-        assert future is not None
         with pytest.raises((BlockedLoop, RuntimeError, ValueError)):
-            future.result(LIMIT_S)
+            running(loop, call, function).result(LIMIT_S)
     assert len(blocked) == 2
     blocked.clear()
-
-
-def test_other_threads_block_as_they_like() -> None:
-    """The guard is for loops alone."""
     time.sleep(0)
     assert not threading.Event().wait(0.001)
     assert not blocked
 
 
 def test_a_call_that_is_cancelled_is_cancelled_in_the_loop(loop: ComponentLoop) -> None:
-    """Whoever asked for it has gone."""
+    """Cancelling the future of a coroutine cancels the coroutine in the loop."""
     begun, ended = threading.Event(), threading.Event()
 
     async def wait() -> None:
@@ -176,8 +180,7 @@ def test_a_call_that_is_cancelled_is_cancelled_in_the_loop(loop: ComponentLoop) 
         finally:
             ended.set()
 
-    future = loop.run(wait)
-    assert future is not None
+    future = running(loop, wait)
     assert begun.wait(LIMIT_S)
     assert future.cancel()
     assert ended.wait(LIMIT_S)
@@ -200,14 +203,148 @@ def test_a_call_that_a_loop_never_comes_to_is_cancelled() -> None:
     wait_until(lambda: all(future.done() for future in futures), what="all done, or cancelled")
 
 
-def test_an_exit_ends_nothing_else(loop: ComponentLoop, caplog: pytest.LogCaptureFixture) -> None:
-    """An application's function may raise one, and the loop would be gone."""
+outage_logger = logging.getLogger("relatum.test-outages")
+AWAY = DatabaseUnavailable("refused")
+GONE = BrokerUnavailable("gone")
+NO_STREAM = StreamNotFound("no such stream", stream="s")
 
-    async def leave() -> None:
-        raise SystemExit(3)
+ON = "goes on"
+ENDS = "ends while it waits"
 
-    loop.call(lambda: loop.spawn(leave()))
-    wait_until(lambda: caplog.records, what="the exit told")
-    came = threading.Event()
-    loop.call(came.set)
-    assert came.wait(LIMIT_S)
+POSTGRESQL_AWAY = "WARNING PostgreSQL d:2/n is away, and will be retried: DatabaseUnavailable: refused"
+POSTGRESQL_BACK = "INFO PostgreSQL d:2/n is back, after 0 s"
+RABBITMQ_AWAY = "WARNING RabbitMQ amqp://u@b:1 is away, and will be retried: BrokerUnavailable: gone"
+RABBITMQ_BACK = "INFO RabbitMQ amqp://u@b:1 is back, after 0 s"
+
+ALL = ("a", "b", "c")
+
+CASES: dict[str, tuple[list[tuple[str, Exception | str]], list[str]]] = {
+    "whoever waits, and however often": ([(who, AWAY) for _ in range(20) for who in ALL], [POSTGRESQL_AWAY]),
+    "nobody says that it is back who did not wait, or while others do": (
+        [*((who, AWAY) for who in ALL), ("a", ON), ("b", ON), ("x", ON)],
+        [POSTGRESQL_AWAY],
+    ),
+    "the last that goes on says that it is back": (
+        [*((who, AWAY) for who in ALL), ("a", ON), ("b", ON), ("c", ON)],
+        [POSTGRESQL_AWAY, POSTGRESQL_BACK],
+    ),
+    "who ends while it waits does not": ([("a", AWAY), ("a", ENDS)], [POSTGRESQL_AWAY]),
+    "the last that ends does where another has gone on": (
+        [("a", AWAY), ("b", AWAY), ("a", ON), ("b", ENDS)],
+        [POSTGRESQL_AWAY, POSTGRESQL_BACK],
+    ),
+    **{
+        f"streams of a broker that was away: {type(error).__name__}": (
+            [("s", GONE), ("s", error), ("s", ON)],
+            [RABBITMQ_AWAY, RABBITMQ_BACK],
+        )
+        for error in (StreamUnavailable("starts", stream="s"), ReadTimeout("t"), ConnectionLost("l"))
+    },
+    "one that comes anew meets a broker before its streams": (
+        [("the members", GONE), ("reading", StreamNotHere("no replica", stream="s")), ("the members", ON)],
+        [RABBITMQ_AWAY, RABBITMQ_BACK],
+    ),
+    "a stream that is gone when its broker is back is another outage": (
+        [("s", GONE), ("s", NO_STREAM), ("s", NO_STREAM), ("s", ON)],
+        [
+            RABBITMQ_AWAY,
+            RABBITMQ_BACK,
+            "WARNING s is waiting and will retry: StreamNotFound: no such stream",
+            "INFO s is no longer waiting, after 0 s",
+        ],
+    ),
+}
+
+
+@pytest.fixture
+def outages(caplog: pytest.LogCaptureFixture) -> Outages:
+    caplog.set_level(logging.INFO, outage_logger.name)
+    return Outages(outage_logger, broker="amqp://u@b:1", database="d:2/n")
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [f"{line.levelname} {line.getMessage()}" for line in caplog.records]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_outage_is_one_line_and_one_at_its_end(
+    case: str, outages: Outages, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An outage is logged once at its start and once at its end, whoever waits for the server."""
+    steps, expected = CASES[case]
+    for who, what in steps:
+        if isinstance(what, Exception):
+            outages.failed(who, what)
+        else:
+            {ON: outages.over, ENDS: outages.forget}[what](who)
+    assert lines(caplog) == expected
+    server = Server.DATABASE if "PostgreSQL" in expected[0] else Server.BROKER
+    if ENDS not in (what for _, what in steps):
+        assert outages.is_up(server) == (len(expected) > 1)
+
+
+def test_a_pool_that_others_use_up_is_no_outage(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
+    """An exhausted pool is no outage, and does not end one."""
+    used_up = DatabaseUnavailable("no connection became free", reason="pool")
+    outages.answered(Server.DATABASE)
+    outages.failed("a", used_up)
+    assert outages.is_up(Server.DATABASE)
+    assert "is away" not in caplog.text
+    outages.over("a")
+    outages.failed("b", AWAY)
+    outages.failed("b", used_up)
+    assert not outages.is_up(Server.DATABASE)
+
+
+@pytest.mark.parametrize("kind", [StreamUnavailable, StreamNotFound])
+def test_a_stream_that_starts_after_its_broker_is_no_news_unless_it_lasts(
+    outages: Outages,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[StreamUnavailable | StreamNotFound],
+) -> None:
+    """A stream that is not ready just after its broker is back is logged only if that lasts."""
+    starts = kind("starts", stream="s")
+    outages.failed("connections", GONE)
+    outages.over("connections")
+    outages.failed("s", starts)
+    outages.over("s")
+    assert lines(caplog) == [RABBITMQ_AWAY, RABBITMQ_BACK]
+    monkeypatch.setattr("relatum.waiting._failures.STARTING_S", 0.0)
+    for _ in range(2):
+        outages.failed("s", starts)
+    assert lines(caplog)[2:] == [f"WARNING s is waiting and will retry: {kind.__name__}: starts"]
+
+
+def test_a_defect_is_told_with_its_traceback_once(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
+    """An unforeseen error is logged once, with its traceback."""
+    for _ in range(3):
+        outages.failed("leases", KeyError("x"))
+    outages.failed("leases", AccessRefused("no"))
+    assert [(line.levelname, bool(line.exc_info)) for line in caplog.records] == [("ERROR", True), ("WARNING", False)]
+
+
+def test_a_server_that_was_never_asked_or_says_nothing_is_not_up(
+    outages: Outages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server is up once it has answered, unless a question has been open for long."""
+    assert not outages.is_up(Server.DATABASE)
+    outages.answered(Server.DATABASE)
+    assert outages.is_up(Server.DATABASE)
+    with outages.asking(Server.DATABASE):
+        assert outages.is_up(Server.DATABASE)
+        monkeypatch.setattr("relatum.waiting._failures.ANSWER_S", -ANSWER_S)
+        assert not outages.is_up(Server.DATABASE)
+        assert not outages.is_up(Server.BROKER)
+    assert outages.is_up(Server.DATABASE)
+
+
+def test_what_a_stop_ends_says_nothing_of_the_broker(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
+    """A read that a stop ended is no outage; a database's silence is one."""
+    stop = threading.Event()
+    outages = Outages(outage_logger, broker="amqp://u@b:1", database="d:2/n", stop=stop)
+    stop.set()
+    outages.failed("leases", ReadTimeout("The call has timed out (the work was ended)."))
+    assert lines(caplog) == []
+    outages.failed("leases", AWAY)
+    assert lines(caplog) == [POSTGRESQL_AWAY]

@@ -111,13 +111,7 @@ def test_the_rule_of_statuses(known: Evidence, options: dict[str, bool], status:
 
 
 class Broker(Servers):
-    """Says what it is told to.
-
-    Args:
-        messages: What a scan of the gap comes across.
-        agreements: What is said of the last recorded message, time after time.
-        patience_s: Seconds to wait for an answer.
-    """
+    """Answers a scan with these messages, and each question about the last recorded message with an agreement."""
 
     def __init__(
         self, messages: Sequence[Message] = (), agreements: Sequence[Agreement] = (), patience_s: float = 10.0
@@ -154,15 +148,14 @@ def test_a_batch_that_cannot_be_unpacked_proves_nothing() -> None:
 
 
 def test_a_stream_is_known_again_by_its_furthest_position() -> None:
-    """A log grows at its end only."""
+    """The last position of a coverage is the furthest one that any of its rows knows."""
     body = fingerprint(None, b"body")
     rows = [
         covers(0, 5, 1, position=Position(4, 1, None)),
         covers(5, 9, 1, position=Position(8, body, 70)),
         covers(9, 9),
     ]
-    position = last_position(rows)
-    assert position == Position(8, body, 70)
+    assert last_position(rows) == Position(8, body, 70)
     assert last_position([covers(9, 9)]) is None
 
 
@@ -231,9 +224,6 @@ def test_an_explanation_is_short_however_much_is_lacking() -> None:
     assert "k5" not in repr(answer)
     answer = Answer(Status.NOT_RECORDED_YET, streams=("s",), unrecorded_streams=tuple("abcdef"))
     assert answer.explanation == "nobody records 'a', 'b', 'c', 'd', 'e' and 1 more: relatum record a b c d e"
-
-
-# --- traces ---------------------------------------------------------------------------------------------
 
 
 def test_a_trace_is_as_sure_as_its_worst_step() -> None:

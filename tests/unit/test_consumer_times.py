@@ -19,24 +19,14 @@ from relatum_consumer.lookups import answering
 from relatum_consumer.lookups.by_time import beside, window
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.servers import Servers
-from relatum_consumer.lookups.time_index import (
-    BLOCKS_BESIDE,
-    BLOCKS_BETWEEN,
-    WIDTHS_US,
-    Block,
-    earliest,
-    mirrored,
-)
+from relatum_consumer.lookups.time_index import BLOCKS_BESIDE, BLOCKS_BETWEEN, WIDTHS_US, Block, earliest, mirrored
 from tests.support import times as slow
 from tests.support._recording import time_blocks, width_class
 
 
 @dataclass
 class World:
-    """Streams, and their time index as the recorder makes it, that answer what look-ups ask.
-
-    It finds blocks by looking at each, and so says what the statements must give, not how.
-    """
+    """A database and a broker in memory; the time index is the recorder's, and is searched block by block."""
 
     times: dict[str, list[int | None]]
     batch: int = 1000
@@ -67,7 +57,6 @@ class World:
 
     @property
     def catalog(self) -> Catalog:
-        """What look-ups in it ask: it is the database and the broker."""
         broker: Any = self
         return Catalog(Servers(self.rows, lambda: broker), "/")
 
@@ -144,7 +133,7 @@ def offsets_of(answer: Answer) -> list[int]:
 def test_look_ups_by_time_give_what_looking_at_every_message_gives(
     own: list[int | None], other: list[int | None], batch: int, data: st.DataObject
 ) -> None:
-    """After, before, nearest and window, from a message and a datetime, in its own and in another stream."""
+    """Lookups by time, from a message or a datetime and in either stream, agree with a scan of all messages."""
     witness = data.draw(st.sampled_from([1, 2, 16]))
     world = World({"a": own, "b": other}, batch)
     timed = [offset for offset, time in enumerate(own) if time is not None]
@@ -158,21 +147,16 @@ def test_look_ups_by_time_give_what_looking_at_every_message_gives(
         is_own = isinstance(at, Message) and stream == "a"
         places = [(t, 0, o) for o, t in enumerate(world.times[stream]) if t is not None]
         moment: slow.Moment = (time, 0 if is_own else None, at.offset if is_own else 0)
-        one = World({stream: world.times[stream]}, batch, witness=witness)
-
-        catalog = one.catalog
+        catalog = World({stream: world.times[stream]}, batch, witness=witness).catalog
         for inclusive in (False, True):
             options: Any = {"inclusive": inclusive, "complete": False}
-            expected = slow.after(places, moment, inclusive=inclusive)
-            assert offsets_of(beside(catalog, "after", at, stream, None, **options)) == [p[2] for p in (expected,) if p]
-            expected = slow.before(places, moment, inclusive=inclusive)
-            assert offsets_of(beside(catalog, "before", at, stream, None, **options)) == [
-                p[2] for p in (expected,) if p
-            ]
+            for where, find in (("after", slow.after), ("before", slow.before)):
+                expected = find(places, moment, inclusive=inclusive)
+                found = offsets_of(beside(catalog, where, at, stream, None, **options))
+                assert found == [place[2] for place in (expected,) if place]
         expected = slow.nearest(places, moment)
-        assert offsets_of(beside(catalog, "nearest", at, stream, None, complete=False)) == [
-            p[2] for p in (expected,) if p
-        ]
+        found = offsets_of(beside(catalog, "nearest", at, stream, None, complete=False))
+        assert found == [place[2] for place in (expected,) if place]
         span = data.draw(st.integers(0, 40))
         around = slow.window(places, moment, span * SECOND, 2 * SECOND)
         assert offsets_of(window(catalog, at, stream, span, 2, None, complete=False)) == [place[2] for place in around]
@@ -203,7 +187,7 @@ def test_going_on_through_a_super_stream_passes_every_message_once(parts: list[l
 def test_what_retention_dropped_is_passed_over_and_told(
     times: list[int | None], first: int, time: int, witness: int
 ) -> None:
-    """The answer is exact over what is retained; where only something dropped is meant, it is `expired`."""
+    """The answer is exact for the retained messages; it is `expired` where only a dropped message fits."""
     # Retention never takes the last segment, so that something always stays.
     first = max(0, min(first, len(times) - 1))
     world = World({"a": times}, first=first, witness=witness)
@@ -213,26 +197,22 @@ def test_what_retention_dropped_is_passed_over_and_told(
     for where, find in (("after", slow.after), ("before", slow.before)):
         answer = beside(world.catalog, where, moment_of(time), "a", None, complete=False)
         expected = find(retained, moment)
-        assert [message.offset for message in answer] == ([] if expected is None else [expected[2]])
+        assert offsets_of(answer) == ([] if expected is None else [expected[2]])
         if expected is None:
             assert answer.status is (Status.EXPIRED if find(lost, moment) else Status.ABSENT)
 
 
-def test_equal_times_by_the_million_are_passed_by_offset() -> None:
-    """The next of equal times is one block away however many there are."""
+def test_few_blocks_are_read_however_many_there_are() -> None:
+    """The next of equal times is one block away; of times in order, one block holds the answer, two at a border."""
     world = World({"a": [5] * 20_000})
     at: Any = world.message("a", 12_345)
     for where, next_to in (("after", 12_346), ("before", 12_344)):
         assert beside(world.catalog, where, at, "a", None, complete=False).ids == (("a", next_to),)
     assert world.reads <= 4
-
-
-def test_few_blocks_are_read_where_times_are_in_order() -> None:
-    """One block holds the answer, two at a border."""
     world = World({"a": [offset * 1000 for offset in range(20_000)]})
     for offset in (0, 1, 127, 128, 5000, 19_998):
         world.reads = 0
-        at: Any = world.message("a", offset)
+        at = world.message("a", offset)
         assert beside(world.catalog, "after", at, "a", None, complete=False).ids == (("a", offset + 1),)
         assert world.reads <= 2
 
@@ -249,21 +229,19 @@ def test_a_window_reads_no_more_than_an_answer_may_have(monkeypatch: pytest.Monk
 
 
 def test_a_window_counts_each_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is read twice, since a part is recorded anew, is one message of the answer."""
+    """A message that is read twice is one message of a window."""
     monkeypatch.setattr(answering, "ANSWER_MESSAGES_MAX", 500)
     world = World({"orders": [offset * 1000 for offset in range(500)]}, batch=100)
     found = window(world.catalog, moment_of(0), "orders", 0.0, 1e6, None, complete=True)
     assert len(found) == 500
 
 
-# --- the index itself ------------------------------------------------------------------------------------
-
 some_times = st.lists(st.integers(-(10**7), 10**7) | st.integers(0, 100), min_size=1, max_size=400)
 
 
 @given(some_times, st.none() | st.integers(-(10**7), 10**7))
 def test_every_message_lies_in_a_block_whose_ends_are_real(values: list[int], high: int | None) -> None:
-    """What a look-up by time relies on holds whatever the order of times is."""
+    """Each message is in a block, and a block's ends are times of its messages."""
     offsets = [3 * place + 7 for place in range(len(values))]
     blocks, after = time_blocks(offsets, values, high)
     for offset, time_us in zip(offsets, values, strict=True):
@@ -277,19 +255,12 @@ def test_every_message_lies_in_a_block_whose_ends_are_real(values: list[int], hi
 
 
 @given(some_times)
-def test_messages_in_order_take_one_block_for_each_full_count(values: list[int]) -> None:
-    """Order makes the index sparse, however far apart the times are."""
-    values = sorted(values)
-    blocks, _ = time_blocks(range(len(values)), values, None)
-    assert len(blocks) == -(-len(values) // TIME_BLOCK_MESSAGES_MAX)
-
-
-@given(some_times)
-def test_disorder_never_makes_wide_blocks(values: list[int]) -> None:
-    """A block that is not in order is at most a second wide, so a look-up reads few of them."""
-    offsets = range(len(values))
-    blocks, _ = time_blocks(offsets, values, 10**8)
+def test_blocks_are_full_in_order_and_narrow_in_disorder(values: list[int]) -> None:
+    """Messages in order take one block for each full count; a block in disorder is at most a second wide."""
+    blocks, _ = time_blocks(range(len(values)), values, 10**8)
     assert all(block.max_us - block.min_us <= TIME_BLOCK_DISORDER_US_MAX for block in blocks)
+    blocks, _ = time_blocks(range(len(values)), sorted(values), None)
+    assert len(blocks) == -(-len(values) // TIME_BLOCK_MESSAGES_MAX)
 
 
 @given(st.integers(0, 2**62))

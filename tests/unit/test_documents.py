@@ -15,7 +15,6 @@ BLOCK = re.compile(r"```(?:python|py)\n(.*?)```", re.DOTALL)
 """`py` marks what a page's examples begin with: URLs and connections, which tests of the page have of their own."""
 
 NOT_RUN = re.compile(r"<!-- not run: [^>]+ -->\n```python\n")
-"""What marks a block that only its reader can run, and why."""
 
 RUN = {
     "README.md": "acceptance/test_examples.py",
@@ -31,7 +30,6 @@ RUN = {
     "docs/super-streams.md": "integration/test_pages.py",
     "docs/traces.md": "integration/test_traces.py",
 }
-"""Pages, and the test that runs their blocks of Python."""
 
 
 def blocks(page: Path) -> Iterator[tuple[int, str]]:
@@ -42,7 +40,6 @@ def blocks(page: Path) -> Iterator[tuple[int, str]]:
 
 
 def introduced(tree: ast.AST) -> set[str]:
-    """The names that a block imports, defines or assigns."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):

@@ -78,7 +78,6 @@ messages = sections.map(lambda parts: b"".join(part or b"" for part in parts))
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """A message with a few bytes changed, cut off or added."""
     raw = bytearray(draw(messages))
     for _ in range(draw(st.integers(0, 4))):
         place = draw(st.integers(0, max(0, len(raw) - 1)))
@@ -133,14 +132,12 @@ def test_times_come_from_header_property_id_and_chunk() -> None:
 
 
 def test_a_receipt_is_taken_only_where_the_publisher_asked_for_it() -> None:
-    """The recorder writes down the AMQP `message_id` of messages that carry the receipt header."""
+    """A message with a receipt header of true, or of up to 64 characters, has a receipt: its id, or the text."""
     identified = section(0x73, encode(["m-1"]))
-    extractor = Extractor([])
-    assert extractor.from_record(identified + section(0x74, encode({"relatum_receipt": True})), 1).receipt == "m-1"
-    assert extractor.from_record(identified + section(0x74, encode({"relatum_receipt": "r-1"})), 1).receipt == "r-1"
-    assert extractor.from_record(identified + section(0x74, encode({"relatum_receipt": "x" * 65})), 1).receipt is None
-    assert extractor.from_record(identified + section(0x74, encode({"relatum_receipt": 1})), 1).receipt is None
-    assert extractor.from_record(identified, 1).receipt is None
+    assert Extractor([]).from_record(identified, 1).receipt is None
+    for asked, receipt in ((True, "m-1"), ("r-1", "r-1"), ("x" * 65, None), (1, None)):
+        raw = identified + section(0x74, encode({"relatum_receipt": asked}))
+        assert Extractor([]).from_record(raw, 1).receipt == receipt
 
 
 def test_headers_without_number_are_counted_and_hide_nothing_else() -> None:

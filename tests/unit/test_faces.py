@@ -15,20 +15,12 @@ from relatum import (
 )
 from relatum.reading import AsyncStreamReader, StreamReader
 from relatum.superstreams import Target
-from relatum_consumer import (
-    AsyncRelations,
-    AsyncSharedGroup,
-    AsyncSharedGroups,
-    Relations,
-    SharedGroup,
-    SharedGroups,
-)
+from relatum_consumer import AsyncRelations, AsyncSharedGroup, AsyncSharedGroups, Relations, SharedGroup, SharedGroups
 
 BLOCKING_ALONE = {"link"}
 """Connections for a loop of the caller's own."""
 
 IN_ASYNCIO = {"__next__": "__anext__", "__enter__": "__aenter__", "__exit__": "__aexit__"}
-"""What Python calls otherwise."""
 
 OF_CLIENTS = {"publish", *(name for name in dir(Target) if not name.startswith("_"))}
 """What routers take as their client does: a channel of pika's with body and properties, or one of aio-pika's with a
@@ -46,7 +38,6 @@ def methods(kind: type, *special: str, names: dict[str, str]) -> dict[str, str]:
 
 
 def without_asyncio(signature: str) -> str:
-    """A signature with the names of the blocking face."""
     # A generator of asyncio has one type less: it returns nothing.
     text = re.sub(r"AsyncGenerator\[(.*?), None\]", r"Generator[\1, None, None]", signature)
     text = re.sub(r"collections\.abc\.Awaitable\[(\w+)\]", r"\1", text)

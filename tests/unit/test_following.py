@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -21,8 +21,6 @@ from tests.unit.wire_samples import record
 
 WINDOW_BYTES = 1 << 20
 """Bytes of chunks of a stream that are under way and held."""
-
-LIMIT_S = 60.0
 
 
 def message(offset: int, body: bytes = b"") -> Message:
@@ -43,13 +41,10 @@ def chunk_of(first: int, records: list[bytes], *, count: int | None = None) -> C
 
 
 def known(offset: int) -> Position:
-    """What is known of a stream that has such messages."""
     return Position(offset, position_of(message(offset)).fingerprint, None)
 
 
-class Logged(Delivery):
-    """Says which chunks are dropped."""
-
+class _Logged(Delivery):
     log: Callable[[str], None]
 
     def drop(self, held: Any) -> None:
@@ -58,24 +53,18 @@ class Logged(Delivery):
 
 
 class Bench:
-    """A follower's streams without a broker: the test lets chunks come, and answers for leaders. For one loop.
+    """A follower's streams without a broker: the test delivers chunks and answers for the leader."""
 
-    Args:
-        on_event: Called with each event.
-
-    Attributes:
-        seen: What happened since it was looked at, in words.
-        events: What was given.
-    """
-
-    def __init__(self, on_event: Callable[[Event], object] = lambda _event: None) -> None:
+    def __init__(
+        self, on_event: Callable[[Event], object] = lambda _event: None, *, held_bytes_max: int = 1 << 30
+    ) -> None:
         self.seen: list[str] = []
         self.events: list[Event] = []
         self.is_away = False
         self.is_paused = False
         self.connections = self
         self._on_event = on_event
-        self.delivery = Logged(self._tell, 1 << 30, Gathering(0.0), self._pause)
+        self.delivery = _Logged(self._tell, held_bytes_max, Gathering(0.0), self._pause)
         self.delivery.log = self.seen.append
         self.asked: asyncio.Future[Finding] | None = None
         self.is_end = False
@@ -96,7 +85,6 @@ class Bench:
         self._on_event(event)
 
     async def subscribe(self, followed: Followed) -> Subscription:
-        """As of `Connections`."""
         self.begun_at = followed.begin()
         self.begun.set()
         self.seen.append(f"begin at {self.begun_at}")
@@ -109,7 +97,6 @@ class Bench:
         """As of `Connections`."""
 
     async def look(self, _stream: str, position: Position | None, is_end: bool) -> Finding:
-        """As of `StreamFollower`: the test answers."""
         of = f" of {position.offset}" if position else ""
         self.seen.append("ask" + of + (" and not of the begin" if is_end else ""))
         self.asked, self.is_end = asyncio.get_running_loop().create_future(), is_end
@@ -146,15 +133,6 @@ def shown(event: Event) -> str:
         case _:
             return "failed"
 
-
-def in_loop(function: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        await asyncio.wait_for(function(), LIMIT_S)
-
-    asyncio.run(limited())
-
-
-# --- whether a stream is the one that is known, and what of it is given -----------------------------------------------
 
 COURSES: dict[str, tuple[int, int | None, list[str]]] = {
     "what is known is read first and not given": (7, 6, ["6: drop, attached 7", "7 8: give 7"]),
@@ -232,23 +210,16 @@ def happen(bench: Bench, followed: Followed, what: str) -> None:
 
 
 @pytest.mark.parametrize("course", COURSES)
-def test_what_is_wanted_is_given_of_the_stream_that_is_known(course: str) -> None:
-    """Step by step; reading begins at what is known, and ends behind what was given last."""
-
-    async def run() -> None:
-        next_offset, at, happenings = COURSES[course]
-        bench = Bench()
-        followed = bench.follow(next_offset, None if at is None else known(at))
-        assert await bench.after() == f"begin at {next_offset if at is None else at}"
-        for what, _, expected in (each.partition(":") for each in happenings):
-            happen(bench, followed, what)
-            assert await bench.after() == expected.strip()
-        followed.end()
-
-    in_loop(run)
-
-
-# --- what is given: in turn among streams, bounded, and held until the owner is done ----------------------------------
+async def test_what_is_wanted_is_given_of_the_stream_that_is_known(course: str) -> None:
+    """A stream starts at the known message, proves its identity, and delivers from the wanted offset on."""
+    next_offset, at, happenings = COURSES[course]
+    bench = Bench()
+    followed = bench.follow(next_offset, None if at is None else known(at))
+    assert await bench.after() == f"begin at {next_offset if at is None else at}"
+    for what, _, expected in (each.partition(":") for each in happenings):
+        happen(bench, followed, what)
+        assert await bench.after() == expected.strip()
+    followed.end()
 
 
 async def attached(bench: Bench, *streams: str) -> list[Followed]:
@@ -261,82 +232,65 @@ async def attached(bench: Bench, *streams: str) -> list[Followed]:
     return found
 
 
-def test_streams_have_their_turn_one_after_the_other() -> None:
-    """However much of one waits."""
-
-    async def run() -> None:
-        bench = Bench()
-        one, other = await attached(bench, "one", "other")
-        for offset in range(3):
-            one.on_chunk(chunk(offset))
-        other.on_chunk(chunk(0))
-        await bench.after()
-        assert [event.stream for event in bench.events] == ["one", "other", "one", "one"]
-
-    in_loop(run)
+async def test_streams_have_their_turn_one_after_the_other() -> None:
+    """Streams with pending chunks are served in turn, however many chunks one of them has."""
+    bench = Bench()
+    one, other = await attached(bench, "one", "other")
+    for offset in range(3):
+        one.on_chunk(chunk(offset))
+    other.on_chunk(chunk(0))
+    await bench.after()
+    assert [event.stream for event in bench.events] == ["one", "other", "one", "one"]
 
 
-def test_what_is_held_is_released_once_the_owner_is_done() -> None:
-    """Also where it says so twice, or has left the stream meanwhile."""
-
-    async def run() -> None:
-        bench = Bench()
-        one, other = await attached(bench, "one", "other")
-        for followed in (one, other):
-            followed.on_chunk(chunk(0))
-        await bench.after()
-        other.on_chunk(chunk(1))
-        assert bench.delivery.count == 3
-        other.end()
-        assert bench.delivery.count == 2
-        for _ in range(2):
-            bench.delivery.done(bench.events)
-            assert (bench.delivery.count, bench.delivery.bytes) == (0, 0)
-        assert len(bench.events) == 2
-
-    in_loop(run)
+async def test_what_is_held_is_released_once_the_owner_is_done() -> None:
+    """Held bytes are released when the owner is done or the stream ends; releasing twice changes nothing."""
+    bench = Bench()
+    one, other = await attached(bench, "one", "other")
+    for followed in (one, other):
+        followed.on_chunk(chunk(0))
+    await bench.after()
+    other.on_chunk(chunk(1))
+    assert bench.delivery.count == 3
+    other.end()
+    assert bench.delivery.count == 2
+    for _ in range(2):
+        bench.delivery.done(bench.events)
+        assert (bench.delivery.count, bench.delivery.bytes) == (0, 0)
+    assert len(bench.events) == 2
 
 
-def test_reading_pauses_where_too_much_is_held() -> None:
-    """Until the owner is done with a quarter of it."""
-
-    async def run() -> None:
-        bench = Bench()
-        bench.delivery = Logged(bench._tell, 1_000, Gathering(0.0), bench._pause)
-        bench.delivery.log = bench.seen.append
-        (one,) = await attached(bench, "one")
-        for offset in range(10):
-            one.on_chunk(chunk_of(offset, [b"x" * 96]))
-            assert bench.is_paused is (offset == 9)
-        await bench.after()
-        for number, event in enumerate(bench.events):
-            assert bench.is_paused is (number < 3)
-            bench.delivery.done([event])
-
-    in_loop(run)
+async def test_reading_pauses_where_too_much_is_held() -> None:
+    """Reading pauses at the limit of held bytes and resumes when a quarter of it is free."""
+    bench = Bench(held_bytes_max=1_000)
+    (one,) = await attached(bench, "one")
+    for offset in range(10):
+        one.on_chunk(chunk_of(offset, [b"x" * 96]))
+        assert bench.is_paused is (offset == 9)
+    await bench.after()
+    for number, event in enumerate(bench.events):
+        assert bench.is_paused is (number < 3)
+        bench.delivery.done([event])
 
 
-def test_a_stream_of_which_the_owner_has_much_is_given_no_more_until_it_is_done() -> None:
-    """What chunks unpack to is bounded; the other streams go on."""
-
-    async def run() -> None:
-        bench = Bench()
-        one, other = await attached(bench, "one", "other")
-        one.on_chunk(chunk_of(0, [b"x" * GIVEN_BYTES]))
-        one.on_chunk(chunk(1))
-        other.on_chunk(chunk(0))
-        await bench.after()
-        assert [event.stream for event in bench.events] == ["one", "other"]
-        bench.delivery.done(bench.events[:1])
-        await bench.after()
-        assert [event.stream for event in bench.events] == ["one", "other", "one"]
-
-    in_loop(run)
+async def test_a_stream_of_which_the_owner_has_much_is_given_no_more_until_it_is_done() -> None:
+    """A stream at its limit of delivered bytes waits until the owner is done; other streams continue."""
+    bench = Bench()
+    one, other = await attached(bench, "one", "other")
+    one.on_chunk(chunk_of(0, [b"x" * GIVEN_BYTES]))
+    one.on_chunk(chunk(1))
+    other.on_chunk(chunk(0))
+    await bench.after()
+    assert [event.stream for event in bench.events] == ["one", "other"]
+    bench.delivery.done(bench.events[:1])
+    await bench.after()
+    assert [event.stream for event in bench.events] == ["one", "other", "one"]
 
 
 @pytest.mark.parametrize("kind", [Attached, Records, Hole, CaughtUp])
-def test_what_the_owner_raised_at_is_given_again(kind: type, caplog: pytest.LogCaptureFixture) -> None:
-    """In order, and nothing is lost or given twice."""
+async def test_what_the_owner_raised_at_is_given_again(kind: type, caplog: pytest.LogCaptureFixture) -> None:
+    """An event whose callback raised is delivered again, in order, without loss or repetition."""
+    caplog.set_level(logging.CRITICAL, "relatum.follower")
     is_broken = True
     good: list[Event] = []
 
@@ -347,75 +301,63 @@ def test_what_the_owner_raised_at_is_given_again(kind: type, caplog: pytest.LogC
             raise ZeroDivisionError
         good.append(event)
 
-    async def run() -> None:
-        bench = Bench(on_event)
-        followed = bench.follow(3)
+    bench = Bench(on_event)
+    followed = bench.follow(3)
+    await bench.after()
+    while not any(isinstance(event, CaughtUp) for event in good):
+        # A broker delivers what is there from the first offset of a subscription.
+        if followed.is_read:
+            for offset in range(max(bench.begun_at, 8), 12):
+                followed.on_chunk(chunk(offset))
+            followed.on_drained()
         await bench.after()
-        while not any(isinstance(event, CaughtUp) for event in good):
-            # As a broker: what lies there from the begin of a reading on.
-            if followed.is_read:
-                for offset in range(max(bench.begun_at, 8), 12):
-                    followed.on_chunk(chunk(offset))
-                followed.on_drained()
-            await bench.after()
-            if bench.asked is not None and not bench.asked.done():
-                bench.asked.set_result(Finding(None, StreamBounds(8, 11)))
-            await bench.after()
-            await asyncio.sleep(0.1)
-        followed.end()
-
-    with caplog.at_level(logging.CRITICAL, "relatum.follower"):
-        in_loop(run)
+        if bench.asked is not None and not bench.asked.done():
+            bench.asked.set_result(Finding(None, StreamBounds(8, 11)))
+        await bench.after()
+        await asyncio.sleep(0.1)
+    followed.end()
     assert not is_broken
     offsets = [offset for event in good if isinstance(event, Records) for offset in event.batch.offsets]
     assert offsets == [8, 9, 10, 11]
     assert [event.to_offset for event in good if isinstance(event, Hole)] == [8]
 
 
-def test_a_chunk_that_cannot_be_split_fails_its_stream_which_is_read_again_from_there() -> None:
-    """What came before it is given; what came behind it is read again."""
-
-    async def run() -> None:
-        bench = Bench()
-        (one,) = await attached(bench, "one")
-        one.on_chunk(chunk(0))
-        one.on_chunk(chunk_of(1, [b"x"], count=3))
-        one.on_chunk(chunk(4))
-        assert await bench.after() == "give 0, drop, drop, failed"
-        assert bench.delivery.count == 1
-        assert one.next_offset == 1
-        one.end()
-
-    in_loop(run)
+async def test_a_chunk_that_cannot_be_split_fails_its_stream_which_is_read_again_from_there() -> None:
+    """A corrupt chunk fails its stream: earlier records are delivered, and reading resumes at the chunk."""
+    bench = Bench()
+    (one,) = await attached(bench, "one")
+    one.on_chunk(chunk(0))
+    one.on_chunk(chunk_of(1, [b"x"], count=3))
+    one.on_chunk(chunk(4))
+    assert await bench.after() == "give 0, drop, drop, failed"
+    assert bench.delivery.count == 1
+    assert one.next_offset == 1
+    one.end()
 
 
-def test_a_replaced_stream_is_found_again_where_what_came_before_cannot_be_split() -> None:
-    """What is told of it is told behind that."""
-
-    async def run() -> None:
-        bench = Bench()
-        (one,) = await attached(bench, "s")
-        for each in (chunk_of(0, [b"x" * GIVEN_BYTES]), chunk_of(1, [b"x"], count=3), chunk(4)):
-            one.on_chunk(each)
-        one.on_ended(Interrupted())
-        # The owner is not done with the first, so the others wait.
-        assert await bench.after() == "give 0, begin at 4"
-        one.on_chunk(chunk(4, other=True))
-        assert await bench.after() == "drop"
-        bench.delivery.done(bench.events)
-        assert await bench.after() == "drop, drop, begin at 0, failed"
-        bench.begun.clear()
-        await bench.begun.wait()
-        assert await bench.after() == "begin at 0"
-        one.on_chunk(chunk(0, other=True))
-        assert await bench.after() == "drop, differs OTHER"
-        one.end()
-
-    in_loop(run)
+async def test_a_replaced_stream_is_found_again_where_what_came_before_cannot_be_split() -> None:
+    """A replaced stream is reported after the failure of a corrupt chunk that came before it."""
+    bench = Bench()
+    (one,) = await attached(bench, "s")
+    for each in (chunk_of(0, [b"x" * GIVEN_BYTES]), chunk_of(1, [b"x"], count=3), chunk(4)):
+        one.on_chunk(each)
+    one.on_ended(Interrupted())
+    # The owner is not done with the first, so the others wait.
+    assert await bench.after() == "give 0, begin at 4"
+    one.on_chunk(chunk(4, other=True))
+    assert await bench.after() == "drop"
+    bench.delivery.done(bench.events)
+    assert await bench.after() == "drop, drop, begin at 0, failed"
+    bench.begun.clear()
+    await bench.begun.wait()
+    assert await bench.after() == "begin at 0"
+    one.on_chunk(chunk(0, other=True))
+    assert await bench.after() == "drop, differs OTHER"
+    one.end()
 
 
 def test_reading_pauses_where_little_comes_of_many_streams() -> None:
-    """Not for one stream less, not for much, and not where nobody asked for it."""
+    """Reading pauses only for many streams with few bytes each, and only if gathering is asked for."""
 
     def pause_s(count: int, bytes_: int, gather_s: float = 1.0) -> float:
         gathering = Gathering(gather_s)
@@ -431,33 +373,26 @@ def test_reading_pauses_where_little_comes_of_many_streams() -> None:
     assert pause_s(STREAMS, 100, 0.0) == 0
 
 
-# --- credit, and the subscriptions of one connection -----------------------------------------------------------------
-
-
 def sized(size: int) -> Chunk:
     return Chunk(0, 0, 1, 1, 1_700_000_000_000, 1, b"x" * size, 0, size)
 
 
-def test_a_quiet_stream_is_granted_credit_when_half_of_it_is_used_up() -> None:
-    """Before it was seen to be quiet, with each chunk: a question goes with it."""
-    subscription = Subscription(cast(Any, None), 0, WINDOW_BYTES)
-    granted = []
-    for number in range(4 * CHUNKS_MAX):
-        subscription.is_quiet = number >= CHUNKS_MAX
-        subscription.on_chunk(sized(10))
-        subscription.free()
-        granted.append(subscription.credit())
-    assert all(granted[:CHUNKS_MAX])
-    assert set(granted[CHUNKS_MAX:]) == {0, CHUNKS_MAX // 2}
-
-
-def test_what_came_says_at_once_how_much_may_be_under_way() -> None:
-    """Of small chunks as many as may be, of large ones as many as fit, of one that is larger still, the next."""
+def test_credit_follows_the_size_of_chunks_and_whether_a_stream_is_quiet() -> None:
+    """As many chunks as fit are under way, one at least; a quiet stream gets credit when half of it is used up."""
     for size, granted in ((10, CHUNKS_MAX), (WINDOW_BYTES // 4, 4), (2 * WINDOW_BYTES, 1)):
         subscription = Subscription(cast(Any, None), 0, WINDOW_BYTES)
         subscription.on_chunk(sized(size))
         subscription.free()
         assert subscription.credit() == granted
+    subscription = Subscription(cast(Any, None), 0, WINDOW_BYTES)
+    quiet_credit = []
+    for number in range(4 * CHUNKS_MAX):
+        subscription.is_quiet = number >= CHUNKS_MAX
+        subscription.on_chunk(sized(10))
+        subscription.free()
+        quiet_credit.append(subscription.credit())
+    assert all(quiet_credit[:CHUNKS_MAX])
+    assert set(quiet_credit[CHUNKS_MAX:]) == {0, CHUNKS_MAX // 2}
 
 
 @pytest.mark.parametrize(
@@ -478,23 +413,19 @@ def test_a_connection_is_crowded_where_the_broker_waits_for_each_stream(version:
     assert not subscriptions.is_crowded
 
 
-def test_a_connection_of_which_the_other_side_reads_nothing_ends() -> None:
-    """What waits to be sent is bounded; it is told once, and closed at once."""
-
-    async def run() -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            opened, lost = SocketConnection(ours), list[Exception]()
-            connection = Connection(opened, lambda *_: None, lambda _, error: lost.append(error))
-            sent = 0
-            while not lost:
-                opened.session.send(b"x" * 65_536)
-                connection.flush()
-                sent += 65_536
-                assert sent < 16 * UNSENT_BYTES_MAX
+async def test_a_connection_of_which_the_other_side_reads_nothing_ends() -> None:
+    """A connection whose unsent bytes reach the limit is lost: reported once, and closed."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        opened, lost = SocketConnection(ours), list[Exception]()
+        connection = Connection(opened, lambda *_: None, lambda _, error: lost.append(error))
+        sent = 0
+        while not lost:
+            opened.session.send(b"x" * 65_536)
             connection.flush()
-            connection.close()
-            assert [type(error) for error in lost] == [ConnectionLost]
-            assert not opened.is_usable
-
-    in_loop(run)
+            sent += 65_536
+            assert sent < 16 * UNSENT_BYTES_MAX
+        connection.flush()
+        connection.close()
+        assert [type(error) for error in lost] == [ConnectionLost]
+        assert not opened.is_usable

@@ -1,8 +1,10 @@
-"""Which headers make a message one of a group, what the interceptor makes of them, and what the key says of them."""
+"""Which headers make a message one of a group, which numbers messages get, and how far a group has come."""
 
 import copy
 import pickle
+import random
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,13 +12,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import relatum
-from relatum.errors import InvalidGroup
+from relatum.errors import GroupConflict, IncompleteGroup, InvalidGroup
 from relatum.keys import KeyDefinition, bases
 from relatum.limits import GROUP_SEQUENCE_MAX
 from relatum.membership import (
     GROUP_KEY,
+    Anomaly,
     GroupStatus,
     Membership,
+    assess,
     checked_group_id,
     checked_membership,
     checked_sequence,
@@ -27,6 +31,7 @@ from relatum.membership import (
     value_bounds,
 )
 from relatum.publishing import Stamper
+from relatum.publishing.numbering import Numbering
 from relatum.reading import Message
 
 ID = "0123456789abcdef" * 3
@@ -50,24 +55,18 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"group_id": None, "group_sequence": 1}, "group_id_missing"),
     ({"group_id": ID}, "group_sequence_missing"),
     ({"group_id": ID, "group_last": True}, "group_sequence_missing"),
-    ({"group_id": ID[1:], "group_sequence": 1}, "group_id_not_48_hex_digits"),
-    ({"group_id": ID + "0", "group_sequence": 1}, "group_id_not_48_hex_digits"),
-    ({"group_id": ID.upper(), "group_sequence": 1}, "group_id_not_48_hex_digits"),
-    ({"group_id": ID + "\n", "group_sequence": 1}, "group_id_not_48_hex_digits"),
-    ({"group_id": "g" * 48, "group_sequence": 1}, "group_id_not_48_hex_digits"),
-    ({"group_id": "", "group_sequence": 1}, "group_id_not_48_hex_digits"),
-    ({"group_id": bytes(24), "group_sequence": 1}, "group_id_not_48_hex_digits"),
-    ({"group_id": 1, "group_sequence": 1}, "group_id_not_48_hex_digits"),
-    ({"group_id": ID, "group_sequence": True}, "group_sequence_not_an_integer"),
-    ({"group_id": ID, "group_sequence": "1"}, "group_sequence_not_an_integer"),
-    ({"group_id": ID, "group_sequence": 1.0}, "group_sequence_not_an_integer"),
-    ({"group_id": ID, "group_sequence": 0}, "group_sequence_out_of_range"),
-    ({"group_id": ID, "group_sequence": -1}, "group_sequence_out_of_range"),
-    ({"group_id": ID, "group_sequence": GROUP_SEQUENCE_MAX + 1}, "group_sequence_out_of_range"),
+    *(
+        ({"group_id": wrong, "group_sequence": 1}, "group_id_not_48_hex_digits")
+        for wrong in (ID[1:], ID + "0", ID.upper(), ID + "\n", "g" * 48, "", bytes(24), 1)
+    ),
+    *(({"group_id": ID, "group_sequence": wrong}, "group_sequence_not_an_integer") for wrong in (True, "1", 1.0)),
+    *(
+        ({"group_id": ID, "group_sequence": wrong}, "group_sequence_out_of_range")
+        for wrong in (0, -1, GROUP_SEQUENCE_MAX + 1)
+    ),
     ({"group_id": ID, "group_sequence": 1, "group_last": 1}, "group_last_not_a_boolean"),
     ({"group_id": ID, "group_sequence": 1, "group_last": "true"}, "group_last_not_a_boolean"),
 ]
-"""Headers that cannot be those of a group, and the reason."""
 
 odd_headers = st.dictionaries(st.sampled_from(["group_id", "group_sequence", "group_last", "other"]), odd_values)
 
@@ -77,13 +76,18 @@ def message(headers: dict[str, Any]) -> Message:
     return Message.from_amqp("stream", 0, properties, b"")
 
 
-@given(memberships)
-def test_headers_and_value_tell_the_same_place(place: Membership) -> None:
-    """A place survives its headers and its key's value, and the key reads that value out of the headers."""
+@given(memberships, group_ids)
+def test_headers_and_value_tell_the_same_place(place: Membership, other: str) -> None:
+    """A place survives its headers and its key's value, which is in its own group's range and in no other's."""
     assert membership(place.headers) == place
     assert checked_membership(place.headers) == place
     assert GROUP_KEY.read(bases(place.headers, {}.get, bytes)) == ([place.value], [])
     assert parse_value(place.value) == place
+    low, high = value_bounds(place.group_id)
+    assert low <= place.value < high
+    if other != place.group_id:
+        low, high = value_bounds(other)
+        assert not low <= place.value < high
 
 
 @given(odd_headers)
@@ -91,14 +95,9 @@ def test_headers_and_value_tell_the_same_place(place: Membership) -> None:
 @example({"group_id": ID, "group_sequence": True, "group_last": False})
 @example({"group_id": ID, "group_sequence": 1, "group_last": 1})
 def test_a_message_is_in_the_group_its_row_says(headers: dict[str, Any]) -> None:
-    """Whatever the headers hold, reading them and reading the row made of them agree."""
+    """A message's headers and its row say the same place; headers that pass the check have one, or no group."""
     values, _ = GROUP_KEY.read(bases(headers, {}.get, bytes))
     assert membership(headers) == (parse_value(values[0]) if values else None)
-
-
-@given(odd_headers)
-def test_what_is_let_out_can_be_found(headers: dict[str, Any]) -> None:
-    """Headers that pass the check either name no group, or a place that readers see."""
     try:
         place = checked_membership(headers)
     except InvalidGroup:
@@ -107,16 +106,6 @@ def test_what_is_let_out_can_be_found(headers: dict[str, Any]) -> None:
         assert membership(headers) is None
     else:
         assert membership({**headers, "group_last": place.last}) == place
-
-
-@given(memberships, group_ids)
-def test_a_group_is_one_range_of_values(place: Membership, other: str) -> None:
-    """A value lies within its own group's bounds, and in no other's."""
-    low, high = value_bounds(place.group_id)
-    assert low <= place.value < high
-    if other != place.group_id:
-        low, high = value_bounds(other)
-        assert not low <= place.value < high
 
 
 @pytest.mark.parametrize(
@@ -143,14 +132,10 @@ def test_other_values_tell_of_no_place(value: str) -> None:
     assert parse_value(value) is None
 
 
-def test_no_group_headers_are_no_group() -> None:
-    """Messages outside groups are nobody's business."""
-    assert checked_membership({"order_id": "1"}) is None
-    assert checked_membership({"group_id": None, "group_sequence": None, "group_last": None}) is None
-
-
 def test_the_status_of_a_message() -> None:
-    """In no group, in one, or the last of one."""
+    """A message is in no group, in one, or the last of one; without an id and a number it is in none."""
+    for headers in ({"order_id": "1"}, {"group_id": None, "group_sequence": None, "group_last": None}):
+        assert checked_membership(headers) is None
     assert group_status(message({})) is GroupStatus.NOT_IN_GROUP
     assert group_status(message({"group_id": ID, "group_sequence": 1})) is GroupStatus.NOT_IN_GROUP
     assert group_status(message(Membership(ID, 1, False).headers)) is GroupStatus.IN_GROUP
@@ -166,8 +151,6 @@ def test_new_ids_are_24_bytes_that_differ_and_sort_by_time() -> None:
     assert moments == sorted(moments)
     assert relatum.new_group_id is new_group_id
 
-
-# --- what the interceptor makes of them ----------------------------------------------------------------------------
 
 KEYS: list[list[KeyDefinition]] = [[GROUP_KEY], [KeyDefinition("order_id"), relatum.GROUP_KEY]]
 
@@ -200,7 +183,7 @@ def test_a_flag_that_is_missing_is_added_as_false(
 
 @pytest.mark.parametrize(("headers", "reason"), BAD)
 def test_bad_headers_are_refused_with_a_reason(headers: dict[str, Any], reason: str) -> None:
-    """By the interceptor, or let through untouched, and counted; without the key they are an application's."""
+    """The interceptor refuses bad headers with a reason, or counts and sends them; without the key it ignores them."""
     for check in (checked_membership, *(partial(stamp, Stamper(keys)) for keys in KEYS)):
         with pytest.raises(InvalidGroup) as caught:
             check(headers)
@@ -223,9 +206,6 @@ def test_a_flag_is_checked_where_the_id_comes_from_the_body() -> None:
         stamper.stamp({"group_sequence": 1}, None, 0, None, b"short")
 
 
-# --- wrong arguments -----------------------------------------------------------------------------------------------
-
-
 def test_only_what_was_to_be_sent_was_not_sent() -> None:
     """A reader that gives a wrong id or number sends nothing anyway; a publisher wants to know."""
     for check, wrong in ((checked_group_id, "x"), (checked_sequence, 0), (checked_sequence, "1")):
@@ -236,3 +216,178 @@ def test_only_what_was_to_be_sent_was_not_sent() -> None:
     for headers in ({"group_id": "x"}, {"group_id": group_id, "group_sequence": 0}, {"group_sequence": 1}):
         with pytest.raises(InvalidGroup, match="nothing was sent"):
             checked_membership(headers)
+
+
+@given(st.lists(st.sampled_from(["put", "put", "put", "last", "fail", "fail oldest"]), max_size=60))
+def test_no_number_is_given_twice_and_no_gap_stays_unfilled(steps: list[str]) -> None:
+    """Whatever fails, each number is out once at most, and free numbers below the highest are given first."""
+    numbers = Numbering()
+    out: list[Membership] = []
+    for step in steps:
+        taken = {place.sequence for place in out}
+        last_is_out = any(place.last for place in out)
+        gaps = set(range(1, max(taken, default=0))) - taken
+        if step.startswith("fail"):
+            if out:
+                numbers.give_back(out.pop(0 if step == "fail oldest" else -1))
+            continue
+        ends = step == "last"
+        if last_is_out and (ends or not gaps):
+            with pytest.raises(InvalidGroup) as caught:
+                numbers.take(last=ends)
+            assert caught.value.reason == "group_has_ended"
+            continue
+        place = numbers.take(last=ends)
+        assert place.sequence == (max(taken, default=0) + 1 if ends or not gaps else min(gaps))
+        assert place.last == ends
+        out.append(place)
+    position = assess(numbers.group_id, out)
+    assert position.anomalies == ()
+    assert numbers.is_complete == position.is_complete
+    assert numbers.is_begun == bool(out)
+    assert numbers.missing == position.missing
+    assert numbers.last_sequence == position.last_sequence
+    assert numbers.next_free == position.highest + 1
+
+
+@given(st.sets(st.integers(1, 15)), st.booleans())
+def test_going_on_from_a_position_completes_the_group(there: set[int], has_last: bool) -> None:
+    """From any sound position, further messages complete the group without a number twice."""
+    members = [Membership(ID, number, has_last and number == max(there)) for number in there]
+    numbers = Numbering(ID)
+    numbers.resume(assess(ID, members))
+    while not numbers.is_complete:
+        last_is_due = numbers.last_sequence is None and not numbers.missing
+        members.append(numbers.take(last=last_is_due))
+    position = assess(ID, members)
+    assert position.is_complete
+    assert position.anomalies == ()
+
+
+def test_numbers_begin_where_the_caller_says_and_end_at_the_limit() -> None:
+    """A group may begin at a number; the highest one is given, and the one after it is refused."""
+    numbers = Numbering(ID, GROUP_SEQUENCE_MAX)
+    assert numbers.is_begun
+    assert numbers.take() == Membership(ID, GROUP_SEQUENCE_MAX, False)
+    for _ in range(2):
+        with pytest.raises(InvalidGroup) as caught:
+            numbers.take(last=True)
+        assert caught.value.reason == "group_sequence_out_of_range"
+    assert not numbers.is_complete
+
+
+@pytest.mark.parametrize(
+    ("group_id", "start", "reason"),
+    [
+        (None, 2, "option_invalid"),
+        ("short", 1, "group_id_not_48_hex_digits"),
+        (ID, 0, "group_sequence_out_of_range"),
+        (ID, True, "group_sequence_not_an_integer"),
+        (ID, GROUP_SEQUENCE_MAX + 1, "group_sequence_out_of_range"),
+    ],
+)
+def test_impossible_beginnings_are_refused(group_id: str | None, start: int, reason: str) -> None:
+    """A new group begins at 1, and an id or a number that cannot be is refused."""
+    with pytest.raises(InvalidGroup) as caught:
+        Numbering(group_id, start)
+    assert caught.value.reason == reason
+
+
+def test_another_group_is_not_gone_on_with_in_the_middle() -> None:
+    """A group without messages takes over a position's id; one with messages keeps its own."""
+    numbers = Numbering()
+    numbers.resume(assess(ID, [Membership(ID, 1, False)]))
+    assert (numbers.group_id, numbers.take().sequence) == (ID, 2)
+    with pytest.raises(InvalidGroup) as caught:
+        numbers.resume(assess("cd" * 24, []))
+    assert caught.value.reason == "option_invalid"
+
+
+@pytest.mark.parametrize(
+    ("members", "gone", "anomaly"),
+    [
+        ([Membership(ID, 1, True), Membership(ID, 2, True)], [], Anomaly.TWO_LASTS),
+        ([Membership(ID, 1, True), Membership(ID, 2, False)], [], Anomaly.PAST_LAST),
+        ([Membership(ID, 2, False)], [Membership(ID, 1, False)], Anomaly.EXPIRED),
+    ],
+)
+def test_a_group_that_cannot_become_whole_is_not_gone_on_with(
+    members: list[Membership], gone: list[Membership], anomaly: Anomaly
+) -> None:
+    """A group with an anomaly that no message can cure is refused, and nothing changes."""
+    numbers = Numbering(ID, 7)
+    with pytest.raises(GroupConflict) as caught:
+        numbers.resume(assess(ID, members, expired=gone))
+    assert (caught.value.group_id, caught.value.anomaly) == (ID, anomaly)
+    assert numbers.take().sequence == 7
+
+
+def test_an_incomplete_group_says_what_is_missing() -> None:
+    """The error of an incomplete group has its gaps, joined, and its last number, also after pickling."""
+    numbers = Numbering(ID)
+    places = [numbers.take() for _ in range(6)]
+    numbers.take(last=True)
+    for place in (places[4], places[1], places[2]):
+        numbers.give_back(place)
+    error = pickle.loads(pickle.dumps(numbers.incomplete()))
+    assert isinstance(error, IncompleteGroup)
+    assert (error.group_id, error.missing, error.last_sequence) == (ID, ((2, 3), (5, 5)), 7)
+
+
+members_of_small_groups = st.lists(
+    st.builds(Membership, st.just(ID), st.integers(1, 12), st.sampled_from([False, False, False, True])), max_size=20
+)
+
+
+def group(*numbers: int, last: int | None = None, name: str = ID) -> list[Membership]:
+    return [Membership(name, number, number == last) for number in numbers]
+
+
+def naive_anomalies(members: list[Membership], gone: list[Membership]) -> set[Anomaly]:
+    """What is wrong, written down as the words say it."""
+    there = {member.sequence for member in members}
+    dropped = [member for member in gone if member.sequence not in there]
+    lasts = {member.sequence for member in members + dropped if member.last}
+    found = set()
+    if len(members) != len(there):
+        found.add(Anomaly.DUPLICATE)
+    if len(lasts) >= 2:
+        found.add(Anomaly.TWO_LASTS)
+    if lasts and any(number > min(lasts) and number not in lasts for number in there):
+        found.add(Anomaly.PAST_LAST)
+    if dropped:
+        found.add(Anomaly.EXPIRED)
+    return found
+
+
+@given(members_of_small_groups, members_of_small_groups, st.randoms())
+def test_it_says_what_a_naive_account_says(
+    members: list[Membership], gone: list[Membership], shuffle: random.Random
+) -> None:
+    """A position agrees with a naive account of the members, in any order, and ignores those of another group."""
+    position = assess(ID, members, expired=gone)
+    there = {member.sequence for member in members}
+    lasts = {member.sequence for member in members + [m for m in gone if m.sequence not in there] if member.last}
+    end = min(lasts) if lasts else max(there, default=0)
+    assert position.seen == len(there)
+    assert position.highest == max(there, default=0)
+    assert position.last_sequence == (min(lasts) if lasts else None)
+    assert all(first <= last for first, last in position.missing)
+    assert all(before[1] + 1 < after[0] for before, after in pairwise(position.missing))
+    missing = {number for first, last in position.missing for number in range(first, last + 1)}
+    assert missing == set(range(1, end + 1)) - there
+    assert position.contiguous == next(number for number in range(14) if number + 1 not in there)
+    assert position.next_sequence == position.contiguous + 1
+    assert position.is_complete == (bool(lasts) and there >= set(range(1, end + 1)))
+    found = naive_anomalies(members, gone)
+    assert position.anomalies == tuple(each for each in Anomaly if each in found)
+    shuffled = members + group(1, 2, 3, name="cd" * 24)
+    shuffle.shuffle(shuffled)
+    assert assess(ID, shuffled, expired=reversed(gone)) == position
+
+
+def test_a_gap_of_a_thousand_million_numbers_costs_nothing() -> None:
+    """A gap of any size is one range."""
+    position = assess(ID, group(1, 999_999_999, last=999_999_999))
+    assert position.missing == ((2, 999_999_998),)
+    assert (position.contiguous, position.seen) == (1, 2)

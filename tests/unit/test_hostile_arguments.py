@@ -79,15 +79,6 @@ class Unreachable:
         return refuse
 
 
-def keep(message: Any) -> Any:
-    return message
-
-
-def without_opening(kind: type) -> Any:
-    """An object that has nothing yet: its methods look at their arguments before anything else."""
-    return object.__new__(kind)
-
-
 def readers() -> None:
     transport: Any = Unreachable()
     for kind in (StreamReader, AsyncStreamReader):
@@ -102,7 +93,7 @@ def readers() -> None:
         take(f"{name}.iterate", reader.iterate, scan | {"follow": True}, idle_timeout_s=SECONDS)
         take(f"{name}.batches", reader.batches, scan, stream=NAMES, start=COUNTS, stop=COUNTS, credit=COUNTS)
         take(f"{name}.batches", reader.batches, scan, idle_s=[*SECONDS, None])
-        take(f"{name}.scan", reader.scan, scan | {"stop": 1, "take": keep}, stream=NAMES, start=COUNTS, stop=COUNTS)
+        take(f"{name}.scan", reader.scan, scan | {"stop": 1, "take": bool}, stream=NAMES, start=COUNTS, stop=COUNTS)
         take(f"{name}.bounds", reader.bounds, {}, stream=NAMES)
         take(f"{name}.missing", reader.missing, {}, streams=LISTS)
         take(f"{name}.partitions", reader.partitions, {}, super_stream=NAMES)
@@ -110,15 +101,8 @@ def readers() -> None:
         texts = [each for each in NAMES if each != ""]
         routes = {"exchange": "", "routing_key": ""}
         take(f"{name}.routes", reader.routes, routes, exchange=texts, routing_key=texts)
-        opening = {"broker": BROKER}
-        take(
-            f"{name}.open",
-            kind.open,
-            opening,
-            timeout_s=SECONDS,
-            heartbeat_s=COUNTS,
-            broker_connections_max=[*COUNTS, 0, 1],
-        )
+        take(f"{name}.open", kind.open, {"broker": BROKER}, timeout_s=SECONDS, heartbeat_s=COUNTS)
+        take(f"{name}.open", kind.open, {"broker": BROKER}, broker_connections_max=[*COUNTS, 0, 1])
     delivery = {"stream": "s", "offset": 1, "properties": pika.BasicProperties(), "body": b""}
     take("Message.from_amqp", Message.from_amqp, delivery, stream=NAMES, offset=OFFSETS, properties=OTHERS)
     take("Message.from_amqp", Message.from_amqp, delivery, body=[None, "x", 1, [], object()])
@@ -128,14 +112,12 @@ def readers() -> None:
 
 
 def recorders(directory: Path) -> None:
-    """Everything that records, and what looks after it."""
     both = {"broker": BROKER, "database": DATABASE}
     recorder = both | {"streams": ["s"]}
     take("Recorder", recording.Recorder, recorder, broker=URLS, database=URLS, streams=[*LISTS, []])
     take("Recorder", recording.Recorder, recorder, holder=NAMES, database_connections_max=COUNTS, lease_s=SECONDS)
     take("Recorder", recording.Recorder, recorder, keys=LISTS)
-    embedded = {"broker": BROKER, "database": DATABASE}
-    take("EmbeddedRecorder", EmbeddedRecorder, embedded, broker=OTHERS, database=URLS)
+    take("EmbeddedRecorder", EmbeddedRecorder, both, broker=OTHERS, database=URLS)
     take("prune", recording.prune, both, broker=URLS, database=URLS, names=LISTS, batch_rows=COUNTS)
     take("status", recording.status, both, broker=URLS, database=URLS, names=LISTS)
     stream = both | {"stream": "s"}
@@ -165,7 +147,6 @@ def recorders(directory: Path) -> None:
 
 
 def collectors() -> None:
-    """Everything that collects, and tells what became of messages."""
     for kind in (relatum.MessageCollector, relatum.AsyncMessageCollector):
         name, given = kind.__name__, {"name": "c", "database": DATABASE, "broker": BROKER}
         take(name, kind, given, name=[*NAMES, "x" * 256], database=URLS, broker=URLS, streams=LISTS)
@@ -202,7 +183,6 @@ def collectors() -> None:
 
 
 def placements() -> None:
-    """Everything about super streams, contexts and affinity sets."""
     given = {"super_stream": "s", "database": DATABASE}
     for kind in (relatum.SerialConsumer, relatum.AsyncSerialConsumer):
         name, consumer = kind.__name__, given | {"name": "c", "broker": BROKER}
@@ -227,8 +207,8 @@ def placements() -> None:
     ):
         take(router.__name__, router, given, database=URLS, broker=URLS, options=[*OTHERS, other()])
         take(router.__name__, router, given, super_stream=[*NAMES, None, "a\nb"])
-        take(f"{router.__name__}.check", without_opening(router).check, {}, timeout_s=SECONDS)
-    contexts: Any = without_opening(relatum.SerializationContexts)
+        take(f"{router.__name__}.check", object.__new__(router).check, {}, timeout_s=SECONDS)
+    contexts: Any = object.__new__(relatum.SerializationContexts)
     take("SerializationContexts", relatum.SerializationContexts, given, super_stream=NAMES, database=URLS, broker=URLS)
     take("SerializationContexts", relatum.SerializationContexts, given, vhost=NAMES, header=NAMES)
     take("SerializationContexts", relatum.SerializationContexts, given, moves_at_once=COUNTS, retry_s=SECONDS)
@@ -244,7 +224,7 @@ def placements() -> None:
     take("abort", contexts.abort, {"move_id": 1}, move_id=COUNTS, reason=[True, 1.5, b"x", NUL, HALF])
     take("add_partitions", contexts.add_partitions, {}, count=COUNTS, binding_keys=LISTS)
     take("retire", contexts.retire, {"partition": "p"}, partition=NAMES, timeout_s=[*SECONDS, None])
-    sets: Any = without_opening(relatum.AffinitySets)
+    sets: Any = object.__new__(relatum.AffinitySets)
     take("AffinitySets", relatum.AffinitySets, given, super_stream=NAMES, database=URLS, broker=URLS)
     take("AffinitySets.list", sets.list, {}, prefix=[True, b"x", NUL, HALF], partition=NAMES, limit=COUNTS)
     take("AffinitySets.inspect", sets.inspect, {}, name=NAMES)
@@ -290,7 +270,6 @@ def super_streams() -> None:
 
 
 def lookups() -> None:
-    """Everything that looks messages up, and reads groups."""
     message = Message("s", 1, None, None, lambda: ({"relatum_time": 5}, Properties(), b"", True))
     several = [each for each in NAMES if each != []]
     for kind in (Relations, AsyncRelations):

@@ -1,8 +1,10 @@
-"""Key definitions and the canonical form of their values."""
+"""Key definitions, the canonical form of their values, and the presets of libraries."""
 
+import json
 import pickle
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum import errors
+from relatum.errors import InvalidInput
 from relatum.keys import (
+    PRESETS,
     InvalidValue,
     KeyDefinition,
     KeyType,
@@ -21,6 +25,7 @@ from relatum.keys import (
     join_components,
     microseconds,
     moment,
+    preset,
     timestamp_us,
 )
 from relatum.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
@@ -32,19 +37,13 @@ TEXT, INTEGER, TIMESTAMP = KeyType.TEXT, KeyType.INTEGER, KeyType.TIMESTAMP
 @pytest.mark.parametrize(
     ("value", "key_type", "expected"),
     [
-        ("o-17", TEXT, "o-17"),
-        (" Ö ", TEXT, " Ö "),
-        ("", TEXT, ""),
+        *((text, TEXT, text) for text in ("o-17", " Ö ", "", "42", "x" * KEY_VALUE_BYTES_MAX)),
         (42, TEXT, "42"),
-        ("42", TEXT, "42"),
         (True, TEXT, "true"),
         (False, TEXT, "false"),
         (b"abc", TEXT, "abc"),
-        ("x" * KEY_VALUE_BYTES_MAX, TEXT, "x" * KEY_VALUE_BYTES_MAX),
-        (42, INTEGER, "42"),
-        ("042", INTEGER, "42"),
+        *((number, INTEGER, "42") for number in (42, "042", b"42")),
         ("-7", INTEGER, "-7"),
-        (b"42", INTEGER, "42"),
         (INTEGER_MAX, INTEGER, "9223372036854775807"),
         (INTEGER_MIN, INTEGER, "-9223372036854775808"),
         (datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), TIMESTAMP, "1000000"),
@@ -56,7 +55,7 @@ TEXT, INTEGER, TIMESTAMP = KeyType.TEXT, KeyType.INTEGER, KeyType.TIMESTAMP
     ],
 )
 def test_equal_values_have_one_canonical_form(value: Any, key_type: KeyType, expected: str) -> None:
-    """What the documentation calls one value is one text."""
+    """Values that the documentation calls equal have one canonical text."""
     assert canonical(value, key_type) == expected
 
 
@@ -65,33 +64,25 @@ def test_equal_values_have_one_canonical_form(value: Any, key_type: KeyType, exp
     [
         (1.5, TEXT, SkipReason.FLOAT),
         (Decimal(1), TEXT, SkipReason.DECIMAL),
-        ({"a": 1}, TEXT, SkipReason.NESTED),
-        ([1], TEXT, SkipReason.NESTED),
+        *((value, TEXT, SkipReason.NESTED) for value in ({"a": 1}, [1])),
         ("a\0b", TEXT, SkipReason.NUL),
-        ("\ud800", TEXT, SkipReason.NOT_UNICODE),
-        (b"\xff", TEXT, SkipReason.NOT_UNICODE),
+        *((value, TEXT, SkipReason.NOT_UNICODE) for value in ("\ud800", b"\xff")),
         ("x" * (KEY_VALUE_BYTES_MAX + 1), TEXT, SkipReason.TOO_LONG),
         ("ö" * (KEY_VALUE_BYTES_MAX // 2 + 1), TEXT, SkipReason.TOO_LONG),
         (datetime(2020, 1, 1, tzinfo=UTC), TEXT, SkipReason.UNSUPPORTED),
         (object(), TEXT, SkipReason.UNSUPPORTED),
         (INTEGER_MAX + 1, TEXT, SkipReason.OUT_OF_RANGE),
-        (True, INTEGER, SkipReason.NOT_INTEGER),
-        ("4 2", INTEGER, SkipReason.NOT_INTEGER),
-        ("٤", INTEGER, SkipReason.NOT_INTEGER),
-        (INTEGER_MAX + 1, INTEGER, SkipReason.OUT_OF_RANGE),
-        (INTEGER_MIN - 1, INTEGER, SkipReason.OUT_OF_RANGE),
+        *((value, INTEGER, SkipReason.NOT_INTEGER) for value in (True, "4 2", "٤")),
+        *((value, INTEGER, SkipReason.OUT_OF_RANGE) for value in (INTEGER_MAX + 1, INTEGER_MIN - 1)),
         (1.0, INTEGER, SkipReason.FLOAT),
-        (TIME_US_MAX + 1, TIMESTAMP, SkipReason.OUT_OF_RANGE),
-        (TIME_US_MIN - 1, TIMESTAMP, SkipReason.OUT_OF_RANGE),
-        ("2020-01-01T00:00:00", TIMESTAMP, SkipReason.NOT_TIMESTAMP),
-        ("yesterday", TIMESTAMP, SkipReason.NOT_TIMESTAMP),
-        (True, TIMESTAMP, SkipReason.NOT_TIMESTAMP),
+        *((value, TIMESTAMP, SkipReason.OUT_OF_RANGE) for value in (TIME_US_MAX + 1, TIME_US_MIN - 1)),
+        *((value, TIMESTAMP, SkipReason.NOT_TIMESTAMP) for value in ("2020-01-01T00:00:00", "yesterday", True)),
     ],
 )
 def test_values_that_cannot_be_keys_are_refused_for_a_named_reason(
     value: Any, key_type: KeyType, reason: SkipReason
 ) -> None:
-    """Each kind of bad value has its own reason; a publisher is told key and reason before anything is sent."""
+    """Each kind of bad value has its own reason, which the publisher's error names together with the key."""
     with pytest.raises(InvalidValue) as caught:
         canonical(value, key_type)
     assert caught.value.reason is reason
@@ -193,3 +184,101 @@ def test_a_definition_is_written_as_code_and_hints_at_properties(
     assert (same.sources, same.names) == (definition.sources, definition.names)
     assert bool(definition.hint) is hint
     assert not hint or f"--source property:{definition.places[0].name.rpartition(':')[2]}" in definition.hint
+
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
+ENVELOPE = {
+    "messageId": "181c0000-6393-3630-36a4-08daf4e7c6da",
+    "requestId": "181c0000-6393-3630-3ad0-08daf4e7c6da",
+    "correlationId": "f00d0000-6393-3630-36a4-08daf4e7c6da",
+    "conversationId": "181c0000-6393-3630-398b-08daf4e7c6da",
+    "initiatorId": "beef0000-6393-3630-36a4-08daf4e7c6da",
+    "sourceAddress": "rabbitmq://localhost/endpoint",
+    "destinationAddress": "rabbitmq://localhost/Orders:SubmitOrder",
+    "messageType": ["urn:message:Orders:SubmitOrder"],
+    "message": {"orderId": "o1"},
+    "sentTime": "2026-11-23T05:00:00Z",
+    "headers": {},
+    "host": {"machineName": "vm", "massTransitVersion": "8.3.0"},
+}
+EVENT = {"specversion": "1.0", "type": "com.example", "source": "/mine", "id": "A234-1234", "subject": "o1"}
+LINKS = {"causationid": "A234-0", "correlationid": "order-7"}
+OF_EVENT = {"id": "A234-1234", "cause": "A234-0", "correlation": "order-7", "subject": "o1"}
+OF_ENVELOPE = {key: ENVELOPE[f"{key}Id"] for key in ("conversation", "correlation", "initiator", "request")}
+REQUEST = {"messageId": "q", "requestId": "r", "correlationId": None, "conversationId": "v", "initiatorId": None}
+OF_COMMAND = {"id": "2f3c", "conversation": "9a1b", "related": "1e2d", "correlation": "2f3c"}
+COMMAND = {
+    "NServiceBus.MessageId": "2f3c",
+    "NServiceBus.ConversationId": "9a1b",
+    "NServiceBus.RelatedTo": "1e2d",
+    "NServiceBus.CorrelationId": "2f3c",
+    "NServiceBus.MessageIntent": "Send",
+}
+RETURNED = {"spring_listener_return_correlation": "of the channel", "spring_returned_message_correlation": "d-1"}
+JSON = {"content_type": "application/json"}
+MASSTRANSIT = {"content_type": "application/vnd.masstransit+json"}
+CLOUD_EVENT = {"content_type": "application/cloudevents+json; charset=utf-8"}
+OF_TRACE = {"trace_id": TRACE}
+
+
+def prefixed(prefix: str) -> dict[str, Any]:
+    return {f"{prefix}{name}": value for name, value in (EVENT | LINKS).items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "headers", "properties", "body", "expected"),
+    [
+        ("masstransit", {"publishId": "1"}, MASSTRANSIT, ENVELOPE, OF_ENVELOPE | {"id": ENVELOPE["messageId"]}),
+        ("masstransit", {}, JSON, ENVELOPE, {}),
+        ("masstransit", {}, MASSTRANSIT, REQUEST, {"id": "q", "conversation": "v", "correlation": "r", "request": "r"}),
+        ("nservicebus", COMMAND, JSON | {"message_id": "2f3c"}, {"OrderId": "o1"}, OF_COMMAND),
+        ("cloudevents", prefixed("cloudEvents:"), JSON, {"id": "other"}, OF_EVENT),
+        ("cloudevents", prefixed("cloudEvents_"), {"content_type": "text/xml"}, None, OF_EVENT),
+        ("cloudevents", {}, CLOUD_EVENT, EVENT | LINKS, OF_EVENT),
+        ("cloudevents", {}, JSON, {"id": "no event"}, {}),
+        ("traceparent", {"traceparent": PARENT, "tracestate": "a=b"}, {}, None, OF_TRACE),
+        ("traceparent", {"cloudEvents:traceparent": PARENT}, {}, None, OF_TRACE),
+        ("traceparent", {}, CLOUD_EVENT, EVENT | {"traceparent": PARENT}, OF_TRACE),
+        ("traceparent", {}, {"content_type": "application/cloudevents+json"}, EVENT | {"traceparent": None}, {}),
+        ("traceparent", {}, JSON, {"traceparent": PARENT}, {}),
+        ("traceparent", {"b3": f"{TRACE}-00f067aa0ba902b7-1"}, {}, None, OF_TRACE),
+        ("traceparent", {"X-B3-TraceId": TRACE, "X-B3-SpanId": "00f067aa0ba902b7"}, {}, None, OF_TRACE),
+        (
+            "spring",
+            {"traceparent": PARENT, "__TypeId__": "com.example.Order"},
+            JSON | {"message_id": "m-1", "correlation_id": "c-1"},
+            {"id": 1},
+            OF_TRACE | {"id": "m-1", "correlation": "c-1"},
+        ),
+        ("spring", {}, {"correlation_id": "1"}, None, {"correlation": "1"}),
+        ("spring", {}, {"message_id": "m-2"}, None, {"id": "m-2", "correlation": "m-2"}),
+        ("spring", RETURNED, {}, None, {"id": "d-1"}),
+    ],
+)
+def test_a_preset_reads_the_documented_format(
+    name: str, headers: dict[str, Any], properties: dict[str, Any], body: Any, expected: dict[str, str]
+) -> None:
+    """Each key has what the format says, and of other messages nothing."""
+    base_of = bases(headers, properties.get, lambda: b"" if body is None else json.dumps(body).encode())
+    found = {key.name: key.read(base_of) for key in preset(name)}
+    assert {key.removeprefix(f"{name}_"): values[0] for key, (values, _) in found.items() if values} == expected
+    assert not any(reasons for _, reasons in found.values())
+
+
+def test_all_presets_go_together() -> None:
+    """No two mean different things by one name, and what a key names is defined with it."""
+    keys = {key.name: key for key in as_definitions([key for name in PRESETS for key in preset(name)])}
+    assert {key.names for key in keys.values()} - {None} <= keys.keys()
+    with pytest.raises(InvalidInput, match="did you mean 'celery'"):
+        preset("celry")
+
+
+def test_the_page_lists_every_key_of_every_preset() -> None:
+    """The page lists the presets' keys in order, each with its source and what it names."""
+    _, _, text = (Path(__file__).parents[2] / "docs" / "keys.md").read_text().partition("\n## Presets\n")
+    lines = [line for line in text.splitlines() if line.startswith("| `")]
+    rows = [tuple(cell.strip(" `") for cell in line.strip("|").split("|")) for line in lines]
+    assert rows == [
+        (name, key.name, key.sources[0], key.names or "–") for name, keys in PRESETS.items() for key in keys
+    ]

@@ -9,19 +9,13 @@ import pytest
 from tests.support.ports import Identity, claim, free_port, ports_free
 
 
-def test_an_identity_stays_the_same(tmp_path: Path) -> None:
-    """A second start finds the port and the password of the first, in a file no other user can read."""
+def test_an_identity_stays_the_same_but_for_ports_that_are_taken(tmp_path: Path) -> None:
+    """A second start has the first one's ports and password, in a file of its user alone; taken ports are replaced."""
     file = tmp_path / "identity.json"
     first = Identity.of(file, offsets=(0, -120))
     assert Identity.of(file, offsets=(0, -120)) == first
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert len(first.password) == 32
-
-
-def test_taken_ports_are_replaced_and_the_password_kept(tmp_path: Path) -> None:
-    """Where something else listens on one of the ports, others are chosen; the password is the data's and stays."""
-    file = tmp_path / "identity.json"
-    first = Identity.of(file, offsets=(0, -120))
     with socket.create_server(("127.0.0.1", first.port - 120)):
         second = Identity.of(file, offsets=(0, -120))
     assert second.port != first.port

@@ -11,37 +11,24 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from relatum import metrics
-from relatum.metrics import (
-    Counter,
-    Distribution,
-    Gauge,
-    Histogram,
-    MaxGauge,
-    MinGauge,
-    Observed,
-    PerLabel,
-)
+from relatum.metrics import Counter, Distribution, Gauge, Histogram, MaxGauge, MinGauge, Observed, PerLabel
 from tests.support.forking import in_child
 
 
 @dataclass(frozen=True, slots=True)
-class PartStatistics:
-    """What is told of each part."""
-
+class _PartStatistics:
     age_s: Annotated[float | None, MaxGauge("relatum_tried_age_seconds", "Age")]
     taken: Annotated[Mapping[str, int], Counter("relatum_tried_taken_total", "Taken", by="reason")]
 
 
 @metrics.reported("name")
 @dataclass(frozen=True, slots=True)
-class ThingStatistics:
-    """What is told of a thing."""
-
+class _ThingStatistics:
     done: Annotated[int, Counter("relatum_tried_done_total", "Done")]
     open: Annotated[int, Gauge("relatum_tried_open_bytes", "Open")]
     is_up: Annotated[bool, MinGauge("relatum_tried_up", "Up")]
     spent: Annotated[Observed, Distribution("relatum_tried_spent_seconds", "Spent")]
-    parts: Annotated[Mapping[str, PartStatistics], PerLabel("part")]
+    parts: Annotated[Mapping[str, _PartStatistics], PerLabel("part")]
     remark: str = "is told to nobody"
 
 
@@ -52,13 +39,13 @@ class Thing:
         self.done = self.open = self.asked = 0
         self.is_up = True
         self.spent = Histogram((0.1, 1.0))
-        self.parts: dict[str, PartStatistics] = {}
+        self.parts: dict[str, _PartStatistics] = {}
         self.lock = threading.Lock()
 
-    def statistics(self) -> ThingStatistics:
+    def statistics(self) -> _ThingStatistics:
         with self.lock:
             self.asked += 1
-            return ThingStatistics(self.done, self.open, self.is_up, self.spent.observed(), self.parts)
+            return _ThingStatistics(self.done, self.open, self.is_up, self.spent.observed(), self.parts)
 
 
 def page(name: str) -> dict[str, float]:
@@ -90,12 +77,12 @@ def things(name: str) -> Iterator[list[Thing]]:
 
 
 def test_components_of_one_name_are_told_together(things: list[Thing], name: str) -> None:
-    """Numbers are added up, of ages the greatest is told, of truths the least."""
+    """Components of one name are merged: sums of numbers, the greatest age, the least truth value."""
     first, second = things
     first.done, second.done, first.open, second.open, second.is_up = 3, 4, 1, 1, False
-    first.parts["a"] = PartStatistics(5.0, {"old": 2})
-    second.parts["a"] = PartStatistics(7.0, {"old": 1, "new": 1})
-    second.parts["b"] = PartStatistics(None, {})
+    first.parts["a"] = _PartStatistics(5.0, {"old": 2})
+    second.parts["a"] = _PartStatistics(7.0, {"old": 1, "new": 1})
+    second.parts["b"] = _PartStatistics(None, {})
     told = {series: value for series, value in page(name).items() if "spent" not in series}
     of_parts = {
         "age_seconds{part=a}": 7.0,
@@ -106,7 +93,7 @@ def test_components_of_one_name_are_told_together(things: list[Thing], name: str
 
 
 def test_counters_never_fall(things: list[Thing], name: str) -> None:
-    """What a closed component had counted goes on being told; what held of it does not."""
+    """A closed component's counters stay in the sum, and its gauges do not."""
     things[0].done, things[0].open = 3, 1
     metrics.retire(things[0])
     metrics.retire(things[0])
@@ -120,10 +107,7 @@ def test_counters_never_fall(things: list[Thing], name: str) -> None:
 
 
 def test_what_is_dropped_without_being_closed_had_counted_what_it_told_last(name: str) -> None:
-    """The registry keeps nobody alive, and its counters do not fall for that.
-
-    What belongs to an owner, as a connection that lived for a moment between two scrapes, is counted in full.
-    """
+    """A dropped component keeps the counts of its last scrape; one with an owner is counted in full."""
     thing = Thing()
     metrics.report(thing, name=name)
     thing.done = 5
@@ -141,14 +125,14 @@ def test_what_is_dropped_without_being_closed_had_counted_what_it_told_last(name
 
 
 def test_a_scrape_in_a_child_tells_nothing_of_the_parents(things: list[Thing], name: str) -> None:
-    """A pre-fork server's workers each tell their own: added up, nothing is told twice."""
+    """A forked child exposes nothing of its parent's components."""
     things[0].done = 2
     assert in_child(lambda: page(name)) == {}
     assert page(name)["done_total"] == 2.0
 
 
 def test_a_component_may_be_told_of_in_the_applications_own_registry(things: list[Thing], name: str) -> None:
-    """The collector stands beside what the application counts itself."""
+    """The collector can be registered with the application's own Prometheus registry."""
     registry: Any = CollectorRegistry()
     registry.register(metrics.collector())
     things[0].done = 1
@@ -159,7 +143,7 @@ def test_one_that_cannot_answer_silences_no_other(caplog: pytest.LogCaptureFixtu
     """It is left out and named once; what the others tell, and closing it, is as ever."""
 
     class Broken(Thing):
-        def statistics(self) -> ThingStatistics:
+        def statistics(self) -> _ThingStatistics:
             raise RuntimeError("no answer")
 
     broken, thing = Broken(), Thing()
@@ -182,9 +166,7 @@ class Adding(Observed):
         return Observed(self.bounds, self.counts, self.sum) + other
 
 
-class Counted(Histogram):
-    """A histogram that gives such."""
-
+class _Counted(Histogram):
     def __init__(self, does: Callable[[], None]) -> None:
         super().__init__((0.1, 1.0))
         self.does = does
@@ -196,7 +178,7 @@ class Counted(Histogram):
 
 
 def test_what_ends_while_others_are_told_waits_for_nobody(things: list[Thing], name: str) -> None:
-    """The garbage collector may end it in the midst of a page of metrics, in any thread: it is told afterwards."""
+    """A component that is retired during a scrape, in any thread, waits for no lock and is counted afterwards."""
     first, second = things
     first.done, second.done = 3, 4
     ended: list[bool] = []
@@ -209,7 +191,7 @@ def test_what_ends_while_others_are_told_waits_for_nobody(things: list[Thing], n
 
     last = Thing()
     for thing in (first, last):
-        thing.spent = Counted(end_another)
+        thing.spent = _Counted(end_another)
     metrics.report(last, name=name)
     metrics.retire(first)
     metrics.retire(last)
@@ -219,12 +201,10 @@ def test_what_ends_while_others_are_told_waits_for_nobody(things: list[Thing], n
     assert "open_bytes" not in page(name)
 
 
-class Ending(Thing):
-    """It counts one more, and ends, while it is asked for the first time."""
-
+class _Ending(Thing):
     is_over = False
 
-    def statistics(self) -> ThingStatistics:
+    def statistics(self) -> _ThingStatistics:
         seen = super().statistics()
         if not self.is_over:
             self.is_over = True
@@ -234,8 +214,8 @@ class Ending(Thing):
 
 
 def test_what_ends_while_it_is_asked_is_told_to_the_last(name: str) -> None:
-    """What it had counted at its end is told, and not what the page that met its end has seen of it."""
-    thing = Ending()
+    """The final counts of a component that ends during its own scrape are exposed by the next one."""
+    thing = _Ending()
     metrics.report(thing, name=name)
     thing.done = 3
     assert [page(name)["done_total"] for _ in range(3)] == [3.0, 4.0, 4.0]
@@ -250,7 +230,7 @@ def test_a_child_forked_while_the_registry_is_busy_tells_its_own(things: list[Th
         let_go.wait(90)
 
     for thing in things:
-        thing.spent = Counted(stay)
+        thing.spent = _Counted(stay)
         metrics.retire(thing)
     asking = threading.Thread(target=page, args=[name])
     asking.start()

@@ -32,7 +32,6 @@ def metrics() -> list[Metric]:
 
 
 def unit_of(metric: Metric) -> str:
-    """Its unit; "" for a plain number."""
     found = re.search(r"_(seconds|bytes)(_total)?$", metric.name)
     return found[1] if found else ""
 

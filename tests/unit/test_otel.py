@@ -64,7 +64,7 @@ def test_parts_can_be_left_out(spans: Spans) -> None:
 
 
 def test_a_provider_that_makes_none_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What switches the SDK off, or its instrumentations for a block, switches these off, too."""
+    """Disabling the SDK, or instrumentation for a block, also disables our spans."""
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", TracerProvider())
     assert not otel.is_on(Part.LOOKUPS)
@@ -80,9 +80,6 @@ def test_a_provider_that_makes_none_costs_nothing(monkeypatch: pytest.MonkeyPatc
         assert span is otel.NO_SPAN
 
 
-# --- what the application set raises, or messages bring in headers ----------------------------------------------------
-
-
 class Broken(Exception):
     """What the application's code raises."""
 
@@ -91,9 +88,7 @@ def broken(*_: Any, **__: Any) -> Any:
     raise Broken("4711")
 
 
-class BrokenSampler(Sampler):
-    """It cannot say."""
-
+class _BrokenSampler(Sampler):
     should_sample = broken
 
     def get_description(self) -> str:
@@ -119,7 +114,7 @@ class Whatever:
 
 
 PROVIDERS: dict[str, Callable[[], Any]] = {
-    "sampler": lambda: TracerProvider(sampler=BrokenSampler()),
+    "sampler": lambda: TracerProvider(sampler=_BrokenSampler()),
     "on_start": lambda: _with_processor("on_start"),
     "on_end": lambda: _with_processor("on_end"),
     "get_tracer": lambda: Whatever(),
@@ -153,7 +148,7 @@ def test_what_is_done_in_a_span_goes_on_whatever_raises_around_it(
 
 
 def test_a_span_that_could_not_be_made_tells_its_neighbours_nothing(spans: Spans) -> None:
-    """What was to be said of it is not said of the application's own span around it, or of another part's."""
+    """Notes for a span that could not be made reach neither the application's span nor another part's."""
     app = spans.provider.get_tracer("app")
     with app.start_as_current_span("request"), otel.span(Part.LOOKUPS, broken):
         otel.note(Part.LOOKUPS, lambda: {"relatum.keys": ["a"]})
@@ -181,7 +176,7 @@ def test_a_provider_that_is_replaced_or_shut_down(spans: Spans, monkeypatch: pyt
 
 
 def test_parents_that_are_not_sampled_have_no_spans_below_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is anything asked for, that nobody records."""
+    """Under an unsampled parent no span is recorded, and no attribute is computed."""
     provider = TracerProvider(sampler=ParentBased(ALWAYS_OFF))
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
     with provider.get_tracer("app").start_as_current_span("request"), otel.span(Part.LOOKUPS, described) as span:
@@ -189,8 +184,8 @@ def test_parents_that_are_not_sampled_have_no_spans_below_them(monkeypatch: pyte
         span.link(lambda: pytest.fail("nobody records it"))
 
 
-def test_spans_of_tasks_and_threads_are_their_own(spans: Spans) -> None:
-    """What is noted goes to the span of the task, or thread, that notes it."""
+async def test_spans_of_tasks_and_threads_are_their_own(spans: Spans) -> None:
+    """A note goes to the span of the task or thread that makes it."""
     names = [f"t{number}" for number in range(20)]
 
     def noted(name: str) -> None:
@@ -203,29 +198,23 @@ def test_spans_of_tasks_and_threads_are_their_own(spans: Spans) -> None:
             otel.note(Part.LOOKUPS, lambda: {"own": name})
             await asyncio.sleep(0)
 
-    async def tasks() -> None:
-        await asyncio.gather(*map(task, names))
-
-    asyncio.run(tasks())
+    await asyncio.gather(*map(task, names))
     with ThreadPoolExecutor(len(names)) as pool:
         list(pool.map(noted, names))
     found = [(each.name, each.attributes["own"]) for each in spans.ours]
     assert sorted(found) == sorted((name, name) for name in names * 2)
 
 
-def test_a_block_that_another_context_ends_ends_its_span(spans: Spans, caplog: pytest.LogCaptureFixture) -> None:
-    """As a generator of tasks that nobody reads on: it is closed by whoever drops it."""
+async def test_a_block_that_another_context_ends_ends_its_span(spans: Spans, caplog: pytest.LogCaptureFixture) -> None:
+    """A span whose generator is closed in another context, as by a task that drops it, ends all the same."""
 
     async def reading() -> Any:
         with otel.span(Part.LOOKUPS, described):
             yield 1
 
-    async def scenario() -> None:
-        given = reading()
-        assert await asyncio.create_task(anext(given)) == 1
-        await given.aclose()
-
-    asyncio.run(scenario())
+    given = reading()
+    assert await asyncio.create_task(anext(given)) == 1
+    await given.aclose()
     assert spans.names == ["tried"]
     assert [each for each in caplog.records if each.name.startswith("relatum")] == []
 
@@ -264,21 +253,17 @@ HOSTILE: list[dict[str, Any]] = [
 ]
 
 
-def test_headers_that_a_propagator_does_not_bear_cost_only_their_own_link(carrier: dict[str, Any]) -> None:
-    """Huge ones, of other types, or such as the application's own code fails at: other messages have their links."""
+def test_a_message_whose_context_cannot_be_read_lacks_only_its_own_link(carrier: dict[str, Any]) -> None:
+    """A message with a hostile header, or a junk record, has no link, and the other messages keep theirs."""
     messages = [sent(number, headers) for number, headers in enumerate([*HOSTILE, carrier, {"odd": "2"}, carrier])]
     offsets = [(link.attributes or {})["relatum.offset"] for link in otel.links_of(messages)]
     assert offsets == [len(HOSTILE), len(HOSTILE) + 2]
-
-
-def test_a_record_that_cannot_be_decoded_has_no_link(carrier: dict[str, Any]) -> None:
-    """One that has the header's name somewhere in bytes that are no message."""
     junk = [Message.from_record("orders", 1, raw) for raw in (b"traceparent", b"\x00Sttraceparent\xff", b"\x00\x80odd")]
     assert len(otel.links_of([*junk, sent(2, carrier)])) == 1
 
 
 def test_relatum_imports_no_opentelemetry_and_heeds_its_variable() -> None:
-    """Whoever does not use it pays for no import; OTEL_PYTHON_DISABLED_INSTRUMENTATIONS switches spans off."""
+    """Relatum imports no OpenTelemetry, and OTEL_PYTHON_DISABLED_INSTRUMENTATIONS switches its spans off."""
     program = (
         "import sys, relatum, relatum.recording, relatum.collecting, relatum.contexts, relatum_consumer\n"
         "relatum_consumer.Relations, relatum.intercept\n"

@@ -46,8 +46,6 @@ class _World(World):
             case _:
                 return self.answer(request)
 
-    # --- what movers do -------------------------------------------------------------------------------------------
-
     def begin(self, name: str, target: str) -> MoveStep:
         source = self.placements[name].stream
         ends = len(self.streams[source]), len(self.streams[target])
@@ -67,8 +65,6 @@ class _World(World):
 
 
 class _Run:
-    """Steps that are performed one by one."""
-
     def __init__(self, world: _World, steps: Generator[Any, Any, Any]) -> None:
         self.world = world
         self.steps = steps
@@ -107,7 +103,6 @@ class _Run:
 
 @pytest.fixture
 def world() -> _World:
-    """A world without placements."""
     return _World()
 
 
@@ -125,7 +120,6 @@ def looking(world: _World, publications: Publications) -> _Run:
 
 
 def publish(world: _World, publications: Publications, name: str = "x") -> _Run:
-    """One message published, to the end."""
     return begun(world, publications, name).end()
 
 
@@ -147,7 +141,7 @@ def data_in(world: _World, stream: str) -> list[int]:
 
 
 def test_a_first_message_is_placed_sent_and_checked(world: _World) -> None:
-    """The first message of a name asks for its placement; each is told only after a look that follows its confirm."""
+    """A name's first message asks for its placement; a message counts after a look that follows its confirm."""
     publications = routed(world)
     run = publish(world, publications)
     assert run.asked == ["changes", "place", "send", "changes"]
@@ -165,9 +159,6 @@ def test_an_older_look_is_repeated_before_the_message(world: _World) -> None:
     run = publish(world, publications)
     assert run.asked == ["changes", "send", "changes"]
     assert data_in(world, "p1") == [2]
-
-
-# --- ends that retention has dropped while the publisher slept --------------------------------------------------------
 
 
 def slept(world: _World, **facts: Any) -> _Run:
@@ -200,7 +191,7 @@ ENDS: dict[str, tuple[dict[str, Any], bool]] = {
 
 @pytest.mark.parametrize("what", ENDS)
 def test_what_lies_behind_an_end_is_a_stray(world: _World, what: str) -> None:
-    """Of a known end no fence or marker need be met on the way; else the search begins where it can lie."""
+    """A message behind a known end of its placement is a stray; for an unknown end the partition is searched."""
     facts, is_known = ENDS[what]
     run = slept(world, **facts)
     if facts.get("fence_offset") != 5:
@@ -209,13 +200,10 @@ def test_what_lies_behind_an_end_is_a_stray(world: _World, what: str) -> None:
     assert (world.streams["p1"][-1] == Adoption("x", 2, "p0", 2)) == (facts.get("fence_offset") != 5)
 
 
-# --- what the publisher's own clock tells -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("trust_clock", [False, True])
 @pytest.mark.parametrize("how", ["cancelled", "arrives", "is lost"])
 def test_nothing_overtakes_an_adoption_whose_confirm_did_not_come(world: _World, how: str, trust_clock: bool) -> None:
-    """Also where the next message need not look, just after a look, it comes behind the adoption."""
+    """The next message follows an unconfirmed adoption, also if a recent look spares it its own."""
     publications = started(world, trust_clock=trust_clock)
     run = begun(world, publications).until("send")
     world.move("x", "p1")
@@ -256,7 +244,7 @@ def test_nothing_overtakes_a_stray_that_was_not_looked_for(world: _World, how: s
 
 
 def test_a_look_serves_for_a_moment(world: _World) -> None:
-    """A message counts by the look before it, for less than 0.2 s from where that began; then it is looked again."""
+    """A message relies on the look before it for less than 0.2 s from the start of that look."""
     publications = started(world, trust_clock=True)
     world.time += 0.19
     assert publish(world, publications).asked == ["send"]
@@ -266,15 +254,12 @@ def test_a_look_serves_for_a_moment(world: _World) -> None:
     world.time += 0.2
     assert publish(world, publications).asked == ["changes", "send"]
     assert publications.asked == 1
-
-
-def test_a_look_serves_from_where_it_began(world: _World) -> None:
-    """However long its answer was under way."""
+    world = _World()
     publications = started(world, trust_clock=True)
     world.time += 0.2
-    run = looking(world, publications)
+    look = looking(world, publications)
     world.time += 0.19
-    run.end()
+    look.end()
     assert publish(world, publications).asked == ["send"]
     world.time += 0.01
     assert publish(world, publications).asked[0] == "changes"
@@ -304,15 +289,12 @@ def test_a_message_of_a_placement_that_is_over_counts_by_no_clock(world: _World)
 
 
 def test_a_child_has_looked_at_nothing(world: _World) -> None:
-    """In a process that was forked off, its parent's looks prove nothing."""
+    """A forked child does not rely on its parent's looks."""
     publications = started(world, trust_clock=True)
     child = os.fork()
     if not child:
         os._exit(int(publish(world, publications).asked[0] != "changes"))
     assert os.waitpid(child, 0)[1] == 0
-
-
-# --- a database that is away --------------------------------------------------------------------------------------
 
 
 def test_known_placements_go_on_without_the_database(world: _World) -> None:
@@ -350,9 +332,6 @@ def test_a_suspected_stray_waits_for_the_database(world: _World) -> None:
     with pytest.raises(DatabaseUnavailable):
         publish(world, publications)
     assert data_in(world, "p1") == []
-
-
-# --- the cache ----------------------------------------------------------------------------------------------------
 
 
 def placed(name: str, epoch: int, state: PlacementState = PlacementState.OPEN) -> Placement:

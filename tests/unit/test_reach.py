@@ -8,20 +8,10 @@ import pytest
 from relatum.following.reach import CUT_OFF_S, BrokerReach
 
 
-class Elapsed:
-    """A clock that the test advances."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        """As `time.monotonic`."""
-        return self.now
-
-
 def test_a_closed_reach_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that stores its last messages after its streams are closed still checks whether it is cut off."""
-    clock = Elapsed()
+    clock = SimpleNamespace(now=100.0)
+    clock.monotonic = lambda: clock.now
     monkeypatch.setattr("relatum.following.reach.time", clock)
     follower = SimpleNamespace(may_log_in=False, is_attached=False)
     outages = SimpleNamespace(is_up=lambda _: False)

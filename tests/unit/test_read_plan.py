@@ -81,13 +81,20 @@ def stream_of(sizes: list[int], gaps: bool = False) -> Stream:
     return Stream(chunks)
 
 
+def learned(records: int) -> Density:
+    """The density of chunks with so many records of 200 bytes."""
+    density = Density()
+    density.learn(records, 200 * records)
+    return density
+
+
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=30),
     st.sets(st.integers(0, 1300), min_size=1, max_size=60),
     st.booleans(),
 )
 def test_every_offset_is_read_once_or_known_to_be_missing(sizes: list[int], wanted: set[int], gaps: bool) -> None:
-    """Whatever chunks there are, each wanted offset is found exactly once if it exists."""
+    """Each wanted offset is found exactly once if it exists, whatever the chunks are."""
     stream = stream_of(sizes, gaps)
     existing = {offset for first, count in stream.chunks for offset in range(first, first + count)}
     found = stream.read(StreamPlan(sorted(wanted), Density()))
@@ -98,15 +105,12 @@ def test_every_offset_is_read_once_or_known_to_be_missing(sizes: list[int], want
 @pytest.mark.parametrize("gap", [1, 10, 100, 10_000])
 @pytest.mark.parametrize("spread", ["even", "random"])
 def test_cost(chunk: int, gap: int, spread: str) -> None:
-    """At each density it costs at most 1.3 times the better of attaching each and reading through."""
+    """At each density a plan costs at most 1.3 times the cheaper of attaching for each offset and reading through."""
     count = 1000 if gap < 10_000 else 100
     total = count * gap
-    chunks = [(first, chunk) for first in range(0, total + chunk, chunk)]
-    stream = Stream(chunks)
+    stream = stream_of([chunk] * (total // chunk + 1))
     offsets = list(range(0, total, gap)) if spread == "even" else sorted(random.Random(1).sample(range(total), count))
-    density = Density()
-    density.learn(chunk, chunk * 200)
-    found = stream.read(StreamPlan(offsets, density))
+    found = stream.read(StreamPlan(offsets, learned(chunk)))
     assert len(found) == count
     chunks_through = (offsets[-1] - offsets[0]) / chunk + 1
     through_s = ATTACH_S + chunks_through * (CHUNK_S + BYTE_S * 200 * chunk)
@@ -115,24 +119,17 @@ def test_cost(chunk: int, gap: int, spread: str) -> None:
 
 
 def test_cost_where_chunks_become_small() -> None:
-    """A request that was made for large chunks ends where it meets small ones and the next offset is far."""
-    chunks, first = [], 0
-    for size in [100] * 20 + [1] * 20_000:
-        chunks.append((first, size))
-        first += size
-    stream = Stream(chunks)
-    offsets = list(range(0, first, 2000))
-    density = Density()
-    density.learn(100, 20_000)
-    found = stream.read(StreamPlan(offsets, density))
+    """A request for large chunks ends where chunks become small and the next offset is far away."""
+    stream = stream_of([100] * 20 + [1] * 20_000)
+    offsets = list(range(0, 22_000, 2000))
+    found = stream.read(StreamPlan(offsets, learned(100)))
     assert len(found) == len(offsets)
     assert stream.cost_s <= 3 * len(offsets) * ATTACH_S
 
 
 def test_only_the_furthest_request_reads_ahead() -> None:
-    """However many there are, what is read ahead costs as much as one attach."""
-    density = Density()
-    density.learn(1, 200)
+    """Only the last request of a plan reads ahead, for as much as one attach costs."""
+    density = learned(1)
     offsets = [0, 1_000, 2_000]
     usual, ahead = StreamPlan(offsets, density), StreamPlan(offsets, density, is_ahead=True)
     more = [ahead.next_request().chunks - usual.next_request().chunks for _ in offsets]  # type: ignore[union-attr]
@@ -142,7 +139,6 @@ def test_only_the_furthest_request_reads_ahead() -> None:
 
 @pytest.fixture
 def connection() -> Iterator[SocketConnection]:
-    """A connection whose other side says nothing."""
     near, far = socket.socketpair()
     with near, far:
         yield SocketConnection(near)
@@ -160,7 +156,7 @@ def end(connection: SocketConnection, number: int) -> None:
 def test_a_connection_wears_out_where_the_broker_keeps_files_open(
     connection: SocketConnection, version: str, is_used_up: bool
 ) -> None:
-    """After so many attaches, not before, and only with a broker that leaks."""
+    """A connection is used up after ATTACHES_MAX attaches, and only at a broker that leaks files."""
     connection.session.server_properties = {"version": version}
     for _ in range(ATTACHES_MAX):
         assert not connection.session.is_used_up
@@ -197,13 +193,13 @@ def read(asked: list[Place], size: int, bytes_max: int, record: bytes) -> tuple[
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 20)), max_size=60), st.integers(1, 70))
 def test_results_come_in_the_order_asked_for(asked: list[Place], size: int) -> None:
-    """However records come in, they go out in the order of the ids, each as often as it was asked for."""
+    """Results have the order of the ids, with repetitions, whatever order records come in."""
     assert read(asked, size, WINDOW_BYTES_MAX, b"x")[0] == asked
 
 
 @given(st.lists(st.integers(0, 30), max_size=60), st.integers(1, 1200))
 def test_a_part_holds_bounded_bytes_and_reading_still_ends(asked: list[int], bytes_max: int) -> None:
-    """With little memory, and messages larger than it, all results still come, in order."""
+    """With little memory and larger messages, all results come in order within bounded bytes."""
     places = [("s", offset) for offset in asked]
     given, are_full = read(places, 16, bytes_max, bytes(100))
     assert given == places
@@ -232,9 +228,6 @@ def test_numbers_that_are_no_offsets_are_answered_at_once() -> None:
     assert kinds == [[Message], [OffsetNotFound], [Message], [OffsetNotFound]]
 
 
-# --- chunks that are kept, found by the offsets they hold ---------------------------------------------------
-
-
 def chunk(first: int, records: int, size: int = 100) -> Chunk:
     return Chunk(0, first, records, records, 0, 1, bytes(size), 0, size)
 
@@ -247,7 +240,7 @@ def chunk(first: int, records: int, size: int = 100) -> Chunk:
 def test_each_offset_is_found_in_its_chunk(
     lengths: list[tuple[int, int]], offsets: set[int], chance: random.Random
 ) -> None:
-    """Whatever order the chunks came in, with gaps between them, and some more than once."""
+    """An offset is found in its cached chunk, whatever order, gaps and repetitions chunks came with."""
     chunks, first = [], 0
     for records, gap in lengths:
         chunks.append(chunk(first, records))

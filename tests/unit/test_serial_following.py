@@ -33,6 +33,9 @@ def control(entry: Control) -> bytes:
     return record(headers, body)
 
 
+MARKER = control(Marker(MOVE, 2, frozenset("a"), "s", 5))
+
+
 def following(
     position: int = 0, *, holds: dict[int, int] | None = None, since: dict[int, float] | None = None, **options: float
 ) -> Following:
@@ -100,7 +103,7 @@ def test_a_fence_is_stored_at_once_with_what_is_before_it() -> None:
 def test_a_hold_is_stored_before_it_is_asked_about() -> None:
     """A marker is stored at once; its hold waits from then on, and is handed out when it is released."""
     partition = following()
-    put(partition, control(Marker(MOVE, 2, frozenset("a"), "s", 5)), data("a", 2, "a1"), data("b", 1, "b1"), now=1.0)
+    put(partition, MARKER, data("a", 2, "a1"), data("b", 1, "b1"), now=1.0)
     assert partition.silent_due_at() == 0.0
     assert partition.waiting_holds() == []
     assert [hold.move_id for hold in commit(partition, 1.0).begun] == [MOVE]
@@ -119,7 +122,7 @@ def test_a_hold_is_stored_before_it_is_asked_about() -> None:
 def test_no_more_is_held_than_may_be() -> None:
     """A partition where too much is held judges no further until the hold is released."""
     partition = following(held_messages_max=2)
-    put(partition, control(Marker(MOVE, 2, frozenset("a"), "s", 5)))
+    put(partition, MARKER)
     commit(partition)
     put(partition, *[data("a", 2, f"a{number}") for number in range(3)], data("b", 1, "b"), first=1)
     assert partition.is_blocked
@@ -130,16 +133,9 @@ def test_no_more_is_held_than_may_be() -> None:
 
 
 def test_reading_again_repeats_nothing_but_what_is_held() -> None:
-    """Below the position, only what an open hold has not handed out yet comes again."""
+    """Below the position, only messages that an open hold has not delivered yet are delivered again."""
     partition = following(4, holds={MOVE: 2}, since={MOVE: 0.0})
-    put(
-        partition,
-        control(Marker(MOVE, 2, frozenset("a"), "s", 5)),
-        data("a", 2, "a1"),
-        data("a", 2, "a2"),
-        data("b", 1, "b1"),
-        data("b", 1, "b2"),
-    )
+    put(partition, MARKER, data("a", 2, "a1"), data("a", 2, "a2"), data("b", 1, "b1"), data("b", 1, "b2"))
     assert bodies(commit(partition, 1.0)) == ["b2"]
     partition.release(MOVE, 1.0)
     assert bodies(commit(partition, 1.0)) == ["a2"]
@@ -148,7 +144,7 @@ def test_reading_again_repeats_nothing_but_what_is_held() -> None:
 def test_no_hold_is_released_before_all_is_read_again() -> None:
     """A hold that was open when the partition was opened waits until all below the position was read again."""
     partition = following(3, holds={MOVE: 1}, since={MOVE: 60.0})
-    put(partition, control(Marker(MOVE, 2, frozenset("a"), "s", 5)), data("a", 2, "a1"))
+    put(partition, MARKER, data("a", 2, "a1"))
     assert partition.waiting_holds() == []
     partition.release(MOVE, 0.0)
     assert partition.due_at() is None

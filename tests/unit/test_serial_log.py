@@ -1,9 +1,15 @@
-"""What a serial consumer does with each message of a partition, beside what the model of moves proves of it."""
+"""What control messages say, and what a serial consumer does with each message of a partition."""
+
+import json
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from relatum.contexts._entries import Adoption, Data, Entry, Fence, Marker, Placed
+from relatum.contexts._entries import Adoption, Control, Data, Entry, Fence, Marker, Placed, decode, encode, entry_of
 from relatum.contexts._partition_log import MovedBefore, PartitionLog, Verdict, consistent_starts
+from relatum.limits import INTEGER_MAX
 
 A = frozenset({"a"})
 AB = frozenset({"a", "b"})
@@ -15,12 +21,11 @@ def data(context: str | None, epoch: int | None) -> Data:
 
 
 def marker(epoch: int, contexts: frozenset[str] = A, *, move_id: int | None = None) -> Marker:
-    """A marker of contexts that come from another partition."""
     return Marker(epoch if move_id is None else move_id, epoch, contexts, "source", 7)
 
 
 def test_late_fences_and_markers_say_nothing_new() -> None:
-    """A floor only rises: what an earlier move writes again lets nothing count, and holds nothing it is no news for."""
+    """Floors only rise: a late fence or marker of an earlier move neither delivers nor holds anything new."""
     log = PartitionLog({"a": 9})
     log.judge(0, Fence(1, 5, A))
     assert log.judge(1, data("a", 8)) is Verdict.STRAY
@@ -30,7 +35,7 @@ def test_late_fences_and_markers_say_nothing_new() -> None:
 
 
 def test_what_is_lost_is_not_waited_for() -> None:
-    """Where retention has dropped what was to be read again, a hold may end."""
+    """A hold can end once retention has dropped what was to be read again."""
     log = PartitionLog(open_holds={5: 1}, position=3)
     log.judge(0, marker(5))
     log.lost_to(3)
@@ -39,7 +44,7 @@ def test_what_is_lost_is_not_waited_for() -> None:
 
 
 def test_a_partition_with_a_position_is_looked_at_until_that() -> None:
-    """What lies below the position must be told from what does not, before all is passed on unseen, up to a fence."""
+    """A partition is judged up to its position, then passed through unjudged until the first fence."""
     log = PartitionLog(position=2)
     assert not log.is_plain
     assert [log.judge(offset, data(None, None)) for offset in (0, 1)] == [None, None]
@@ -53,7 +58,7 @@ def test_a_partition_with_a_position_is_looked_at_until_that() -> None:
 
 
 def test_starts_are_pulled_back_to_markers_whose_fence_is_not_passed() -> None:
-    """One move after another: where a start was pulled back, the moves out of there count, too."""
+    """A start before a move's fence pulls the target's start back to its marker, move after move."""
     moves = [
         MovedBefore("t", "u", fence_offset=6, begins=2),
         MovedBefore("s", "t", fence_offset=4, begins=5),
@@ -65,7 +70,7 @@ def test_starts_are_pulled_back_to_markers_whose_fence_is_not_passed() -> None:
 
 
 def test_a_second_marker_of_a_move_begins_no_second_hold() -> None:
-    """A marker with a higher epoch that nobody of us wrote raises floors, and leaves the move's hold as it is."""
+    """A foreign marker of the same move raises floors and leaves the move's hold as it is."""
     log = PartitionLog()
     log.judge(0, marker(5, move_id=1))
     log.judge(1, marker(6, AB, move_id=1))
@@ -77,3 +82,76 @@ def test_a_second_marker_of_a_move_begins_no_second_hold() -> None:
     log.delivered(1, 2)
     log.end(1)
     assert log.judge(4, data("a", 6)) is Verdict.DELIVER
+
+
+number = st.integers(0, INTEGER_MAX)
+name = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+names = st.frozensets(name, max_size=4)
+control = st.one_of(
+    st.builds(Fence, number, number, names),
+    st.builds(Marker, number, number, names, name, number),
+    st.builds(Adoption, name, number, name, number),
+)
+fields = st.fixed_dictionaries(
+    {},
+    optional=dict.fromkeys(
+        ("move_id", "epoch", "contexts", "source", "fence_offset", "context", "stream", "offset"),
+        st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=3),
+    ),
+)
+kind = st.sampled_from(["fence", "marker", "adoption", "other", None, 5])
+
+
+@given(control)
+def test_what_is_encoded_is_decoded(entry: Control) -> None:
+    """Every control message is read as it was written."""
+    headers, body = encode(entry)
+    assert entry_of(headers, body, "context") == entry
+
+
+@given(kind, fields)
+def test_what_is_decoded_can_be_stored(kind: object, facts: dict[str, Any]) -> None:
+    """A foreign body is no control message, or one that can be written and read again."""
+    entry = decode(kind, json.dumps(facts).encode())
+    if entry is not None:
+        headers, body = encode(entry)
+        assert decode(headers["relatum_control"], body) == entry
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts"),
+    [
+        ("fence", {"move_id": 1, "epoch": "2", "contexts": ["a"]}),
+        ("fence", {"move_id": 1, "epoch": INTEGER_MAX + 1, "contexts": ["a"]}),
+        ("fence", {"move_id": True, "epoch": 2, "contexts": ["a"]}),
+        ("fence", {"move_id": 1, "epoch": 2, "contexts": [1]}),
+        ("fence", {"move_id": 1, "epoch": 2, "contexts": ["\0"]}),
+        ("fence", [1, 2, 3]),
+        ("marker", {"move_id": 1, "epoch": 2, "contexts": ["a"], "source": 3, "fence_offset": 4}),
+        ("marker", {"move_id": 1, "epoch": 2, "contexts": ["a"], "source": "\ud800", "fence_offset": 4}),
+        ("adoption", {"context": "a", "epoch": 1, "stream": "s", "offset": -1}),
+    ],
+)
+def test_what_is_not_as_we_write_it_is_an_applications_message(kind: str, facts: object) -> None:
+    """A body that only resembles a control message is an application's message."""
+    assert decode(kind, json.dumps(facts).encode()) is None
+
+
+def test_a_body_that_nests_too_deep_is_an_applications_message() -> None:
+    """A body that Python cannot parse is an application's message."""
+    assert decode("fence", b"[" * 100_000) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1", "1-a", "1--1", "-a-1", "x-a-1", "1-a-²", "1-a-" + "9" * 5_000, 5, None, b"1-a-1"]
+)
+def test_a_header_that_we_did_not_write_places_nothing(text: object) -> None:
+    """A placement header in another form places nothing."""
+    assert Placed.parse(text) is None
+
+
+@given(number, st.text("0123456789abcdef", min_size=16, max_size=16), number)
+def test_where_a_message_was_placed_is_read_as_it_was_written(epoch: int, session: str, numbered: int) -> None:
+    """A placement survives being written to its header and read again."""
+    placed = Placed(epoch, session, numbered)
+    assert Placed.parse(str(placed)) == placed

@@ -62,10 +62,6 @@ def read(
     return report, counted
 
 
-def kinds(partitions: Partitions) -> list[FindingKind]:
-    return [finding.kind for finding in read(partitions)[0].findings]
-
-
 FENCED = [data(1, 1), fence(7, 2), data(1, 2), Data("c", None)]
 """A partition with a stray that can be adopted, and a message of no router."""
 
@@ -78,10 +74,7 @@ FOUND: dict[str, tuple[Partitions, set[FindingKind]]] = {
         set(),
     ),
     "repeated and late controls": (
-        {
-            "s-0": [data(1, 1), fence(7, 2), fence(7, 2)],
-            "s-1": [MARKER, data(2, 2), MARKER, data(2, 3)],
-        },
+        {"s-0": [data(1, 1), fence(7, 2), fence(7, 2)], "s-1": [MARKER, data(2, 2), MARKER, data(2, 3)]},
         set(),
     ),
     "a later message before an adoption": ({"s-0": FENCED[:3], "s-1": [MARKER, data(2, 3), ADOPTED]}, {DISORDER}),
@@ -89,10 +82,7 @@ FOUND: dict[str, tuple[Partitions, set[FindingKind]]] = {
     "turned in a partition": ({"s-0": [data(1, 2), data(1, 1)]}, {DISORDER}),
     "twice in two partitions": ({"s-0": [data(1, 1)], "s-1": [data(2, 1)]}, {DISORDER}),
     "turned in two partitions": ({"s-0": [data(2, 1)], "s-1": [data(1, 2)]}, {DISORDER}),
-    "across an epoch": (
-        {"s-0": [data(3, 1)], "s-1": [data(1, 2)], "s-2": [data(2, 1, session=B)]},
-        {DISORDER},
-    ),
+    "across an epoch": ({"s-0": [data(3, 1)], "s-1": [data(1, 2)], "s-2": [data(2, 1, session=B)]}, {DISORDER}),
     "adopted twice": ({"s-0": FENCED[:3], "s-1": [MARKER, ADOPTED, ADOPTED]}, {DISORDER}),
     "an epoch in two partitions": ({"s-0": [data(1, 1)], "s-1": [data(1, 2)]}, {FindingKind.SPLIT}),
     "before its marker": ({"s-0": [fence(7, 2)], "s-1": [data(2, 1), marker(7, 2, "s-0", 0)]}, {FindingKind.EARLY}),
@@ -106,18 +96,15 @@ FOUND: dict[str, tuple[Partitions, set[FindingKind]]] = {
             "one of no router": Adoption("c", 2, "s-0", 3),
         }.items()
     },
-    "an adoption of what counts": (
-        {"s-0": FENCED[:2], "s-1": [MARKER, Adoption("c", 2, "s-0", 0)]},
-        {DISORDER, FALSE},
-    ),
+    "an adoption of what counts": ({"s-0": FENCED[:2], "s-1": [MARKER, Adoption("c", 2, "s-0", 0)]}, {DISORDER, FALSE}),
 }
 
 
 @pytest.mark.parametrize("what", FOUND)
 def test_what_is_wrong_is_found_and_nothing_else(what: str) -> None:
-    """A router's numbers ascend in each context's order, whatever partitions that runs over; an epoch is in one."""
+    """Each fault is found once, and none where numbers ascend and each epoch is in one partition."""
     partitions, expected = FOUND[what]
-    found = kinds(partitions)
+    found = [finding.kind for finding in read(partitions)[0].findings]
     assert set(found) == expected
     assert len(found) == len(expected)
 

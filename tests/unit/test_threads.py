@@ -23,7 +23,6 @@ LIMIT_S = 60.0
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What calls wait for; it opens when the test ends."""
     gate = threading.Event()
     yield gate
     gate.set()
@@ -51,7 +50,7 @@ def test_threads_are_started_as_needed_and_used_again(gate: threading.Event) -> 
 
 
 def test_what_a_call_raises_comes_back_and_the_thread_goes_on() -> None:
-    """Whatever it is."""
+    """A call's error, even SystemExit, is raised to its caller, and the thread goes on."""
     threads = Threads(1, "relatum-test")
     for error in (KeyError("no"), SystemExit(1)):
 
@@ -63,7 +62,7 @@ def test_what_a_call_raises_comes_back_and_the_thread_goes_on() -> None:
 
 
 def test_threads_end_when_they_are_shut_down(gate: threading.Event) -> None:
-    """What waits is made first, unless it is cancelled; nothing more is taken, and no thread is left."""
+    """After a shutdown pending calls are made unless cancelled, new ones are refused, and the threads end."""
     threads, thread = Threads(2, "relatum-test"), threading.current_thread
     idle = threads.submit(thread).result(LIMIT_S)
     running, other = threads.submit(gate.wait, LIMIT_S), threads.submit(thread)
@@ -99,7 +98,7 @@ async def test_a_cancelled_task_frees_its_thread() -> None:
 
 
 async def test_a_cancelled_call_can_be_waited_for_to_its_end(gate: threading.Event) -> None:
-    """However often the task is cancelled: what follows must not overtake the call."""
+    """With `to_end`, a cancelled task ends after its call, however often it is cancelled."""
     threads, begun, ended = Threads(1, "relatum-test"), threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -119,7 +118,7 @@ async def test_a_cancelled_call_can_be_waited_for_to_its_end(gate: threading.Eve
 
 
 async def test_what_a_cancelled_call_returns_is_given_back() -> None:
-    """At whatever moment it is cancelled: each number taken is returned to somebody, once."""
+    """A result that a cancelled task does not take is given back, exactly once."""
     threads, numbers, lock = Threads(2, "relatum-test"), iter(range(10**6)), threading.Lock()
     taken: list[int] = []
     got: list[int] = []
@@ -175,13 +174,13 @@ def test_what_comes_after_the_loop_has_ended_is_given_back() -> None:
 
 
 async def test_a_call_may_raise_what_futures_do_not_take() -> None:
-    """Where the iterator that a caller gave is at its end."""
+    """A StopIteration of a call is raised as a RuntimeError."""
     with pytest.raises(RuntimeError, match="StopIteration"):
         await in_thread(Threads(1, "relatum-test"), next, iter(()))
 
 
 def test_what_is_taken_while_threads_are_shut_down_is_made() -> None:
-    """Or it is refused: nobody waits for ever."""
+    """A call during a shutdown is made or refused, and never left waiting."""
     for _ in range(100):
         threads, calls, began = Threads(2, "relatum-test"), list[Future[int]](), threading.Event()
 
@@ -199,10 +198,12 @@ def test_what_is_taken_while_threads_are_shut_down_is_made() -> None:
         assert {call.result(LIMIT_S) for call in calls} == {1}
 
 
-async def test_a_call_that_finds_no_thread_in_time_is_not_made(gate: threading.Event) -> None:
-    """The deadline of the task holds while it waits for one, too."""
+async def test_the_deadline_of_a_task_holds_for_its_call(gate: threading.Event) -> None:
+    """A call sees its task's deadline, and is not made if no thread becomes free before it."""
     threads = Threads(1, "relatum-test")
     made: list[int] = []
+    with within(LIMIT_S):
+        assert 0 < await in_thread(threads, left_s) <= LIMIT_S
     threads.submit(gate.wait, LIMIT_S)
     with within(0.05), pytest.raises(TimeoutError):
         await in_thread(threads, made.append, 1)
@@ -211,14 +212,8 @@ async def test_a_call_that_finds_no_thread_in_time_is_not_made(gate: threading.E
     assert made == []
 
 
-async def test_a_call_takes_the_deadline_along() -> None:
-    """And knows what is left."""
-    with within(LIMIT_S):
-        assert 0 < await in_thread(Threads(1, "relatum-test"), left_s) <= LIMIT_S
-
-
 def test_a_thread_that_would_wait_for_itself_is_refused() -> None:
-    """With one thread it would wait for ever."""
+    """A call from a thread that waits for the same threads is refused."""
     threads = Threads(1, "relatum-test")
 
     def nested() -> None:

@@ -12,26 +12,24 @@ from benchmarks._results import Row
 from tools.house import arrows, picture, report
 from tools.house.sources import Module, read_product
 
-# --- measure-house, on houses small enough to check by eye -----------------------------------------------
+
+def written(file: Path, text: str) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
 
 
 @pytest.fixture
 def house(tmp_path: Path):
-    """Write a house of the files that are given, and read it."""
+    """Write files of the kernel, `recording___tail` as `recording/_tail`, and read them."""
 
     def built(**files: str) -> dict[str, Module]:
-        for place, text in {"plugin/relatum/__init__": "", **_named(files)}.items():
-            file = tmp_path / f"{place}.py"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(dedent(text))
+        for name, text in {"__init__": "", **files}.items():
+            place = name if name.startswith("__") else name.replace("__", "/", 1)
+            written(tmp_path / f"plugin/relatum/{place}.py", dedent(text))
         return read_product(tmp_path)
 
     return built
-
-
-def _named(files: dict[str, str]) -> dict[str, str]:
-    """`recording___tail` is `recording/_tail` of the kernel."""
-    return {f"plugin/relatum/{name.replace('__', '/', 1)}": text for name, text in files.items()}
 
 
 def test_private_crossings(house):
@@ -83,11 +81,9 @@ def test_picture():
 
 
 def test_exceptions(house, tmp_path: Path):
-    """An import past a face is told until it is excepted, and an exception until it is dropped."""
+    """An import of a private name is reported until it is excepted, and a stale exception until it is removed."""
     modules = house(store___rows="copy = 1\n", recording___tail="from relatum.store._rows import copy\n")
-    exceptions = tmp_path / report.EXCEPTIONS
-    exceptions.parent.mkdir(parents=True)
-    exceptions.write_text("# Why.\n")
+    exceptions = written(tmp_path / report.EXCEPTIONS, "# Why.\n")
     (told,) = report.complaints(modules, tmp_path)
     assert told.endswith("relatum.recording <- relatum.store._rows.copy")
     exceptions.write_text(
@@ -101,22 +97,20 @@ def test_exceptions(house, tmp_path: Path):
 
 
 def test_private_modules_that_tests_import(house, tmp_path: Path):
-    """A test's import of a private module is told until it is listed; public names and the pure cores are free."""
+    """A test's import of a private module is reported until it is listed; public names and pure cores are free."""
     modules = house(store="", recording___tail="")
-    test = tmp_path / "tests/unit/test_tail.py"
-    test.parent.mkdir(parents=True)
-    test.write_text(
+    imports = (
         "from relatum.store import Tail\nfrom relatum.wire.frames import Code\n"
         "from relatum.recording._tail import a, b\nfrom relatum.recording import _tail\nimport relatum._start\n"
     )
+    test = written(tmp_path / "tests/unit/test_tail.py", imports)
     told = list(report.complaints(modules, tmp_path))
     assert told == [
         "a test imports a private module: tests/unit/test_tail.py <- relatum._start",
         "a test imports a private module: tests/unit/test_tail.py <- relatum.recording._tail",
     ]
-    seams = tmp_path / report.SEAMS
-    seams.parent.mkdir(parents=True)
-    seams.write_text("# Why.\n" + "".join(f"{line.rpartition(': ')[2]}\n" for line in told))
+    lines = "".join(f"{line.rpartition(': ')[2]}\n" for line in told)
+    seams = written(tmp_path / report.SEAMS, "# Why.\n" + lines)
     assert list(report.complaints(modules, tmp_path)) == []
     test.unlink()
     assert len(list(report.complaints(modules, tmp_path))) == 2
@@ -125,14 +119,13 @@ def test_private_modules_that_tests_import(house, tmp_path: Path):
 
 
 def test_words(house, tmp_path: Path):
-    """Each use of a habit needs its own exception; blocks, code and links are not prose, and all help is one place."""
+    """Each use of a listed word needs an exception; code, blocks and links are not prose, and all help is one place."""
     modules = house(
         command___find='def find() -> None:\n    """A look-up."""\n',
         recording___tail="text = 'Who asks lies.'",
     )
-    page = tmp_path / "docs/tap.md"
-    page.parent.mkdir()
-    page.write_text("It stands [here](#who-asks), is told `apart`, and lies.\nIt Lies.\n```\nlies\n```\n")
+    text = "It stands [here](#who-asks), is told `apart`, and lies.\nIt Lies.\n```\nlies\n```\n"
+    page = written(tmp_path / "docs/tap.md", text)
     told = list(report.complaints(modules, tmp_path))
     assert [line.rpartition(": ")[2] for line in told] == [
         "docs/tap.md <- is told 1",
@@ -141,16 +134,12 @@ def test_words(house, tmp_path: Path):
         "docs/tap.md <- stands 1",
         "help <- look-up 1",
     ]
-    words = tmp_path / report.WORDS
-    words.parent.mkdir(parents=True)
-    words.write_text("".join(f"{line.rpartition(': ')[2]}\n" for line in told))
+    words = written(tmp_path / report.WORDS, "".join(f"{line.rpartition(': ')[2]}\n" for line in told))
     assert list(report.complaints(modules, tmp_path)) == []
     page.write_text("It lies.\n")
     assert report.shorten(modules, tmp_path) == 2
     assert words.read_text() == "docs/tap.md <- lies 1\nhelp <- look-up 1\n"
 
-
-# --- ratios of benchmarks, kept by kind of machine -------------------------------------------------------
 
 FACTS: dict[str, Any] = {
     "architecture": "x86_64",

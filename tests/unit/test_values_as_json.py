@@ -13,23 +13,19 @@ from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 
 
-class Colour(StrEnum):
-    """An enum."""
-
+class _Colour(StrEnum):
     RED = "red"
 
 
 @dataclass(frozen=True)
-class Part:
-    """A dataclass with others within."""
-
+class _Part:
     where: MessageId | None
-    parts: tuple["Part", ...] = ()
+    parts: tuple["_Part", ...] = ()
 
 
 VALUES: list[tuple[Any, Any]] = [
     ("text", "text"),
-    (Colour.RED, "red"),
+    (_Colour.RED, "red"),
     (None, None),
     (True, True),
     (2**63, 2**63),
@@ -37,10 +33,10 @@ VALUES: list[tuple[Any, Any]] = [
     (b"a\xff", "a\\xff"),
     ({"b", "a"}, ["a", "b"]),
     ((0, 7), [0, 7]),
-    ({Colour.RED: MessageId("orders", 1)}, {"red": {"stream": "orders", "offset": 1}}),
+    ({_Colour.RED: MessageId("orders", 1)}, {"red": {"stream": "orders", "offset": 1}}),
     (InvalidInput("no"), "no"),
     (
-        Part(None, (Part(MessageId("orders", 1)),)),
+        _Part(None, (_Part(MessageId("orders", 1)),)),
         {"where": None, "parts": [{"where": {"stream": "orders", "offset": 1}, "parts": []}]},
     ),
 ]
@@ -56,4 +52,4 @@ def test_values_have_one_form(value: Any, expected: Any) -> None:
 
 def test_texts_can_be_changed_wherever_they_are() -> None:
     """Names, too: whoever shows them may have to show what cannot be seen."""
-    assert document({"a": [Colour.RED, b"x"]}, str.upper) == {"A": ["RED", "X"]}
+    assert document({"a": [_Colour.RED, b"x"]}, str.upper) == {"A": ["RED", "X"]}

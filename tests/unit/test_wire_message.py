@@ -43,7 +43,6 @@ def test_random_bytes(raw: bytes) -> None:
 
 
 TYPED = SAMPLE.replace(b"\xc1\x11\x02\xa3\x0bx-exchange!\xa1\x01e", b"\xc1\x16\x02\xa3\x0cx-basic-type\xa1\x05order")
-"""With a type among the annotations."""
 
 
 def test_the_type_and_the_id_without_the_rest() -> None:

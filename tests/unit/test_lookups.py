@@ -1,0 +1,313 @@
+"""What lookups ask by, share, refuse, know and hold, without servers."""
+
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from relatum.errors import InvalidInput, InvalidKeyDefinition, ReadTimeout, RelatumError, UsedAfterClose
+from relatum.keys import KeyDefinition
+from relatum.limits import INTEGER_MAX
+from relatum.reading import Message, StreamBounds
+from relatum.waiting import Deadline, within
+from relatum_consumer._known_spans import ALWAYS, Known, _intersection, _low, _union, still
+from relatum_consumer.lookups import answering
+from relatum_consumer.lookups.answering import Gathered
+from relatum_consumer.lookups.by_key import find
+from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.proof import Evidence
+from relatum_consumer.lookups.servers import Flight, Flights, Servers
+from tests.support import wait_until
+
+ASKING = 5
+
+
+class _Broker:
+    def __init__(self) -> None:
+        self.opened = self.asked = self.closed = 0
+        self.go_on = threading.Event()
+
+    def open(self) -> Any:
+        self.opened += 1
+        assert self.go_on.wait(80)
+        return self
+
+    def bounds(self, _: str) -> StreamBounds:
+        self.asked += 1
+        return StreamBounds(0, 8)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def served(*, is_held: bool = False) -> tuple[_Broker, Servers]:
+    """A broker, which opens at once unless it is held, and what asks it."""
+    broker = _Broker()
+    if not is_held:
+        broker.go_on.set()
+    return broker, Servers(lambda *_: [], broker.open)
+
+
+def test_threads_share_the_reader_that_the_first_opens() -> None:
+    """Threads that ask at once share one reader, which the first of them opens."""
+    broker, servers = served(is_held=True)
+    with ThreadPoolExecutor(ASKING) as threads:
+        asking = [threads.submit(servers.bounds, "orders") for _ in range(ASKING)]
+        broker.go_on.set()
+        assert [each.result(80) for each in asking] == [StreamBounds(0, 8)] * ASKING
+    assert (broker.opened, broker.asked) == (1, ASKING)
+
+
+def test_the_broker_is_not_asked_without_time() -> None:
+    """A question whose deadline has passed does not reach the broker."""
+    broker, servers = served()
+    servers.bounds("orders")
+    with within(0.0), pytest.raises(ReadTimeout, match="no time left"):
+        servers.bounds("orders")
+    assert broker.asked == 1
+
+
+def test_a_reader_is_closed_once_and_opened_no_more() -> None:
+    """Closed servers refuse questions, and closing them again does nothing."""
+    broker, servers = served()
+    servers.reach()
+    for _ in range(2):
+        servers.close()
+        with pytest.raises(UsedAfterClose):
+            servers.bounds("orders")
+    assert (broker.opened, broker.closed) == (1, 1)
+
+
+OTHERS = 5
+LIMIT_S = 80.0
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> list[Flight]:
+    """What is waited for, once for each who has begun to wait."""
+    begun: list[Flight] = []
+    wait = Flight.wait
+
+    def waits(flight: Flight, until: float) -> None:
+        begun.append(flight)
+        wait(flight, until)
+
+    monkeypatch.setattr(Flight, "wait", waits)
+    return begun
+
+
+class _Proof:
+    """A question that threads share: it returns how often it was asked, and its first call waits for `go_on`."""
+
+    def __init__(self, threads: ThreadPoolExecutor, error: RelatumError | None = None) -> None:
+        self.begun = 0
+        self.is_under_way, self.go_on = threading.Event(), threading.Event()
+        self.flights = Flights(LIMIT_S)
+        self._threads, self._error = threads, error
+
+    def __call__(self) -> int:
+        self.begun += 1
+        mine = self.begun
+        if mine == 1:
+            self.is_under_way.set()
+            assert self.go_on.wait(LIMIT_S)
+        elif self._error is not None:
+            raise self._error
+        return mine
+
+    def ask(self) -> "Future[Any]":
+        return self._threads.submit(self.flights.run, "it", self)
+
+    def first(self) -> "Future[Any]":
+        first = self.ask()
+        assert self.is_under_way.wait(LIMIT_S)
+        return first
+
+
+@pytest.mark.parametrize("error", [None, InvalidInput("no")])
+def test_who_comes_while_it_is_under_way_shares_the_next(error: RelatumError | None, waiting: list[Flight]) -> None:
+    """Callers that come during a question share the next one's result, or each gets its own copy of its error."""
+    with ThreadPoolExecutor(1 + OTHERS) as threads:
+        proof = _Proof(threads, error)
+        first = proof.first()
+        others = [proof.ask() for _ in range(OTHERS)]
+        wait_until(lambda: len(waiting) == OTHERS, what="all others")
+        proof.go_on.set()
+        assert first.result(LIMIT_S) == 1
+        if error is None:
+            assert [other.result(LIMIT_S) for other in others] == [2] * OTHERS
+        else:
+            errors = [other.exception(LIMIT_S) for other in others]
+            assert [type(each) for each in errors] == [InvalidInput] * OTHERS
+            assert len({id(each) for each in errors}) == OTHERS
+    assert proof.begun == 2
+
+
+def test_that_the_time_of_one_is_over_is_nothing_to_the_others(waiting: list[Flight]) -> None:
+    """A question that ends at its caller's deadline is asked again for the others that wait for it."""
+    flights, goes_on = Flights(LIMIT_S), threading.Event()
+    begun: list[int] = []
+
+    def ask() -> int:
+        begun.append(1)
+        if len(begun) == 1:
+            assert goes_on.wait(LIMIT_S)
+            raise ReadTimeout("too late")
+        return len(begun)
+
+    def in_no_time() -> int:
+        with within(0.0):
+            return flights.run("it", ask)
+
+    with ThreadPoolExecutor(2) as threads:
+        hurried = threads.submit(in_no_time)
+        wait_until(lambda: begun, what="the first")
+        patient = threads.submit(flights.run, "it", ask)
+        wait_until(lambda: len(waiting) == 1, what="the second")
+        goes_on.set()
+        assert isinstance(hurried.exception(LIMIT_S), ReadTimeout)
+        assert patient.result(LIMIT_S) == 2
+
+
+def test_who_waits_for_anothers_proof_lets_go_at_its_deadline(waiting: list[Flight]) -> None:
+    """A caller stops waiting for a shared question at its deadline, also at one brought forward by cancelling."""
+    deadline = Deadline(LIMIT_S)
+    with ThreadPoolExecutor(3) as threads:
+        proof = _Proof(threads)
+        first = proof.first()
+        second = proof.ask()  # it waits for the first, to begin after it
+
+        def third() -> int:
+            with within(deadline):
+                return proof.flights.run("it", proof)
+
+        hurried = threads.submit(third)
+        wait_until(lambda: len(waiting) == 2, what="both")
+        ended_at = time.monotonic()
+        deadline.end_in(0)
+        assert isinstance(hurried.exception(LIMIT_S), ReadTimeout)
+        assert time.monotonic() - ended_at < 1.0
+        proof.go_on.set()
+        assert (first.result(LIMIT_S), second.result(LIMIT_S)) == (1, 2)
+
+
+def of_spans(*spans: tuple[int, int]) -> Known:
+    return Known("payments", 100, spans, Evidence(("payments",), ends={"payments": StreamBounds(0, 8)}))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "is_held"),
+    [(11, 19, True), (10, 15, False), (15, 20, False), (15, 35, False), (31, 39, True), (20, 25, False), (1, 2, False)],
+)
+def test_a_span_is_held_between_its_ends(low: int, high: int, is_held: bool) -> None:
+    """A time is known strictly inside a span; neither its ends nor a gap between spans is."""
+    assert of_spans((10, 20), (30, 40)).holds(low, high) is is_held
+
+
+def test_nothing_is_known_of_nothing() -> None:
+    """Without a known span, no time is known."""
+    assert of_spans().until == ALWAYS
+    assert not of_spans().holds(1, 2)
+    assert of_spans((ALWAYS, 100)).holds(ALWAYS + 1, 99)
+
+
+def test_all_streams_must_know() -> None:
+    """A span is known if every stream knows it; a range of one stream ends where the next one begins."""
+    assert _intersection([(0, 10), (20, 30)], [(5, 25)]) == [(5, 10), (20, 25)]
+    assert _intersection([(0, 10)], []) == []
+    assert _union([(20, 30), (0, 25), (40, 40)]) == [(0, 20), (20, 30)]
+
+
+def test_a_stream_is_known_from_its_beginning_on() -> None:
+    """A stream's first life is known from the start, a later one from its first message or when it was first seen."""
+    assert _low((0, 9), 1, 50, 70) == ALWAYS
+    assert _low((0, 9), 2, 50, 70) == 50
+    assert _low((0, 9), 2, 50, 40) == 40
+    assert _low((0, 0), 2, 50, None) == 50
+    assert _low((3, 9), 1, 50, 70) == 70
+    assert _low((3, 9), 1, 50, None) > INTEGER_MAX - 2
+
+
+@pytest.mark.parametrize(("key_id", "spans"), [(1, ((ALWAYS, 100),)), (2, ())])
+def test_a_key_that_was_defined_anew_proves_nothing(key_id: int, spans: tuple[tuple[int, int], ...]) -> None:
+    """Spans stay known only while the key has its id and the stream retains what it did."""
+    rows = [(key_id, "order_id", ["header:order_id"], "text", datetime.now(UTC), None, False)]
+    reader: Any = _Broker()
+    servers = Servers(lambda _, given: [] if "vhost" in given else rows, lambda: reader)
+    found = still(Catalog(servers, "/"), of_spans((ALWAYS, 100)), KeyDefinition("order_id", key_id=1))
+    assert found.spans == spans
+
+
+def message(offset: int, size: int = 10, stream: str = "s") -> Message:
+    return Message.from_record(stream, offset, b"\x00" * size)
+
+
+def first_three(messages: Iterable[Message]) -> list[Message]:
+    return sorted(messages, key=lambda each: each.offset)[:3]
+
+
+def test_with_a_limit_the_first_ones_are_kept_and_no_more() -> None:
+    """With a limit the first matches are kept, whatever order messages come in, and few are held at a time."""
+    gathered = Gathered(lambda each: each.offset % 2 == 0, "", first=first_three, limit=3)
+    most = 0
+    for number in range(100_000):
+        gathered.consider(message(number * 7919 % 100_003))
+        if number % 1000 == 0:
+            most = max(most, len(gathered.messages))
+    assert [each.offset for each in first_three(gathered.messages)] == [0, 2, 4]
+    assert most < 100
+
+
+def test_too_many_bytes_are_refused_while_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a limit a lookup ends before its messages fill the memory; a small one counts as its object."""
+    monkeypatch.setattr(answering, "ANSWER_BYTES_MAX", 10_000)
+    for size, most in ((5_000, 2), (0, 20)):
+        gathered = Gathered(lambda each: True, "ask for less")
+        for number in range(most - 1):
+            gathered.consider(message(number, size))
+        with pytest.raises(InvalidInput, match="ask for less"):
+            gathered.consider(message(most, size))
+
+
+def test_the_same_message_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that is read twice counts once."""
+    monkeypatch.setattr(answering, "ANSWER_MESSAGES_MAX", 2)
+    gathered = Gathered(lambda each: True, "")
+    for each in (message(1), message(2), message(1)):
+        gathered.consider(each)
+    assert len(gathered.messages) == 2
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("names", "since", "until", "said"),
+    [
+        (None, NOON, NOON - timedelta(microseconds=1), "since="),
+        (None, None, datetime.max.replace(tzinfo=timezone(-timedelta(hours=1))), "until="),
+        (None, datetime.min.replace(tzinfo=timezone(timedelta(hours=1))), None, "since="),
+        ("s" * 256, None, None, "255 bytes"),
+        (["orders", "s" * 1000], None, None, "255 bytes"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(names: object, since: datetime, until: datetime, said: str) -> None:
+    """An impossible span of time, or a name that no stream can have, is refused by its argument's name."""
+
+    def ask(*_: Any) -> Any:
+        raise AssertionError("nobody is asked")
+
+    nobody = Servers(ask, ask)
+    with pytest.raises(InvalidInput, match=said):
+        find(Catalog(nobody, "/"), "order_id", 1, names, since, until, 1, "newest", complete=False)
+
+
+@pytest.mark.parametrize("values", [("4711", "4712"), ["4711"], ()])
+def test_a_key_of_one_part_takes_one_value(values: list[str] | tuple[str, ...]) -> None:
+    """A key of one component refuses several values."""
+    with pytest.raises(InvalidKeyDefinition):
+        KeyDefinition("order_id").canonical_query(values)

@@ -1,0 +1,95 @@
+"""What routers of contexts and affinity sets refuse, how they look in the background, and the locks of names."""
+
+import asyncio
+import gc
+import queue
+import threading
+from typing import Any
+
+import pika
+import pytest
+
+import relatum
+from relatum.contexts import _looks
+from relatum.contexts._looks import BackgroundLooks
+from relatum.contexts._placement_cache import NameLocks
+from relatum.errors import DatabaseUnavailable, InvalidInput
+
+NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
+
+
+@pytest.mark.parametrize(
+    ("kind", "headers"),
+    [
+        *((relatum.ContextRouter, {"serialization_context": name}) for name in ("", 17, "a\0b", "x" * 1025, b"bytes")),
+        *((relatum.AffinityRouter, {"affinity_set": name}) for name in ("", 7, "a\0b", "\ud800", "é" * 513, b"s1")),
+        (relatum.AffinityRouter, {"affinity_predecessor": 17}),
+        (relatum.AffinityRouter, {"affinity_predecessor": ""}),
+        (relatum.AffinityRouter, {"affinity_set": "s1", "affinity_predecessor": "m1"}),
+        (relatum.AffinityRouter, {"affinity_set": "s1", "affinity_last": 1}),
+        (relatum.AffinityRouter, {"affinity_set": "s1", "affinity_last": "true"}),
+        (relatum.AffinityRouter, {"affinity_last": True}),
+    ],
+)
+def test_headers_that_make_no_sense_are_refused(kind: Any, headers: dict[str, Any]) -> None:
+    """A header that makes no sense is refused before anything is sent; a name has 1 to 1,024 bytes without NUL."""
+    router = kind("orders", NOWHERE)
+    with pytest.raises(InvalidInput, match="nothing was sent"):
+        router.publish(None, b"", pika.BasicProperties(headers=headers))
+    router.close()
+
+
+def test_each_message_is_followed_by_a_look() -> None:
+    """One look follows each request for one, and none follows the end."""
+    looked: queue.Queue[int] = queue.Queue()
+    looks = BackgroundLooks(looked.put, 0.002)
+    for _ in range(3):
+        looks.want()
+        assert looked.get(timeout=90) == 1
+    looks.close()
+    looks.want()
+    assert looked.empty()
+    unused = BackgroundLooks(looked.put, 0.002)
+    unused.close()
+    unused.want()
+    assert unused._thread is None
+
+
+def test_looks_go_on_after_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that failed while the database was away is repeated without another request."""
+    monkeypatch.setattr(_looks, "AWAY_S", 0.001)
+    fails = [DatabaseUnavailable("away"), DatabaseUnavailable("away")]
+    looked = threading.Event()
+
+    def look(_published: int) -> None:
+        if fails:
+            raise fails.pop()
+        looked.set()
+
+    looks = BackgroundLooks(look, 0.002)
+    looks.want()
+    assert looked.wait(90)
+    looks.close()
+
+
+async def test_a_names_lock_goes_to_those_who_came_first() -> None:
+    """Tasks get a name's lock in the order they asked; other names are free; no lock is kept afterwards."""
+    locks, order, may_end = NameLocks(asyncio.Lock), [], asyncio.Event()
+
+    async def hold(name: str, number: int) -> None:
+        async with locks(name):
+            order.append((name, number))
+            await may_end.wait()
+
+    tasks = [asyncio.create_task(hold("x", number)) for number in range(5)]
+    tasks.append(asyncio.create_task(hold("y", 0)))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert order == [("x", 0), ("y", 0)]
+    tasks[2].cancel()
+    may_end.set()
+    await asyncio.wait(tasks)
+    assert order == [("x", 0), ("y", 0), ("x", 1), ("x", 3), ("x", 4)]
+    tasks.clear()
+    gc.collect()
+    assert not len(locks._used)
