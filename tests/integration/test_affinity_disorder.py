@@ -11,8 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import pytest
-import sqlalchemy as sa
+import psycopg
 
 import relatum
 from relatum import Broker
@@ -27,9 +26,9 @@ from relatum.errors import (
 )
 from relatum.reading import StreamReader
 from relatum.superstreams import Layout
-from tests.support import broker_connection
 from tests.support.affinity import Face, Faces
-from tests.support.tables import placements, super_stream_partitions
+from tests.support.place import Place
+from tests.support.routing import confirming
 
 MESSAGES: Final = 200
 """Messages of each publisher."""
@@ -45,15 +44,7 @@ NOT_SENT: Final = (ContextMoving, DatabaseUnavailable)
 
 @dataclass
 class Publisher:
-    """Chooses what one publisher sends, and keeps what it was told.
-
-    Attributes:
-        who: Its name.
-        chance: Where its choices come from.
-        told: The messages it was told are published: the names of their sets, in the order they were sent.
-        refused: The messages it was told are not.
-        ended: Whether the last message it published to a set ended it, by name.
-    """
+    """Chooses what one publisher sends, and keeps the sets of its messages, those refused, and which sets it ended."""
 
     who: str
     chance: random.Random
@@ -97,15 +88,14 @@ def publish(face: Face, publisher: Publisher) -> None:
 def disturb(super_stream: str, database_url: str, amqp_url: str, chance: random.Random, done: threading.Event) -> int:
     """Move sets, and end the publishers' connections to PostgreSQL, until they are done; gives the number of moves."""
     moves = 0
-    admin = sa.create_engine(sa.make_url(database_url).set(drivername="postgresql+psycopg"))
-    others = sa.text(
+    end_others = (
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
         " WHERE datname = current_database() AND pid <> pg_backend_pid()"
     )
     while not done.wait(chance.random() * 0.3):
         if chance.random() < 0.3:
-            with admin.begin() as connection:
-                connection.execute(others)
+            with psycopg.connect(database_url) as connection:
+                connection.execute(end_others)
             continue
         with (
             suppress(PlacementNotFound, SuperStreamNotFound, MoveConflict, DatabaseUnavailable),
@@ -116,32 +106,23 @@ def disturb(super_stream: str, database_url: str, amqp_url: str, chance: random.
                 some = chance.sample(found, min(len(found), 5))
                 sets.move([each.name for each in some], chance.choice(list(sets.count())))
                 moves += 1
-    admin.dispose()
     return moves
 
 
-def open_sets(engine: sa.Engine) -> tuple[set[str], bool]:
-    """The names of the sets that are open, and whether the partitions count them rightly."""
-    with engine.begin() as connection:
-        rows = connection.execute(
-            sa.select(placements.c.name, placements.c.partition_id).where(placements.c.state != "released")
-        ).all()
-        counts = connection.execute(
-            sa.select(super_stream_partitions.c.partition_id, super_stream_partitions.c.open_sets)
-        ).all()
-    by_partition: dict[int, int] = defaultdict(int)
-    for row in rows:
-        by_partition[row.partition_id] += 1
-    return {row.name for row in rows}, all(by_partition[partition] == number for partition, number in counts)
+OPEN_SETS = "SELECT name FROM relatum.placements WHERE state <> 'released'"
+
+WRONG_COUNTS = """
+SELECT stream FROM relatum.super_stream_partitions AS partition WHERE open_sets <> (
+  SELECT count(*) FROM relatum.placements
+  WHERE partition_id = partition.partition_id AND placements.state <> 'released'
+)
+"""
 
 
-@pytest.mark.parametrize("seed", [1])
-def test_sets_hold_together_in_disorder(
-    layout: Layout, database_url: str, engine: sa.Engine, amqp_url: str, broker: Broker, seed: int
-) -> None:
-    """Each set lies in one partition and in its order, nothing is lost or doubled, and the counts are right."""
-    name = layout.super_stream
-    publishers = [Publisher(f"p{number}", random.Random(f"{seed} {number}")) for number in range(5)]
+def test_sets_hold_together_in_disorder(layout: Layout, place: Place) -> None:
+    """Each set stays in one partition and in order, no message is lost or doubled, and partitions count their sets."""
+    name, database_url, amqp_url = layout.super_stream, place.database, place.amqp
+    publishers = [Publisher(f"p{number}", random.Random(f"1 {number}")) for number in range(5)]
     done = threading.Event()
     with (
         ExitStack() as stack,
@@ -150,23 +131,21 @@ def test_sets_hold_together_in_disorder(
         Faces("asyncio", amqp_url, layout, database_url).opened(trust_clock=False) as other,
     ):
         # Threads share a router, each with its channel.
-        shared = [stack.enter_context(broker_connection(amqp_url)).channel() for _ in range(3)]
-        for channel in shared:
-            channel.confirm_delivery()
+        shared = [stack.enter_context(confirming(amqp_url)) for _ in range(3)]
         faces = [one, other, *(Face(one.router, channel) for channel in shared)]
         under_way = [threads.submit(publish, face, each) for face, each in zip(faces, publishers, strict=True)]
-        disturbed = threads.submit(disturb, name, database_url, amqp_url, random.Random(seed), done)
+        disturbed = threads.submit(disturb, name, database_url, amqp_url, random.Random(1), done)
         try:
             for each in under_way:
                 each.result(90)
         finally:
             done.set()
         assert disturbed.result(90) > 0
-    names, is_counted = open_sets(engine)
-    assert is_counted
+    names = {name for (name,) in place.sql(OPEN_SETS)}
+    assert place.sql(WRONG_COUNTS) == []
     ended = {each for publisher in publishers for each, is_over in publisher.ended.items() if is_over}
     assert not {each for each in ended & names if each.startswith("own")}
-    _check(layout, publishers, broker)
+    _check(layout, publishers, place.broker)
 
 
 def _check(layout: Layout, publishers: list[Publisher], address: Broker) -> None:

@@ -2,10 +2,9 @@
 
 import json
 from collections.abc import Iterator
-from datetime import timedelta
+from dataclasses import replace
 
 import pytest
-import sqlalchemy as sa
 from pika.exceptions import UnroutableError
 from typer.testing import CliRunner
 
@@ -23,10 +22,10 @@ from relatum.errors import (
 from relatum.keys import KeyDefinition
 from relatum.superstreams import Layout, unbind_partition
 from relatum_cli.app import app
-from tests.support import recording, wait_recorded, wait_until
+from tests.support import wait_until
 from tests.support.affinity import CONTEXTS, Faces, Partitions
+from tests.support.place import Place
 from tests.support.routing import consumed
-from tests.support.tables import placements
 
 NAMES = ["a1", "a2", "b1", "b2", "b3", "c1"]
 
@@ -41,8 +40,8 @@ each_face = pytest.mark.parametrize("faces", ["blocking", "asyncio"], indirect=T
 
 
 @pytest.fixture
-def partitions(layout: Layout, amqp_url: str) -> Partitions:
-    return Partitions(amqp_url, layout)
+def partitions(faces: Faces) -> Partitions:
+    return faces.partitions
 
 
 @pytest.fixture
@@ -52,9 +51,6 @@ def sets(layout: Layout, database_url: str, amqp_url: str, faces: Faces) -> Iter
         router.publish(b"", "the first set", affinity_last=True)
     with relatum.AffinitySets(layout.super_stream, database_url, broker=amqp_url) as opened:
         yield opened
-
-
-# --- where messages go --------------------------------------------------------------------------------------------
 
 
 @each_face
@@ -88,12 +84,9 @@ def test_new_sets_go_by_what_the_database_says(faces: Faces, sets: relatum.Affin
     assert sets.count() == {first: 4, second: 2, third: 0}
 
 
-# --- the end of sets ----------------------------------------------------------------------------------------------
-
-
 @each_face
 def test_the_last_message_closes_its_set(faces: Faces, sets: relatum.AffinitySets, partitions: Partitions) -> None:
-    """Once it is confirmed the set is closed, and the next message of its name begins another, here and elsewhere."""
+    """The confirmed last message of a set closes it, and the next message of its name opens another, in any router."""
     with faces.opened() as one, faces.opened() as other:
         one.publish(b"1", "s1")
         other.publish(b"2", "s1", affinity_last=None)
@@ -122,16 +115,13 @@ def test_a_message_that_was_not_taken_closes_nothing(
 
 
 @each_face
-def test_idle_sets_are_closed_and_used_ones_are_not(
-    faces: Faces, sets: relatum.AffinitySets, engine: sa.Engine
-) -> None:
-    """A set nobody used for `idle_s` is closed; one in use stays, also where its router was told nothing of that."""
+def test_idle_sets_are_closed_and_used_ones_are_not(faces: Faces, sets: relatum.AffinitySets, place: Place) -> None:
+    """A set that is not used for `idle_s` is closed; one in use stays open, also if its router has no `idle_s`."""
     with faces.opened() as router:
         router.publish(b"", "quiet")
         router.publish(b"", "busy")
     epoch = sets.inspect("busy").epoch
-    with engine.begin() as connection:
-        connection.execute(sa.update(placements).values(used_at=sa.func.now() - timedelta(hours=1)))
+    place.sql("UPDATE relatum.placements SET used_at = now() - interval '1 hour'")
     with faces.opened(idle_s=60) as closing:
         closing.publish(b"", "its own")
         with faces.opened() as using:
@@ -140,15 +130,14 @@ def test_idle_sets_are_closed_and_used_ones_are_not(
     assert [(each.name, each.epoch == epoch) for each in sets.list()] == [("busy", True), ("its own", False)]
 
 
-def test_a_set_in_use_is_not_closed_before_that_is_written_down(
-    faces: Faces, sets: relatum.AffinitySets, engine: sa.Engine
+def test_a_set_in_use_is_not_closed_before_that_is_stored(
+    faces: Faces, sets: relatum.AffinitySets, place: Place
 ) -> None:
-    """A router says within 15 seconds that it uses a set: until then others do not take it for idle."""
+    """A set in use is not taken for idle during the 15 seconds in which its router may not have stored that."""
     with faces.opened(idle_s=60) as using:
         using.publish(b"", "used")
         epoch = sets.inspect("used").epoch
-        with engine.begin() as connection:
-            connection.execute(sa.update(placements).values(used_at=sa.func.now() - timedelta(seconds=61)))
+        place.sql("UPDATE relatum.placements SET used_at = now() - interval '61 seconds'")
         using.publish(b"", "used")
         with faces.opened() as closing:
             closing.publish(b"", "its own")
@@ -156,20 +145,22 @@ def test_a_set_in_use_is_not_closed_before_that_is_written_down(
 
 
 def test_sets_of_a_super_stream_are_closed_after_one_time(faces: Faces, sets: relatum.AffinitySets) -> None:
-    """Who names another `idle_s` than the first is refused, and told which it is; who names none goes by that."""
+    """A router with another `idle_s` than the super stream's is refused; one without `idle_s` uses the stored one."""
+
+    def publish(**options: float) -> None:
+        with faces.opened(**options) as router:
+            router.publish(b"", "s1")
+
     with faces.opened(idle_s=60) as first:
         first.publish(b"", "s1")
-        with pytest.raises(SuperStreamConflict, match="closed after 60 s") as refused, faces.opened(idle_s=90) as other:
-            other.publish(b"", "s1")
+        with pytest.raises(SuperStreamConflict, match="closed after 60 s") as refused:
+            publish(idle_s=90)
         assert refused.value.reason == "its idle_s is 60"
-        with faces.opened() as other:
-            other.publish(b"", "s1")
+        publish()
     sets.set_idle(90)
-    with faces.opened(idle_s=90) as other:
-        other.publish(b"", "s1")
+    publish(idle_s=90)
     sets.set_idle(None)
-    with faces.opened(idle_s=120) as other:
-        other.publish(b"", "s1")
+    publish(idle_s=120)
     for wrong in (0, 59.9, True, "60", float("inf")):
         with pytest.raises(InvalidInput, match="idle_s"):
             sets.set_idle(wrong)  # type: ignore[arg-type]
@@ -188,12 +179,9 @@ def test_only_so_many_sets_may_be_open(faces: Faces, sets: relatum.AffinitySets)
         router.publish(b"", "s3")
 
 
-# --- predecessors -------------------------------------------------------------------------------------------------
-
-
 @each_face
 def test_a_message_joins_the_set_of_its_predecessor(faces: Faces, partitions: Partitions) -> None:
-    """By its `message_id` where this router published it; the joining one can be joined in turn."""
+    """A router puts a message into the set of its predecessor, found by the `message_id` that it published."""
     with faces.opened() as router:
         router.publish(b"1", "s1", message_id="m1")
         router.publish(b"other", "s2")
@@ -238,23 +226,23 @@ def test_the_messages_used_last_are_remembered_as_predecessors(faces: Faces) -> 
 
 @each_face
 def test_a_predecessor_is_found_by_the_table(
-    faces: Faces, partitions: Partitions, layout: Layout, amqp_url: str, engine: sa.Engine
+    faces: Faces, partitions: Partitions, layout: Layout, place: Place
 ) -> None:
-    """Another router finds it by its `message_id` where a key is taken from that; of several, the newest counts."""
+    """Another router finds the newest message with the predecessor's `message_id`, once that is recorded as a key."""
     streams = [each.stream for each in layout]
     with faces.opened() as router, faces.opened() as other:
         router.publish(b"old", "s0", message_id="m1")
         router.publish(b"1", "s1", message_id="m1")
         with pytest.raises(PredecessorNotFound, match="no key is taken"):
             other.publish(b"too early", affinity_predecessor="m1")
-        with recording(amqp_url, engine, *streams, keys=[KeyDefinition("id", source="property:message_id")]):
+        with place.recording(*streams, keys=[KeyDefinition("id", source="property:message_id")]):
             for stream in streams:
-                wait_recorded(amqp_url, engine, stream)
+                place.wait_recorded(stream)
             other.publish(b"2", affinity_predecessor="m1")
             with pytest.raises(PredecessorNotFound, match="not recorded"):
                 other.publish(b"3", affinity_predecessor="m7")
             for stream in streams:
-                wait_recorded(amqp_url, engine, stream)
+                place.wait_recorded(stream)
     assert list(partitions.of_set("s1").values()) == [[b"1", b"2"]]
 
 
@@ -270,21 +258,17 @@ def test_a_predecessor_of_no_set_makes_none(faces: Faces, sets: relatum.Affinity
     assert not sets.list()
 
 
-# --- sets seen and changed from outside ---------------------------------------------------------------------------
-
-
 @pytest.fixture
-def six(layout: Layout, database_url: str, amqp_url: str) -> Iterator[relatum.AffinitySets]:
+def six(faces: Faces, sets: relatum.AffinitySets) -> relatum.AffinitySets:
     """Six sets that are open, two in each partition."""
-    with Faces("blocking", amqp_url, layout, database_url).opened() as router:
+    with faces.opened() as router:
         for name in NAMES:
             router.publish(b"1", name)
-    with relatum.AffinitySets(layout.super_stream, database_url, broker=amqp_url) as opened:
-        yield opened
+    return sets
 
 
 def test_sets_are_seen_and_closed(six: relatum.AffinitySets, layout: Layout, database_url: str) -> None:
-    """Listed by prefix and partition, counted, inspected, closed by name or as idle; what is not there is told."""
+    """Sets are listed, counted, inspected and closed; a name that does not exist is an error."""
     for asked, names in {"": NAMES, "b": NAMES[2:5], "b2": ["b2"], "d": []}.items():
         assert [each.name for each in six.list(asked)] == names
     assert [each.name for each in six.list(limit=2)] == NAMES[:2]
@@ -315,7 +299,7 @@ def test_sets_are_seen_and_closed(six: relatum.AffinitySets, layout: Layout, dat
 def test_moved_sets_are_followed_and_consumed_in_order(
     faces: Faces, sets: relatum.AffinitySets, layout: Layout, partitions: Partitions
 ) -> None:
-    """A router sends to the other partition, nothing behind the fence in the old one; consumers get sets in order."""
+    """A router sends messages of a moved set to its new partition, and consumers get each set in order."""
     target = layout.partitions[0].stream
     with faces.opened() as router:
         for name in NAMES:
@@ -331,11 +315,11 @@ def test_moved_sets_are_followed_and_consumed_in_order(
     assert found == {"the first set": [b""], **{name: [b"1", b"2"] for name in NAMES}}
 
 
-def test_contexts_are_not_closed_as_sets(layout: Layout, database_url: str, amqp_url: str) -> None:
-    """A context that is closed would be placed anew, and nothing would keep its order: neither way of closing does."""
-    with Faces("blocking", amqp_url, layout, database_url, CONTEXTS).opened() as router:
+def test_contexts_are_not_closed_as_sets(faces: Faces) -> None:
+    """Closing a context as a set is refused: it would be placed anew, and lose its order."""
+    with replace(faces, header=CONTEXTS).opened() as router:
         router.publish(b"1", "c1")
-    with relatum.AffinitySets(layout.super_stream, database_url) as opened:
+    with relatum.AffinitySets(faces.layout.super_stream, faces.database_url) as opened:
         with pytest.raises(SuperStreamConflict, match="contexts are placed in"):
             opened.close_set("c1")
         with pytest.raises(SuperStreamConflict, match="contexts are placed in"):
@@ -343,13 +327,11 @@ def test_contexts_are_not_closed_as_sets(layout: Layout, database_url: str, amqp
         assert opened.inspect("c1").state == "open"
 
 
-def test_the_command_lists_closes_and_moves(
-    six: relatum.AffinitySets, layout: Layout, database_url: str, amqp_url: str, engine: sa.Engine
-) -> None:
-    """`relatum affinity` does all of it, for people and for programs; `prune` forgets what was closed long ago."""
+def test_the_command_lists_closes_and_moves(six: relatum.AffinitySets, layout: Layout, place: Place) -> None:
+    """`relatum affinity` lists, shows, moves, weights and closes sets; `prune` forgets sets closed long ago."""
+    options = ["--database", place.database, "--broker", place.amqp]
 
     def run(command: str, *arguments: str) -> str:
-        options = ["--database", database_url, "--broker", amqp_url]
         ended = CliRunner().invoke(app, ["affinity", command, layout.super_stream, *arguments, *options])
         assert ended.exit_code == 0, ended.output
         return ended.stdout
@@ -367,8 +349,6 @@ def test_the_command_lists_closes_and_moves(
     assert json.loads(run("close", "a1", "a2", "--json")) == {"closed": 2}
     assert run("close", "--idle", "1h").strip() == "0 closed"
     assert [each.name for each in six.list("a")] == []
-    aged = "UPDATE relatum.placements SET released_at = now() - interval '61 minutes' WHERE name = 'a1'"
-    with engine.begin() as connection:
-        connection.execute(sa.text(aged))
-    pruned = CliRunner().invoke(app, ["prune", "--json", "--database", database_url, "--broker", amqp_url])
+    place.sql("UPDATE relatum.placements SET released_at = now() - interval '61 minutes' WHERE name = 'a1'")
+    pruned = CliRunner().invoke(app, ["prune", "--json", *options])
     assert json.loads(pruned.stdout) == {"": 1}

@@ -21,27 +21,22 @@ LONG_S = 80.0
 Ask = Callable[[Any, Message], Any]
 
 
-class Asked:
-    """The statements that were run."""
-
-    def __init__(self) -> None:
-        self.statements: list[str] = []
-
-    def of(self, text: str) -> int:
-        return sum(text in statement for statement in self.statements)
-
-
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """Notes what is asked of the database from now on."""
-    noted, rows = Asked(), Database.rows
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The statements that were run on the database."""
+    noted: list[str] = []
+    rows = Database.rows
 
     def noting(self: Database, statement: Any, parameters: Any, **options: Any) -> Any:
-        noted.statements.append(str(statement))
+        noted.append(str(statement))
         return rows(self, statement, parameters, **options)
 
     monkeypatch.setattr(Database, "rows", noting)
     return noted
+
+
+def count(asked: list[str], text: str) -> int:
+    return sum(text in statement for statement in asked)
 
 
 @pytest.fixture
@@ -66,26 +61,26 @@ def all_at_once(place: Place, ask: Ask, of: list[Message]) -> Iterator[Callable[
         yield lambda: [future.result(LONG_S) for future in asking]
 
 
-def test_many_waits_share_their_questions(place: Place, messages: list[Message], asked: Asked) -> None:
-    """Each asks by itself as it begins and once it was told that there is something, and one asks for all meanwhile."""
+def test_many_waits_share_their_questions(place: Place, messages: list[Message], asked: list[str]) -> None:
+    """Waits share their queries: each runs its own at its beginning and its end alone."""
     together = str(WATCHED)
 
     def ask(relations: Any, message: Message) -> Any:
         return relations.wait_related(message, timeout_s=LONG_S)
 
     with all_at_once(place, ask, messages) as answers_of:
-        wait_until(lambda: asked.of(together) >= 3, what="waits under way")
+        wait_until(lambda: count(asked, together) >= 3, what="waits under way")
         place.put(*((b"", {"order_id": str(number)}) for number in range(WAITS)))
         with recording(place.amqp, place.engine, place.stream, keys=["order_id"]):
             answers = answers_of()
     assert [answer.ids for answer in answers] == [((place.stream, WAITS + number),) for number in range(WAITS)]
-    assert asked.of("LATERAL") - asked.of(together) <= 2 * WAITS
+    assert count(asked, "LATERAL") - count(asked, together) <= 2 * WAITS
 
 
 def test_an_absence_is_proven_by_what_began_after_it_was_asked(
     place: Place, messages: list[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who asks while another's proof is under way does not take that one's word: more was published meanwhile."""
+    """A proof that has already begun is not used for a later lookup: more was published since."""
     began, go_on, bounds = threading.Event(), threading.Event(), StreamReader.bounds
 
     def held(reader: StreamReader, stream: str) -> StreamBounds:
@@ -108,9 +103,9 @@ def test_an_absence_is_proven_by_what_began_after_it_was_asked(
 
 
 def test_a_message_that_cannot_be_read_does_not_make_a_wait_ask_all_the_time(
-    place: Place, messages: list[Message], asked: Asked
+    place: Place, messages: list[Message], asked: list[str]
 ) -> None:
-    """The index names a message of a stream that is gone: the pauses grow, and the wait ends with what is known."""
+    """A wait for a message of a deleted stream asks with growing pauses, and ends with the status DELETED."""
     place.sql(
         "INSERT INTO relatum.streams (stream_id, vhost, name, record_time) OVERRIDING SYSTEM VALUE "
         "SELECT 999, vhost, 'gone', record_time FROM relatum.streams LIMIT 1"
@@ -122,10 +117,10 @@ def test_a_message_that_cannot_be_read_does_not_make_a_wait_ask_all_the_time(
         return relations.wait_related(message, timeout_s=15.0)
 
     def is_known() -> bool:
-        asked.statements.clear()
+        asked.clear()
         with all_at_once(place, ask, messages[:1]) as answers_of:
             [answer] = answers_of()
-        assert asked.of("LATERAL") < 120
+        assert count(asked, "LATERAL") < 120
         return answer.status is Status.DELETED  # on a busy machine, the time may be too short for the last look
 
     in_a_try(is_known, what="the message said to be deleted")

@@ -6,7 +6,7 @@ Everything that both faces do is tested in `test_collector`.
 import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -26,12 +26,12 @@ from tests.support.threads import Threads
 SUCCEEDED = OutcomeStatus.SUCCEEDED
 
 
+Apart = Callable[..., AsyncMessageCollector]
+
+
 @pytest.fixture
 def collecting(place: Place) -> Collecting:
     return Collecting(place, AsyncMessageCollector)
-
-
-Apart = Callable[..., AsyncMessageCollector]
 
 
 @pytest.fixture
@@ -67,20 +67,10 @@ def _no_thread_left() -> Iterator[None]:
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("relatum-billing")]
 
 
-async def until(condition: Callable[[], Awaitable[bool]], limit_s: float = LIMIT_S) -> None:
-    """Wait until a condition holds."""
-    async with asyncio.timeout(limit_s):
-        while not await condition():  # noqa: ASYNC110 - what is waited for may be in a database
-            await asyncio.sleep(0.01)
-
-
 async def until_succeeded(collector: AsyncMessageCollector, *ids: str) -> None:
-    """Wait until messages have succeeded."""
-
-    async def have() -> bool:
-        return {(await collector.outcome(each)).status for each in ids} == {SUCCEEDED}
-
-    await until(have)
+    async with asyncio.timeout(LIMIT_S):
+        while {(await collector.outcome(each)).status for each in ids} != {SUCCEEDED}:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def test_coroutine_functions_run_in_the_loop_and_plain_ones_in_threads(apart: Apart) -> None:
@@ -189,8 +179,8 @@ async def test_a_cancelled_close_leaves_nothing_but_what_others_take_over(
     assert ledger() == ["a"] * joins
 
 
-async def test_a_cancelled_start_gives_its_membership_back(apart: Apart, engine: sa.Engine) -> None:
-    """Cancelled at any moment, a start has left no member whose lease others would have to wait for."""
+async def test_a_cancelled_start_gives_its_membership_back(apart: Apart, place: Place) -> None:
+    """A start that is cancelled at any moment leaves no member behind."""
     async with no_task_left():
         for delay_s in (0, 0.001, 0.003, 0.01, 0.02):
             collector = apart(lambda bulk: None)
@@ -205,14 +195,8 @@ async def test_a_cancelled_start_gives_its_membership_back(apart: Apart, engine:
             else:
                 await collector.close()
 
-    def members() -> int:
-        with engine.connect() as connection:
-            return int(connection.execute(sa.text("SELECT count(*) FROM relatum.collector_members")).scalar_one())
-
-    async def none_is_left() -> bool:
-        return await asyncio.to_thread(members) == 0
-
-    await until(none_is_left)
+    members = "SELECT member_id FROM relatum.collector_members"
+    await asyncio.to_thread(wait_until, lambda: not place.sql(members), what="no member left")
 
 
 async def test_joined_executors_may_use_threads_as_many_as_they_are(
@@ -280,10 +264,8 @@ async def test_executors_and_handlers_may_flush_and_close(apart: Apart) -> None:
     assert answers[:2] == [True, False]
 
 
-def test_a_loop_that_ends_first_leaves_messages_as_they_are(
-    collecting: Collecting, engine: sa.Engine, earlier: Threads
-) -> None:
-    """Whoever ends a loop cancels what runs in it: that is no failed attempt, and all threads of the collector end."""
+def test_a_loop_that_ends_first_leaves_messages_as_they_are(collecting: Collecting, earlier: Threads) -> None:
+    """The end of the event loop is no failed attempt of a running executor, and ends the collector's threads."""
     collecting.put("a")
     begun = asyncio.Event()
 
@@ -297,6 +279,5 @@ def test_a_loop_that_ends_first_leaves_messages_as_they_are(
 
     asyncio.run(main())
     wait_until(lambda: not earlier.begun(), what="the collector's threads ended")
-    with engine.connect() as connection:
-        row = connection.execute(sa.text("SELECT state, attempts, reason FROM relatum.collected_messages")).one()
-    assert tuple(row) == ("forwarded", 1, None)
+    query = "SELECT state, attempts, reason FROM relatum.collected_messages"
+    assert collecting.place.sql(query) == [("forwarded", 1, None)]

@@ -5,6 +5,7 @@ import contextlib
 import random
 import threading
 import time
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -27,25 +28,20 @@ MANY = 200
 SHORT_S = 12.0
 
 
-def lookup_threads(relations: AsyncRelations) -> int:
-    return len(relations._threads._threads)
-
-
 @pytest.fixture
 def recorded(place: Place) -> Place:
     """With three recorded messages of the order 1."""
-    place.put(*[(b"order", {"order_id": 1})] * 3)
-    place.record(keys=KEYS)
+    place.put_recorded(*[(b"order", {"order_id": 1})] * 3)
     return place
 
 
-def few_threads(place: Place) -> AsyncRelations:
-    """Look-ups over two connections, so in two threads."""
-    return AsyncRelations(place.amqp, place.database, broker_connections_max=2, timeout_s=LONG_S)
+def few_threads(place: Place, **options: Any) -> AsyncRelations:
+    """Lookups over two connections to the broker, so in two threads."""
+    return AsyncRelations(place.amqp, place.database, broker_connections_max=2, timeout_s=LONG_S, **options)
 
 
 def test_one_object_serves_one_event_loop_after_another(recorded: Place) -> None:
-    """And a loop of a child of the process."""
+    """One `AsyncRelations` works in one event loop after another, also in a forked child."""
     relations = AsyncRelations(recorded.amqp, recorded.database)
 
     async def ask() -> list[int]:
@@ -62,7 +58,7 @@ def test_one_object_serves_one_event_loop_after_another(recorded: Place) -> None
 
 
 async def test_two_threads_serve_all_methods_at_once(recorded: Place) -> None:
-    """None waits for another that waits for a thread."""
+    """All methods called at once, more of them than there are threads, are answered."""
     async with few_threads(recorded) as few:
         message, stream = await few.read(recorded.stream, 0), recorded.stream
 
@@ -97,14 +93,13 @@ async def test_two_threads_serve_all_methods_at_once(recorded: Place) -> None:
         with in_time(LONG_S):
             answers = await asyncio.gather(*asked)
         assert [len(answer) for answer in answers[:96]] == [3] * 64 + [2] * 16 + [3] * 8 + [0] * 8
-        assert lookup_threads(few) <= 2
+        assert len(few._threads._threads) <= 2
 
 
 async def test_who_waits_or_iterates_holds_no_thread(recorded: Place) -> None:
-    """Hundreds wait for messages, groups and what is missing, and a look-up is answered beside them."""
+    """Lookups are answered while hundreds of calls wait for messages and groups, which hold no thread."""
     async with few_threads(recorded) as few:
-        recorded.put((b"alone", {"order_id": 2}))
-        recorded.record(keys=KEYS)
+        recorded.put_recorded((b"alone", {"order_id": 2}))
         message = await few.read(recorded.stream, 3)
         waits = [asyncio.create_task(few.wait_related(message, timeout_s=LONG_S)) for _ in range(MANY)]
         followed = [few.groups(recorded.stream, follow=True) for _ in range(MANY)]
@@ -113,21 +108,19 @@ async def test_who_waits_or_iterates_holds_no_thread(recorded: Place) -> None:
             await asyncio.sleep(0.01)
         for _ in range(20):
             assert (await few.find("order_id", 1)).status is Status.FOUND
-        assert lookup_threads(few) <= 2
+        assert len(few._threads._threads) <= 2
         for task in groups:
             task.cancel()
         await asyncio.gather(*groups, return_exceptions=True)
         for each in followed:
             await each.aclose()
-        await asyncio.to_thread(recorded.put, (b"another", {"order_id": 2}))
-        await asyncio.to_thread(recorded.record, keys=KEYS)
+        await asyncio.to_thread(recorded.put_recorded, (b"another", {"order_id": 2}))
         assert {(await wait).ids for wait in waits} == {((recorded.stream, 4),)}
 
 
 async def test_waits_end_by_their_own_time_while_the_database_stands_still(recorded: Place) -> None:
-    """However many; they say that nothing is proven, and once it goes on they are told."""
-    recorded.put((b"alone", {"order_id": 2}))
-    recorded.record(keys=KEYS)
+    """Waits end in time as UNPROVEN while PostgreSQL is frozen; longer ones find their message when it goes on."""
+    recorded.put_recorded((b"alone", {"order_id": 2}))
     with Proxy.to(recorded.database) as proxy:
         url = proxy.url(recorded.database)
         async with AsyncRelations(recorded.amqp, url, broker_connections_max=4, timeout_s=LONG_S) as relations:
@@ -147,22 +140,26 @@ async def test_waits_end_by_their_own_time_while_the_database_stands_still(recor
             assert {status for status, _ in ended} == {Status.UNPROVEN}
             assert all(SHORT_S <= took_s < SHORT_S + SLACK_S for _, took_s in ended)
             proxy.mode = "pass"
-            recorded.put((b"another", {"order_id": 2}))
-            recorded.record(keys=KEYS)
+            recorded.put_recorded((b"another", {"order_id": 2}))
             assert {status for status, _ in await asyncio.gather(*long)} == {Status.FOUND}
 
 
+async def cancelled(*calls: Coroutine[Any, Any, Any]) -> None:
+    """Begin calls, cancel them while they wait for a server, and see them end."""
+    tasks = [asyncio.create_task(call) for call in calls]
+    await asyncio.sleep(0.1)
+    for task in tasks:
+        task.cancel()
+    with in_time(1.0):
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def test_cancelled_calls_free_their_threads(recorded: Place) -> None:
-    """Amid a locked table, at the default time-out: others take their places at once."""
-    async with few_threads(recorded) as few:
+    """Calls that are cancelled while a table is locked free their threads, connections and statements at once."""
+    async with few_threads(recorded, database_connections_max=2) as few:
         with locked(recorded.database, "relationships"):
             for _ in range(5):
-                calls = [asyncio.create_task(few.find("order_id", 1)) for _ in range(10)]
-                await asyncio.sleep(0.1)
-                for call in calls:
-                    call.cancel()
-                with in_time(1.0):
-                    await asyncio.gather(*calls, return_exceptions=True)
+                await cancelled(*(few.find("order_id", 1) for _ in range(10)))
                 with in_time(1.0):
                     assert await few.keys()
             await asyncio.to_thread(nobody_waits, recorded.database)
@@ -171,18 +168,14 @@ async def test_cancelled_calls_free_their_threads(recorded: Place) -> None:
 
 
 async def test_cancelled_reads_free_their_threads(recorded: Place) -> None:
-    """Of a broker that stands still, too: what asks the database goes on, and the broker's connections are not lost."""
+    """Reads that are cancelled while the broker is frozen free their threads and connections at once."""
     with Proxy.to(recorded.stream_url) as proxy:
         broker = Broker(recorded.amqp, stream_url=proxy.url(recorded.stream_url))
         async with AsyncRelations(broker, recorded.database, broker_connections_max=2, timeout_s=LONG_S) as relations:
             assert (await relations.read(recorded.stream, 0)).offset == 0
             proxy.mode = "frozen"
-            calls = [asyncio.create_task(relations.read(recorded.stream, 0)) for _ in range(10)]
-            await asyncio.sleep(0.1)
-            for call in calls:
-                call.cancel()
+            await cancelled(*(relations.read(recorded.stream, 0) for _ in range(10)))
             with in_time(1.0):
-                await asyncio.gather(*calls, return_exceptions=True)
                 assert await relations.keys()
             proxy.mode = "pass"
             assert (await relations.read(recorded.stream, 0)).offset == 0
@@ -190,7 +183,7 @@ async def test_cancelled_reads_free_their_threads(recorded: Place) -> None:
 
 
 async def test_who_finds_no_thread_in_time_is_told(recorded: Place) -> None:
-    """The call was not made: it is safe to repeat."""
+    """A call that gets no thread in time fails with `ConnectionsInUse`, and can be repeated."""
     async with AsyncRelations(recorded.amqp, recorded.database, broker_connections_max=2, timeout_s=3.0) as relations:
         assert await relations.keys()
         gate = threading.Event()
@@ -204,7 +197,7 @@ async def test_who_finds_no_thread_in_time_is_told(recorded: Place) -> None:
 
 
 async def test_iterations_that_stand_still_hold_neither_threads_nor_connections(recorded: Place) -> None:
-    """Any number may be open; others ask and iterate as before."""
+    """Open iterations hold no thread and no connection while they are not advanced."""
     wanted = [(recorded.stream, number % 3) for number in range(10_000)]
     async with few_threads(recorded) as few, contextlib.AsyncExitStack() as stack:
         open_ones = [await stack.enter_async_context(contextlib.aclosing(few.read_many(wanted))) for _ in range(20)]
@@ -216,7 +209,7 @@ async def test_iterations_that_stand_still_hold_neither_threads_nor_connections(
 
 @pytest.mark.parametrize("deliveries_max", [None, 100])
 async def test_a_task_that_is_cancelled_loses_no_group(place: Place, deliveries_max: int | None) -> None:
-    """At whatever moment: each group is given in the end, while this member has it."""
+    """A task that is cancelled at any moment loses no group: each is given in the end."""
     count, chance = 30, random.Random(1)
     place.put_recorded(*(message for number in range(1, count + 1) for message in whole_group(number, 2)))
     consumer = GroupConsumer("billing", prefetch=3, deliveries_max=deliveries_max)
@@ -238,7 +231,7 @@ async def test_a_task_that_is_cancelled_loses_no_group(place: Place, deliveries_
 
 
 async def test_an_iteration_that_is_left_gives_its_connection_back(recorded: Place) -> None:
-    """Left early, dropped, or cancelled at any moment."""
+    """An iteration that is left early, dropped or cancelled gives its connection back."""
     async with few_threads(recorded) as few:
         wanted = [(recorded.stream, number % 3) for number in range(10_000)]
         for number in range(10):

@@ -34,13 +34,7 @@ Rotated = tuple[Callable[[str], object], Callable[[str], object]]
 
 @dataclass(frozen=True)
 class Rotating:
-    """A broker with a stream and a user whose password changes.
-
-    Attributes:
-        server: The broker.
-        url: Its URL, by the user's first password.
-        stream: The stream.
-    """
+    """A broker with a stream, and its URL by the first password of a user whose password changes."""
 
     server: LocalRabbitMQ
     url: str
@@ -141,7 +135,7 @@ def by_dramatiq(stack: ExitStack, url: str, options: Any) -> Rotated:
 def test_the_recorder_goes_on_by_the_new_password(
     client: Any, rotating: Rotating, database_url: str, engine: sa.Engine
 ) -> None:
-    """What is published after a change is recorded, by the process that publishes it, twice."""
+    """After each of two password changes one recorder of the publishing process records what is published."""
     stream, owner = rotating.stream, rotating.server.broker_url
     with ExitStack() as stack:
         publish, renew = client(stack, rotating.url, {"database": database_url, "keys": ["k"], "streams": [stream]})
@@ -159,7 +153,7 @@ def test_the_recorder_goes_on_by_the_new_password(
 def test_a_function_that_fails_hurts_nobody(
     rotating: Rotating, database_url: str, engine: sa.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who publishes goes on; the recorder says why it does not, without what the function says, and does later."""
+    """A failing password function does not disturb publishing; the recorder logs it without its text, and goes on."""
     here, fails = threading.current_thread(), [True]
 
     def password() -> str:
@@ -180,7 +174,7 @@ def test_a_function_that_fails_hurts_nobody(
 
 
 def test_readers_ask_for_the_password_too(rotating: Rotating) -> None:
-    """Blocking and with asyncio; a loop does not wait for the function."""
+    """Blocking and asyncio readers ask for the password, without blocking the event loop."""
     passwords, beats = [PASSWORD], [0]
     broker = Broker(rotating.url, password=lambda: passwords[-1])
 

@@ -7,13 +7,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy.dialects.postgresql import psycopg as dialect
 
 from relatum.collecting import _collector_members as member_statements
 from relatum.collecting import _collector_status as status_statements
 from relatum.outcomes._outcome_values import OUTCOMES
 from tests.support.collectors import statements
-from tests.support.plans import nodes_of, plan_of_statement
+from tests.support.plans import nodes_of, plan_of_statement, text_of
 
 ROWS = 100_000
 WAITING = 20_000
@@ -50,13 +49,7 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "forget": (statements.FORGET, {"of_source": 1, "older_s": 3600.0, "most": 500}),
 }
 
-INDEXES = {
-    "collected_messages_place",
-    "collected_messages_id",
-    "collected_messages_unfinished",
-    "collected_messages_finished",
-    "collected_messages_unsuccessful",
-}
+INDEXES = {f"collected_messages_{name}" for name in ("place", "id", "unfinished", "finished", "unsuccessful")}
 
 FILL = f"""
 INSERT INTO relatum.collectors (name) VALUES ('billing');
@@ -70,16 +63,24 @@ INSERT INTO relatum.collected_messages
     CASE WHEN n < {ROWS} - 500 THEN now() - make_interval(secs => {ROWS} - n) END
   FROM generate_series(0, {ROWS} - 1) AS n;
 """
-"""100,000 collected messages: all but the last 500 messages are finished."""
 
 
-@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+each_mode = pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+
+
+def messages_in(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """The nodes of a plan that read the table of messages; there is one at least."""
+    found = [node for node in nodes_of(plan) if node.get("Relation Name") == "collected_messages"]
+    assert found, plan
+    return found
+
+
+@each_mode
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_each_statement_finds_its_messages_by_an_index(filled: psycopg.Connection[Any], name: str, mode: str) -> None:
-    """The table of messages is never scanned, and the rows that are read are those that are meant."""
+    """A statement never scans the table of messages, and reads few rows that it does not want."""
     plan = plan_of_statement(filled, mode, *STATEMENTS[name])
-    of_messages = [node for node in nodes_of(plan) if node.get("Relation Name") == "collected_messages"]
-    assert of_messages, plan
+    of_messages = messages_in(plan)
     assert not [node for node in of_messages if node["Node Type"] == "Seq Scan"], plan
     used = {node["Index Name"] for node in nodes_of(plan) if node.get("Index Name", "").startswith("collected_")}
     assert used <= INDEXES, plan
@@ -101,50 +102,45 @@ def other_messages(filled: psycopg.Connection[Any], columns: str, select: str) -
         yield
 
 
-@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
-def test_failures_are_found_among_successes_of_which_postgresql_knows_nothing(
-    filled: psycopg.Connection[Any], mode: str
+FAILURES = f"""
+SELECT 1, n, 'id-' || n, 'order', 1, CASE WHEN n % 1000 = 0 THEN 'dead' ELSE 'succeeded' END,
+  now() - make_interval(secs => n), CASE WHEN n % 1000 = 0 THEN 'why' END FROM generate_series(1, {ROWS}) AS n
+"""
+BACKLOG = f"SELECT 1, n, 'waiting-' || n, 'order', 1, {LIVE_MEMBER} FROM generate_series(0, {WAITING} - 1) AS n"
+BULK = {**PLACES, "offsets": list(range(500)), "of_member": LIVE_MEMBER, "of_bulk": 1}
+
+
+@each_mode
+@pytest.mark.parametrize(
+    ("others", "asked", "most"),
+    [
+        (("state, finished_at, reason", FAILURES), STATEMENTS["listed unsuccessful"], 2_000),
+        (("member_id", BACKLOG), (statements.FORWARD, BULK), WAITING),
+    ],
+    ids=["failures", "a bulk"],
+)
+def test_rows_are_found_before_the_table_was_analysed(
+    filled: psycopg.Connection[Any], mode: str, others: tuple[str, str], asked: tuple[Any, dict[str, Any]], most: int
 ) -> None:
-    """A page of failures, one in a thousand messages, before anything was analysed, reads no more than a page."""
-    select = f"""
-    SELECT 1, n, 'id-' || n, 'order', 1, CASE WHEN n % 1000 = 0 THEN 'dead' ELSE 'succeeded' END,
-      now() - make_interval(secs => n), CASE WHEN n % 1000 = 0 THEN 'why' END FROM generate_series(1, {ROWS}) AS n
-    """
-    with other_messages(filled, "state, finished_at, reason", select):
-        plan = plan_of_statement(filled, mode, status_statements.UNSUCCESSFUL_BEFORE, LISTED)
-    of_messages = [node for node in nodes_of(plan) if node.get("Relation Name") == "collected_messages"]
-    seen = ("Actual Rows", "Rows Removed by Filter")
-    assert of_messages, plan
-    assert max(sum(node.get(key, 0) for key in seen) * node["Actual Loops"] for node in of_messages) <= 2_000, plan
-    assert sum(node["Actual Rows"] for node in of_messages), plan
-
-
-@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
-def test_what_waits_is_not_read_again_for_each_bulk(filled: psycopg.Connection[Any], mode: str) -> None:
-    """A bulk is found in a backlog of which PostgreSQL knows nothing yet without comparing each with each."""
-    select = f"SELECT 1, n, 'waiting-' || n, 'order', 1, {LIVE_MEMBER} FROM generate_series(0, {WAITING} - 1) AS n"
-    with other_messages(filled, "member_id", select):
-        wanted = {**PLACES, "offsets": list(range(500)), "of_member": LIVE_MEMBER, "of_bulk": 1}
-        plan = plan_of_statement(filled, mode, statements.FORWARD, wanted)
+    """Rare failures, or a bulk in a backlog, are found with few rows read or compared, also without statistics."""
+    with other_messages(filled, *others):
+        plan = plan_of_statement(filled, mode, *asked)
     seen = ("Actual Rows", "Rows Removed by Filter", "Rows Removed by Join Filter")
     compared = max(sum(node.get(key, 0) for key in seen) * node["Actual Loops"] for node in nodes_of(plan))
-    assert compared <= WAITING, plan
+    assert compared <= most, plan
+    assert sum(node["Actual Rows"] for node in messages_in(plan)), plan
 
 
 def test_nothing_moves_in_an_index_when_messages_are_forwarded(filled: psycopg.Connection[Any]) -> None:
-    """From collected to forwarded no indexed column changes, so the update stays on its page where there is room."""
+    """Forwarding messages changes no indexed column, so that PostgreSQL updates rows within their page."""
     with filled.transaction(force_rollback=True):
         filled.execute(
             "INSERT INTO relatum.collected_messages (source_id, stream_offset, message_id, type, size, member_id) "
             "SELECT 2, n, 'new-' || n, 'order', 1, 8 FROM generate_series(0, 9) AS n"
         )
         query = "SELECT pg_stat_get_xact_tuples_hot_updated('relatum.collected_messages'::regclass)"
-        before = filled.execute(query).fetchone()
+        [(before,)] = filled.execute(query).fetchall()
         parameters = {**PLACES, "of_stream": "invoices", "offsets": list(range(10)), "of_member": 8, "of_bulk": 2}
-        text = str(statements.FORWARD.compile(dialect=dialect.dialect()))
-        constants = statements.FORWARD.compile(dialect=dialect.dialect()).params
-        filled.execute(text.encode(), {**constants, **parameters})
-        after = filled.execute(query).fetchone()
-    assert before is not None
-    assert after is not None
-    assert after[0] - before[0] == 10
+        filled.execute(text_of(statements.FORWARD).encode(), {**statements.FORWARD.compile().params, **parameters})
+        [(after,)] = filled.execute(query).fetchall()
+    assert after - before == 10

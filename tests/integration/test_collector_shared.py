@@ -11,22 +11,21 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import pika
 import pytest
 import sqlalchemy as sa
+from pika.adapters.blocking_connection import BlockingChannel
 
 from relatum import MessageId
 from relatum.collecting import Bulk, Collected, ExecutorOptions, FlushReason, MessageCollector, Outcome, OutcomeStatus
 from relatum.collecting._collector_core import Advance
 from relatum.errors import BrokerUnavailable, ConfigurationError, InvalidInput, NotAStream, StreamNotFound
 from relatum.following import Attached, Failed
-from relatum.reading import StreamReader
 from relatum.store.database import Database
-from tests.support import declare_stream, delete_stream, new_streams, unique_name, wait_until
+from relatum.superstreams import Layout
+from tests.support import declare_stream, new_streams, reader_of, unique_name, wait_until
 from tests.support.collectors import (
     FOREVER,
     Collecting,
-    CollectorStore,
     Consumer,
     Gate,
     StoreMember,
@@ -48,9 +47,6 @@ CRASHES_MAX = 10
 @pytest.fixture
 def collecting(place: Place) -> Collecting:
     return Collecting(place)
-
-
-# --- limits over all types --------------------------------------------------------------------------------------
 
 
 def test_too_many_active_bulks_flush_the_oldest(collecting: Collecting) -> None:
@@ -95,9 +91,6 @@ def test_memory_ends_at_its_limit(collecting: Collecting) -> None:
     assert gate.bodies == bodies
 
 
-# --- failures ---------------------------------------------------------------------------------------------------
-
-
 def test_a_message_that_waits_for_its_retry_says_so(collecting: Collecting) -> None:
     """Between two attempts a message is collected, with its attempts and the reason; the next start goes on with it."""
     collecting.put("a")
@@ -128,9 +121,6 @@ def test_given_up_messages_go_to_the_dead_letter_stream(collecting: Collecting, 
     }
 
 
-# --- positions and streams ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("start", "expected"), [("first", "abcd"), ("next", "d"), (2, "cd")])
 def test_a_stream_is_followed_from_where_it_is_told(collecting: Collecting, start: Any, expected: str) -> None:
     """A stream that was never followed is followed from its first message, from now on, or from an offset."""
@@ -151,10 +141,8 @@ WHERE stream = :stream AND replaced_at IS NULL
 """What the page of the collector says."""
 
 
-def test_it_is_said_that_start_does_not_count(
-    collecting: Collecting, engine: sa.Engine, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A stream that has a position goes on there, which is logged; without its position it is begun anew."""
+def test_it_is_said_that_start_does_not_count(collecting: Collecting, caplog: pytest.LogCaptureFixture) -> None:
+    """A stored position overrides `start=`, which is logged; without one the collector begins at `start=`."""
     collecting.put("a", "b")
     stream = collecting.place.stream
 
@@ -168,15 +156,8 @@ def test_it_is_said_that_start_does_not_count(
 
     assert consume() == (0, ["b"])
     assert consume() == (1, [])
-    with engine.begin() as connection:
-        connection.execute(sa.text(BEGIN_ANEW), {"collector": "billing", "stream": stream})
+    collecting.place.sql(BEGIN_ANEW, collector="billing", stream=stream)
     assert consume() == (0, ["b"])
-
-
-def declare_again(collecting: Collecting, **arguments: Any) -> None:
-    """Delete the stream, and declare it again."""
-    delete_stream(collecting.place.amqp, collecting.place.stream)
-    declare_stream(collecting.place.amqp, collecting.place.stream, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -187,12 +168,12 @@ def declare_again(collecting: Collecting, **arguments: Any) -> None:
 def test_a_stream_declared_again_is_collected_from_where_both_agree(
     collecting: Collecting, before: list[str], after: list[str], consumed: str
 ) -> None:
-    """What lies there as it was is not consumed again; other messages at the same offsets are, and none is missed."""
+    """Messages that are the same in the new stream are not consumed again; all other messages are."""
     consumer = Consumer()
     collecting.put(*before)
     with collecting.collector(consumer) as collector:
         wait_status(collector, SUCCEEDED, *before)
-    declare_again(collecting)
+    collecting.place.declare_again()
     collecting.put(*after)
     with collecting.collector(consumer) as again:
         wait_status(again, SUCCEEDED, *after)
@@ -213,13 +194,13 @@ def test_a_stream_declared_again_is_collected_from_where_both_agree(
 def test_a_stream_that_is_not_what_it_was_is_begun_anew_while_it_is_followed(
     collecting: Collecting, tamper: str | None
 ) -> None:
-    """What lies in it now, or behind the position that all share, is consumed once, by whoever has the stream."""
+    """A collector that follows a replaced stream, or loses its membership, consumes each new message once."""
     consumer = Consumer()
     with collecting.collector(consumer, lease_s=LEASE_S) as collector:
         for body in "ab":
             collecting.put(body)
             wait_status(collector, SUCCEEDED, body)
-        collecting.place.sql(tamper) if tamper else declare_again(collecting)
+        collecting.place.sql(tamper) if tamper else collecting.place.declare_again()
         for body in "cd":
             collecting.put(body)
             wait_status(collector, SUCCEEDED, body)
@@ -231,7 +212,7 @@ def test_a_stream_that_is_not_what_it_was_is_begun_anew_while_it_is_followed(
 def test_a_stream_that_another_member_began_anew_is_collected_whatever_is_held(
     collecting: Collecting, collected: int
 ) -> None:
-    """Held messages of the old stream are not taken for those at the same offsets of the new one, nor consumed.
+    """A collector drops held messages of the old stream and consumes those at the same offsets of the new one.
 
     The other member died before or after it had collected the first one.
     """
@@ -243,7 +224,7 @@ def test_a_stream_that_another_member_began_anew_is_collected_whatever_is_held(
         other = StoreMember(collecting.place.database, types=["order", "mail"])
         collecting.put("d")
         wait_until(lambda: other.follow(stream, 0), what="the stream left to the other member")
-        declare_again(collecting)
+        collecting.place.declare_again()
         other.begin_anew(stream, 0)
         assert other.follow(stream, 0) is not None
         collecting.put(*"xyz")
@@ -279,19 +260,17 @@ def test_a_stream_that_cannot_be_read_is_another_member_s_to_try(
 
 
 def test_retention_that_was_faster_is_noticed(collecting: Collecting, caplog: pytest.LogCaptureFixture) -> None:
-    """Messages that were dropped before they were collected are missing, and it is said which."""
-    place = collecting.place
-    declare_again(collecting, x_max_length_bytes=2000, x_stream_max_segment_size_bytes=1000)
-    store = CollectorStore("billing", place.database)
-    member = store.open(["order"], 0.2)
-    store.follow(member, place.stream, 0)
-    store.close(member)
-    store.dispose()
-    numbers = count()
+    """A warning names the offsets of messages that retention dropped before they were collected."""
+    place, numbers = collecting.place, count()
+    place.declare_again(x_max_length_bytes=2000, x_stream_max_segment_size_bytes=1000)
+    member = StoreMember(place.database, lease_s=0.2)
+    member.follow(place.stream, 0)
+    member.close()
+    member.store.dispose()
 
     def first_offset() -> int:
         collecting.put(f"{next(numbers):03}" + "x" * 500)
-        with StreamReader.open(place.amqp) as reader:
+        with reader_of(place.amqp) as reader:
             return reader.bounds(place.stream).first or 0
 
     wait_until(lambda: first_offset() > 0, what="messages dropped by retention")
@@ -303,35 +282,31 @@ def test_retention_that_was_faster_is_noticed(collecting: Collecting, caplog: py
     assert (vars(record)["from"], vars(record)["to"]) == (0, first)
 
 
-def test_a_queue_is_not_followed(collecting: Collecting, caplog: pytest.LogCaptureFixture) -> None:
-    """It never becomes a stream; a stream that is missing may, so it is waited for, which is logged with its name."""
-    place, queue, missing = collecting.place, unique_name("queue"), unique_name("missing")
-    with pika.BlockingConnection(pika.URLParameters(place.amqp)) as connection:
-        connection.channel().queue_declare(queue, exclusive=False, auto_delete=True, durable=True)
-        with pytest.raises(NotAStream, match=queue):
-            collecting.collector(Consumer(), streams=[place.stream, queue]).start()
-        connection.channel().queue_delete(queue)
+def test_a_queue_is_refused_and_a_missing_stream_waited_for(
+    collecting: Collecting, channel: BlockingChannel, copies: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A collector refuses to follow a queue; it waits for a missing stream and logs the name once."""
+    place, queue = collecting.place, unique_name("queue")
+    channel.queue_declare(queue, exclusive=False, auto_delete=True, durable=True)
+    with pytest.raises(NotAStream, match=queue):
+        collecting.collector(Consumer(), streams=[place.stream, queue]).start()
+    channel.queue_delete(queue)
 
     def warnings() -> list[str]:
         records = [record.message for record in caplog.records if record.name == "relatum.collector"]
-        return [message for message in records if f"There is no stream {missing!r}" in message]
+        return [message for message in records if f"There is no stream {copies!r}" in message]
 
-    with caplog.at_level("WARNING", "relatum.collector"):
-        collector = collecting.collector(Consumer(), streams=[missing])
-        collector.start()
-        try:
-            wait_until(warnings, what="a warning")
-            declare_stream(place.amqp, missing)
-            collecting.put("a", to=missing)
-            wait_status(collector, SUCCEEDED, "a")
-        finally:
-            collector.close()
-            delete_stream(place.amqp, missing)
+    collector = collecting.collector(Consumer(), streams=[copies])
+    with caplog.at_level("WARNING", "relatum.collector"), collector:
+        wait_until(warnings, what="a warning")
+        declare_stream(place.amqp, copies)
+        collecting.put("a", to=copies)
+        wait_status(collector, SUCCEEDED, "a")
     assert len(warnings()) == 1
 
 
 def test_what_cannot_work_is_refused(collecting: Collecting) -> None:
-    """Without a broker, an executor or its dead-letter stream; a second executor of a type; what is no function."""
+    """A collector is refused without its broker, executor or dead-letter stream, or with a wrong or second executor."""
     for options in ({"streams": ["orders"]}, {"dead_letter_stream": "dead"}):
         with pytest.raises(ConfigurationError, match="broker"):
             MessageCollector("billing", database=NOWHERE, **options)  # type: ignore[arg-type]
@@ -351,24 +326,14 @@ def test_what_cannot_work_is_refused(collecting: Collecting) -> None:
         collecting.collector(Consumer(), dead_letter_stream=unique_name("missing")).start()
 
 
-def test_dead_letters_are_not_collected_again(collecting: Collecting) -> None:
-    """Where dead letters would go to a stream that is followed, also as a partition, the collector is refused."""
-    stream, name = collecting.place.stream, unique_name("super")
+def test_dead_letters_are_not_collected_again(collecting: Collecting, layout: Layout) -> None:
+    """A collector is refused a dead-letter stream that it follows, by its name or as a partition."""
     with pytest.raises(ConfigurationError, match="for ever"):
-        collecting.collector(dead_letter_stream=stream)
-    with pika.BlockingConnection(pika.URLParameters(collecting.place.amqp)) as connection:
-        channel = connection.channel()
-        channel.exchange_declare(name, "direct", durable=True, arguments={"x-super-stream": True})
-        try:
-            channel.queue_bind(stream, name, "0", {"x-stream-partition-order": 0})
-            collector = collecting.collector(Consumer(), streams=[name], dead_letter_stream=stream)
-            with pytest.raises(ConfigurationError, match="for ever"):
-                collector.start()
-        finally:
-            channel.exchange_delete(name)
-
-
-# --- members ------------------------------------------------------------------------------------------------------
+        collecting.collector(dead_letter_stream=collecting.place.stream)
+    partition = layout.partitions[0].stream
+    collector = collecting.collector(Consumer(), streams=[layout.super_stream], dead_letter_stream=partition)
+    with pytest.raises(ConfigurationError, match="for ever"):
+        collector.start()
 
 
 @pytest.mark.usefixtures("quick_rhythm")
@@ -394,25 +359,24 @@ def test_a_member_with_more_types_takes_over(collecting: Collecting) -> None:
 
 @pytest.mark.usefixtures("quick_rhythm")
 def test_messages_of_a_dead_member_are_taken_over(collecting: Collecting, engine: sa.Engine, dead_stream: str) -> None:
-    """What a member that died had collected or handed on is read again and consumed; what is not there failed.
+    """The messages of a dead member are consumed again; those that are gone fail.
 
-    What was handed on so often without a result that it must be what kills its collectors is given up.
+    A message that was forwarded so often without a result that it seems to kill its collectors is given up.
     """
     collecting.put(*"abcde")
-    stream, dead = collecting.place.stream, CollectorStore("billing", collecting.place.database)
-    member = dead.open(["order"], LEASE_S)
+    stream, dead = collecting.place.stream, StoreMember(collecting.place.database, lease_s=LEASE_S)
     places = [MessageId(stream, offset) for offset in (0, 1, 2, 3, 4, 99)]
     names = ("a", "b", "c", "another", "e", "dropped")
     entries = [Collected(each, name, "order", 1, None) for each, name in zip(places, names, strict=True)]
-    assert dead.follow(member, stream, 0) is not None
-    dead.add(member, entries, Advance(stream, 0, 100))
-    dead.forward(member, 7, places[:2])
+    assert dead.follow(stream, 0) is not None
+    dead.add(entries, Advance(stream, 0, 100))
+    dead.forward(7, places[:2])
     most = 3 + CRASHES_MAX
     for name, attempts in (("b", most - 1), ("e", most)):
         set_attempts = "UPDATE relatum.collected_messages SET attempts = :attempts WHERE message_id = :name"
         collecting.place.sql(set_attempts, attempts=attempts, name=name)
     let_lapse(engine)
-    dead.dispose()
+    dead.store.dispose()
     consumer = Consumer()
     with collecting.collector(consumer, streams=[], attempts=3, dead_letter_stream=dead_stream) as collector:
         outcomes = wait_status(collector, SUCCEEDED, *"abc")
@@ -425,12 +389,9 @@ def test_messages_of_a_dead_member_are_taken_over(collecting: Collecting, engine
     assert [each.body for each in collecting.place.messages(dead_stream)] == [b"e"]
 
 
-# --- threads ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("where", ["executor", "collected", "succeeded"])
 def test_it_may_be_closed_from_inside(collecting: Collecting, where: str) -> None:
-    """It cannot wait for itself: it says so, and is closed in the background, with the message consumed."""
+    """`close` from an executor or a handler returns False, and closes in the background once the message is stored."""
     collecting.put("a")
     answers: list[bool] = []
 
@@ -443,9 +404,7 @@ def test_it_may_be_closed_from_inside(collecting: Collecting, where: str) -> Non
     collector.start()
     wait_until(lambda: answers == [False], what="closed from inside")
     assert collector.close(timeout_s=90)
-    store = CollectorStore("billing", collecting.place.database)
-    assert store.outcomes_of(["a"])["a"].status is SUCCEEDED
-    store.dispose()
+    assert collecting.place.sql("SELECT state FROM relatum.collected_messages") == [("succeeded",)]
 
 
 def test_a_handler_of_collected_does_not_wait_for_what_comes_after_it(collecting: Collecting) -> None:
@@ -516,57 +475,41 @@ def test_running_until_interrupted_closes(collecting: Collecting) -> None:
 
 
 def test_joined_executors_do_not_keep_the_lease_from_being_renewed(collecting: Collecting) -> None:
-    """Each holds a connection for as long as it runs, however many there are."""
-    workers = 24
+    """Any number of joined executors hold a connection each while they run."""
+    workers, gate = 24, Gate()
     collecting.put(*map(str, range(workers)))
-    gate, begun = threading.Event(), []
 
     def wait(bulk: Bulk) -> None:
         assert bulk.connection is not None
         bulk.connection.execute(sa.text("SELECT 1"))
-        begun.append(bulk)
-        assert gate.wait(90)
+        gate(bulk)
 
     options = {"bulk_messages": 1, "workers": workers, "queue_bulks": workers, "joins_transaction": True}
-    with collecting.collector(wait, **options) as collector:
-        try:
-            wait_until(lambda: len(begun) == workers, what="all executors at once")
-            assert collector.outcome("0").status is FORWARDED
-        finally:
-            gate.set()
+    with collecting.collector(wait, **options) as collector, gate.closed():
+        wait_until(lambda: len(gate.bulks) == workers, what="all executors at once")
+        assert collector.outcome("0").status is FORWARDED
 
 
 @pytest.mark.usefixtures("quick_rhythm")
-def test_joined_executors_that_hold_all_connections_cost_no_lease(collecting: Collecting, engine: sa.Engine) -> None:
-    """The lease is renewed, and others' results are stored, beside a `Database` that has no connection left."""
+def test_joined_executors_that_hold_all_connections_cost_no_lease(collecting: Collecting) -> None:
+    """The lease is renewed and other results are stored while joined executors use all connections of a `Database`."""
     collecting.put("a", "b")
     collecting.put("c", type_="mail")
-    gate, begun = threading.Event(), []
-
-    def wait(bulk: Bulk) -> None:
-        begun.append(bulk)
-        assert gate.wait(90)
-
-    def members() -> list[tuple[int, bool]]:
-        with engine.connect() as connection:
-            query = "SELECT member_id, lease_expires_at > clock_timestamp() FROM relatum.collector_members"
-            return [tuple(row) for row in connection.execute(sa.text(query))]
-
+    gate = Gate()
+    members = "SELECT member_id, lease_expires_at > clock_timestamp() FROM relatum.collector_members"
     options = {"bulk_messages": 1, "workers": 2, "joins_transaction": True, "lease_s": LEASE_S}
     with closing(Database(collecting.place.database, connections_max=2)) as database:
-        collector = collecting.collector(wait, database=database, **options)
-        collector.register_executor("mail", lambda bulk: gate.wait(90) and None, ExecutorOptions(max_age_s=0.01))
+        collector = collecting.collector(gate, database=database, **options)
+        collector.register_executor("mail", gate.wait, ExecutorOptions(max_age_s=0.01))
         with collector:
-            try:
-                wait_until(lambda: len(begun) == 2, what="both executors at once")
-                [(member, _)] = members()
+            with gate.closed():
+                wait_until(lambda: len(gate.bulks) == 2, what="both executors at once")
+                [(member, _)] = collecting.place.sql(members)
                 until = time.monotonic() + 2 * LEASE_S
                 while time.monotonic() < until:
-                    assert members() == [(member, True)]
+                    assert collecting.place.sql(members) == [(member, True)]
                     assert not threading.Event().wait(0.05)
                 assert database.pool.in_use >= 2
-            finally:
-                gate.set()
             outcomes = wait_status(collector, SUCCEEDED, *"abc")
     assert [outcome.attempts for outcome in outcomes] == [1, 1, 1]
 
@@ -598,7 +541,7 @@ def test_streams_have_no_threads_of_their_own(collecting: Collecting) -> None:
         before = Threads()
         with collector:
             wait_until(lambda: {f"{name} succeeded" for name in streams} <= set(told), what="all consumed")
-            # Those who ask, resolve names, store or consume end when there is nothing to do.
+            # These threads end when there is nothing to do.
             ending = ("-asks", "-resolving", "-stores", "-order")
             asking = [each for each in before.begun() if each.name.endswith(ending)]
             wait_until(lambda: not any(each.is_alive() for each in asking), what="nothing asked any more")

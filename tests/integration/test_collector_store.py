@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
@@ -30,11 +30,6 @@ PLAIN = Properties(message_id="orders-0", type="order")
 
 
 @pytest.fixture
-def engine(database: Database) -> sa.Engine:
-    return database.engine
-
-
-@pytest.fixture
 def member(database: Database) -> StoreMember:
     """A member of the first process."""
     return StoreMember(database)
@@ -56,15 +51,20 @@ def results(status: OutcomeStatus, *offsets: int, reason: str | None = None, ret
     return [Result(MessageId("orders", offset), status, reason, retry_in_s) for offset in offsets]
 
 
-def lapse(engine: sa.Engine, member: StoreMember) -> None:
-    with engine.begin() as connection:
-        statement = sa.text("UPDATE relatum.collector_members SET lease_expires_at = now() WHERE member_id = :id")
-        assert connection.execute(statement, {"id": member.member}).rowcount == 1
+def change(database: Database, statement: str, **parameters: Any) -> int:
+    """Execute a statement in a transaction of its own; gives how many rows it changed."""
+    with database.engine.begin() as connection:
+        return connection.execute(sa.text(statement), parameters).rowcount
 
 
-def taken_over(member: StoreMember) -> list[int]:
-    """The offsets of the messages that a member takes over."""
-    return [message.place.offset for message, _ in member.take_over(["order"], 10)]
+def lapse(database: Database, member: StoreMember) -> None:
+    statement = "UPDATE relatum.collector_members SET lease_expires_at = now() WHERE member_id = :id"
+    assert change(database, statement, id=member.member) == 1
+
+
+def taken_over(member: StoreMember, *types: str) -> list[int]:
+    """The offsets of the messages that a member takes over, of type "order" or of others."""
+    return [message.place.offset for message, _ in member.take_over(types or ["order"], 10)]
 
 
 def statuses(member: StoreMember, *offsets: int) -> list[str]:
@@ -72,14 +72,18 @@ def statuses(member: StoreMember, *offsets: int) -> list[str]:
     return [found[f"orders-{offset}"].status.value for offset in offsets]
 
 
-def consumed(member: StoreMember, *offsets: int) -> None:
-    member.add(entries(*offsets))
+def finish(member: StoreMember, *offsets: int) -> None:
     member.forward(BULK, places(*offsets))
     member.finish(BULK, results(OutcomeStatus.SUCCEEDED, *offsets))
 
 
+def consumed(member: StoreMember, *offsets: int) -> None:
+    member.add(entries(*offsets))
+    finish(member, *offsets)
+
+
 def test_a_message_goes_from_collected_to_succeeded(member: StoreMember) -> None:
-    """Each step is stored with its time, and its answer has the time that was stored."""
+    """Each step stores its time, and returns the time that it stored."""
     added = member.add(entries(0, 1))
     assert added.places == places(0, 1)
     forwarded = member.forward(BULK, places(0, 1))
@@ -139,15 +143,12 @@ def test_nobody_follows_where_none_has_all_types(
         assert [each.levelname for each in caplog.records] == ["INFO"]
 
 
-def test_messages_of_nobody_are_taken_over(member: StoreMember, engine: sa.Engine, database: Database) -> None:
-    """Release 0.4.0 stored what others had executors of so; only whoever has one takes them, of this collector's."""
+def test_messages_of_nobody_are_taken_over(member: StoreMember, database: Database) -> None:
+    """A member takes over the messages without a member that are of its collector and types, as release 0.4.0 left."""
     mine, others = StoreMember(database, types=["mail"]), StoreMember(database, "audit", types=["mail"])
     member.add([*entries(0), *entries(1, message_type="mail")])
-    with engine.begin() as connection:
-        connection.execute(sa.text("UPDATE relatum.collected_messages SET member_id = NULL"))
-    assert others.take_over(["mail"], 10) == []
-    assert [message.place.offset for message, _ in mine.take_over(["mail"], 10)] == [1]
-    assert mine.take_over(["mail"], 10) == []
+    change(database, "UPDATE relatum.collected_messages SET member_id = NULL")
+    assert [taken_over(each, "mail") for each in (others, mine, mine)] == [[], [1], []]
 
 
 def test_the_position_moves_with_the_rows_or_not_at_all(member: StoreMember) -> None:
@@ -164,8 +165,8 @@ def test_the_position_moves_with_the_rows_or_not_at_all(member: StoreMember) -> 
     assert member.follow("orders", 0).known_by == known
 
 
-def test_one_member_follows_a_stream(member: StoreMember, database: Database, engine: sa.Engine) -> None:
-    """The others stand by until its lease has lapsed, and are told all such streams at once; then it is told so."""
+def test_one_member_follows_a_stream(member: StoreMember, database: Database) -> None:
+    """Other members stand by until the lease has lapsed; the stale member cannot store messages after that."""
     standby = StoreMember(database)
     for stream in ("orders", "mails"):
         assert member.follow(stream, 0) is not None
@@ -174,7 +175,7 @@ def test_one_member_follows_a_stream(member: StoreMember, database: Database, en
     member.unfollow("mails")
     assert (standby.held(), member.held()) == ({"orders"}, {"parcels"})
     member.add(entries(0), Advance("orders", 0, 1))
-    lapse(engine, member)
+    lapse(database, member)
     assert standby.held() == frozenset()
     assert standby.follow("orders", 0).next_offset == 1
     with pytest.raises(Conflict):
@@ -185,41 +186,40 @@ def test_one_member_follows_a_stream(member: StoreMember, database: Database, en
     assert member.follow("orders", 0).next_offset == 1
 
 
-def test_two_members_that_race_collect_each_message_once(engine: sa.Engine, database: Database) -> None:
-    """Both believe to follow the stream and read the same messages: each is one member's, and the position is right."""
-    members = [StoreMember(database) for _ in range(2)]
+def test_two_members_that_race_collect_each_message_once(database: Database) -> None:
+    """Each message that two members read at the same time is stored by one of them, and the position is right."""
+    stale, heir = StoreMember(database), StoreMember(database)
     taken: list[MessageId] = []
 
-    def collect(which: int, start: int) -> None:
+    def collect(member: StoreMember, start: int) -> None:
         with suppress(Conflict):
-            stored = members[which].add(entries(start, start + 1), Advance("orders", start, start + 2))
+            stored = member.add(entries(start, start + 1), Advance("orders", start, start + 2))
             taken.extend(stored.places)
 
-    def follow_and_collect(which: int) -> None:
-        collect(which, members[which].follow("orders", 0).next_offset)
-        members[which].unfollow("orders")
+    def follow_and_collect(member: StoreMember) -> None:
+        collect(member, member.follow("orders", 0).next_offset)
+        member.unfollow("orders")
 
     with ThreadPoolExecutor(2) as pool:
-        for step in range(30):
-            stale, heir = step % 2, 1 - step % 2
-            start = members[stale].follow("orders", 0).next_offset
-            lapse(engine, members[stale])
-            both = [pool.submit(collect, stale, start), pool.submit(follow_and_collect, heir)]
-            for each in both:
+        for _ in range(30):
+            start = stale.follow("orders", 0).next_offset
+            lapse(database, stale)
+            for each in [pool.submit(collect, stale, start), pool.submit(follow_and_collect, heir)]:
                 each.result(90)
-            assert members[stale].renew()
+            assert stale.renew()
+            stale, heir = heir, stale
     assert len(taken) >= 60
     assert len(taken) == len(set(taken))
-    with engine.connect() as connection:
+    with database.engine.connect() as connection:
         rows = "SELECT s.position, count(*) FROM relatum.collector_sources s, relatum.collected_messages GROUP BY 1"
         assert [tuple(row) for row in connection.execute(sa.text(rows))] == [(len(taken), len(taken))]
 
 
-def test_a_stale_member_cannot_store_results(member: StoreMember, database: Database, engine: sa.Engine) -> None:
-    """What was taken over is fenced row by row: results, forwards and transactions of the old member find nothing."""
+def test_a_stale_member_cannot_store_results(member: StoreMember, database: Database) -> None:
+    """A stale member can neither finish nor forward a message that was taken over; once removed it is told so."""
     member.add(entries(0, 1))
     member.forward(BULK, places(0, 1))
-    lapse(engine, member)
+    lapse(database, member)
     heir = StoreMember(database)
     assert len(heir.take_over(["order"], 1)) == 1
     assert member.finish(BULK, results(OutcomeStatus.SUCCEEDED, 0, 1)).places == places(1)
@@ -235,13 +235,13 @@ def test_a_stale_member_cannot_store_results(member: StoreMember, database: Data
 
 @pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "at its executor"])
 def test_a_joined_result_and_a_take_over_exclude_each_other(
-    member: StoreMember, database: Database, engine: sa.Engine, is_stored: bool
+    member: StoreMember, database: Database, is_stored: bool
 ) -> None:
-    """A message whose result is about to be committed is not taken over; all else is, and no result of it counts."""
+    """A message whose joined result is stored is not taken over; a result of a message that was taken over is void."""
     member.add(entries(0, 1, 2))
     member.forward(BULK, places(0, 1))
     heir = StoreMember(database)
-    lapse(engine, member)
+    lapse(database, member)
     with member.store.transaction() as connection:
         finish = partial(member.finish, BULK, results(OutcomeStatus.SUCCEEDED, 0), connection=connection)
         if is_stored:
@@ -253,15 +253,13 @@ def test_a_joined_result_and_a_take_over_exclude_each_other(
     assert taken_over(heir) == []
 
 
-def test_what_an_heir_that_dies_took_over_is_taken_over_from_it(
-    member: StoreMember, database: Database, engine: sa.Engine
-) -> None:
-    """Along a chain of members that die, each with the message at its executor: the last one's result alone counts."""
+def test_what_an_heir_that_dies_took_over_is_taken_over_from_it(member: StoreMember, database: Database) -> None:
+    """A message whose members die one after the other at its executor gets the result of the last one alone."""
     member.add(entries(0))
     heirs = [member, *(StoreMember(database) for _ in range(2))]
     for number, (dead, heir) in enumerate(pairwise(heirs)):
         dead.forward(BULK + number, places(0))
-        lapse(engine, dead)
+        lapse(database, dead)
         assert taken_over(heir) == [0]
     last = heirs[-1]
     last.forward(BULK + 9, places(0))
@@ -284,11 +282,11 @@ def test_a_place_that_is_held_is_left_to_others(member: StoreMember, database: D
 
 
 def test_a_take_over_whose_commit_is_slow_is_waited_for(
-    member: StoreMember, database_url: str, engine: sa.Engine
+    member: StoreMember, database: Database, database_url: str
 ) -> None:
-    """A take-over that had no answer is repeated, and gives what the first one took: nobody else would consume it."""
+    """A repeated take-over gives the messages that one without an answer has taken."""
     member.add(entries(0, 1))
-    lapse(engine, member)
+    lapse(database, member)
     with closing(Database(f"{database_url}?statement_timeout_s=1")) as impatient:
         heir = StoreMember(impatient)
         gate = psycopg.connect(database_url, autocommit=True)
@@ -301,69 +299,59 @@ def test_a_take_over_whose_commit_is_slow_is_waited_for(
         assert until_answered(lambda: taken_over(heir)) == [0, 1]
 
 
-def test_what_was_forgotten_is_not_collected_again(member: StoreMember, database: Database, engine: sa.Engine) -> None:
-    """Whoever goes on with a stream begins behind all that was finished and forgotten, whatever waits before that."""
+def test_what_was_forgotten_is_not_collected_again(member: StoreMember, database: Database) -> None:
+    """A member that takes over a stream begins behind the messages that were forgotten, even if earlier ones wait."""
     member.follow("orders", 0)
     member.add([*entries(0, message_type="slow"), *entries(1, 2)], Advance("orders", 0, 3))
-    member.forward(BULK, places(1, 2))
-    member.finish(BULK, results(OutcomeStatus.SUCCEEDED, 1, 2))
-    with engine.begin() as connection:
-        connection.execute(
-            sa.text(
-                "UPDATE relatum.collected_messages SET finished_at = now() - interval '8 days' WHERE stream_offset > 0"
-            )
-        )
-    assert forget_finished(engine) == 2
-    lapse(engine, member)
+    finish(member, 1, 2)
+    age = "UPDATE relatum.collected_messages SET finished_at = now() - interval '8 days' WHERE stream_offset > 0"
+    assert change(database, age) == 2
+    assert forget_finished(database.engine) == 2
+    lapse(database, member)
     heir = StoreMember(database, types=["order", "slow"])
     assert heir.follow("orders", 0).next_offset == 3
-    assert [message.place.offset for message, _ in heir.take_over(["order", "slow"], 10)] == [0]
+    assert taken_over(heir, "order", "slow") == [0]
 
 
-class _CutAtCommit:
-    """Ends the server's process of a connection when it commits for the nth time: before it does, or after it did."""
+@contextmanager
+def cut_at_commit(engine: sa.Engine, *, after: bool) -> Iterator[list[int]]:
+    """End the server's process of the first connection that commits, before or after that; gives the process."""
+    cuts: list[int] = []
 
-    def __init__(self, engine: sa.Engine, *, after: bool) -> None:
-        self.engine = engine
-        self.after = after
-        self.cuts = 0
-
-    def __enter__(self) -> "_CutAtCommit":
-        sa.event.listen(sa.Engine, "commit", self._on_commit)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        sa.event.remove(sa.Engine, "commit", self._on_commit)
-
-    def _on_commit(self, connection: sa.Connection) -> None:
-        if self.cuts or connection.engine.url != self.engine.url:
+    def on_commit(connection: sa.Connection) -> None:
+        if cuts or connection.engine.url != engine.url:
             return
-        self.cuts += 1
-        driver = connection.connection.driver_connection
-        assert driver is not None
-        if self.after:
+        driver: Any = connection.connection.driver_connection
+        cuts.append(driver.info.backend_pid)
+        if after:
             driver.commit()
-        with psycopg.connect(self.engine.url.set(drivername="postgresql").render_as_string(False)) as killer:
-            killer.execute("SELECT pg_terminate_backend(%s, 5000)", [driver.info.backend_pid])
+        with psycopg.connect(engine.url.set(drivername="postgresql").render_as_string(False)) as killer:
+            killer.execute("SELECT pg_terminate_backend(%s, 5000)", cuts)
         # psycopg asks nobody where nothing is left to commit: let it notice.
         with suppress(psycopg.OperationalError):
             driver.execute("SELECT 1")
 
+    sa.event.listen(sa.Engine, "commit", on_commit)
+    try:
+        yield cuts
+    finally:
+        sa.event.remove(sa.Engine, "commit", on_commit)
+
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_commit_whose_outcome_is_unknown_is_settled_by_repeating(
-    member: StoreMember, database: Database, engine: sa.Engine, after: bool
+    member: StoreMember, database: Database, after: bool
 ) -> None:
-    """The connection is lost just before or just after each commit: repeated, each call answers as if nothing was.
+    """Each call whose connection is lost just before or after its commit gives the right answer when it is repeated.
 
-    So it does where the first was answered; and what an orderly stop leaves is another's at once.
+    A repetition of an answered call gives the same, and messages left by an orderly stop can be taken over at once.
     """
 
     def repeated(call: Callable[[], object]) -> object:
-        with _CutAtCommit(engine, after=after) as cut:
+        with cut_at_commit(database.engine, after=after) as cuts:
             with pytest.raises(DatabaseUnavailable):
                 call()
-            assert cut.cuts == 1
+            assert len(cuts) == 1
             return call()
 
     member.follow("orders", 0)
@@ -386,9 +374,9 @@ def test_a_commit_whose_outcome_is_unknown_is_settled_by_repeating(
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_what_is_told_of_a_joined_commit_in_doubt_is_what_was_committed(
-    member: StoreMember, engine: sa.Engine, after: bool
+    member: StoreMember, database: Database, after: bool
 ) -> None:
-    """An executor that would decide otherwise the second time is asked again only where nothing was committed."""
+    """A joined executor is called again only if nothing of its first call was committed."""
     place = MessageId("orders", 0)
     message = Collected(place, "orders-0", "order", 1, Message("orders", 0, None, None, lambda: ({}, PLAIN, b"", True)))
     bulk = Bulk(BULK, "order", (message,), FlushReason.AGE)
@@ -399,7 +387,7 @@ def test_what_is_told_of_a_joined_commit_in_doubt_is_what_was_committed(
     consumer = BulkConsumer(
         shared, "order", ExecutorOptions(), lambda bulk: answers.pop(0), reader=cast(Any, None), dead_letters=None
     )
-    with _CutAtCommit(engine, after=after):
+    with cut_at_commit(database.engine, after=after):
         if not after:
             with pytest.raises(DatabaseUnavailable):
                 consumer.execute_joined(bulk, NO_SPAN)
@@ -443,14 +431,13 @@ def test_one_id_at_several_places_has_succeeded_only_where_all_have(member: Stor
 
 
 def test_ids_and_types_may_be_any_text(member: StoreMember) -> None:
-    """COPY's own special characters, quotes and other alphabets come back as they were."""
+    """Ids and types with special characters of COPY, quotes and other alphabets are stored unchanged."""
     ids = ["a\tb", "a\\nb", "new\nline", "'", "ж漢\U0001f600", "x" * 255, "\\."]
-    rows = [Collected(MessageId("orders", offset), text, text, 0, None) for offset, text in enumerate(ids)]
-    member.add(rows)
+    member.add([Collected(MessageId("orders", offset), text, text, 0, None) for offset, text in enumerate(ids)])
     found = member.store.outcomes_of(ids)
-    assert [(text, found[text].type, found[text].status) for text in ids] == [
-        (text, text, OutcomeStatus.COLLECTED) for text in ids
-    ]
+    assert {text: (found[text].type, found[text].status) for text in ids} == {
+        text: (text, OutcomeStatus.COLLECTED) for text in ids
+    }
 
 
 def test_nothing_to_do_is_no_error(member: StoreMember) -> None:
@@ -473,20 +460,15 @@ def test_collectors_do_not_see_each_other(member: StoreMember, database: Databas
         assert other.add(entries(0), Advance("orders", 0, 1)).places == places(0)
 
 
-def test_finished_messages_are_forgotten_after_a_time(engine: sa.Engine, database: Database) -> None:
-    """Only finished ones, only those of a collector that forgets, and only after as long as it keeps them."""
+def test_finished_messages_are_forgotten_after_a_time(database: Database) -> None:
+    """Only finished messages are forgotten, once they are older than their collector's limit, if it has one."""
     short, long = (StoreMember(database, name, keep_s=keep_s) for name, keep_s in (("short", 3600), ("long", None)))
     for each in (short, long):
         consumed(each, *range(5))
         each.add(entries(10))
-    with engine.begin() as connection:
-        connection.execute(
-            sa.text(
-                "UPDATE relatum.collected_messages SET finished_at = now() - interval '2 hours' "
-                "WHERE finished_at IS NOT NULL AND stream_offset < 4"
-            )
-        )
-    assert forget_finished(engine, batch_rows=3, seconds=None) == 4
+    age = "UPDATE relatum.collected_messages SET finished_at = now() - interval '2 hours'"
+    change(database, f"{age} WHERE finished_at IS NOT NULL AND stream_offset < 4")
+    assert forget_finished(database.engine, batch_rows=3, seconds=None) == 4
     assert statuses(short, 0, 3, 4, 10) == ["unknown", "unknown", "succeeded", "collected"]
     assert statuses(long, 0, 3, 4, 10) == ["succeeded", "succeeded", "succeeded", "collected"]
     StoreMember(database, "long", keep_s=60)
@@ -494,30 +476,24 @@ def test_finished_messages_are_forgotten_after_a_time(engine: sa.Engine, databas
     assert statuses(long, 0, 3, 4, 10) == ["unknown", "unknown", "succeeded", "collected"]
 
 
-@pytest.fixture
-def as_role(engine: sa.Engine) -> Iterator[Callable[[str], Database]]:
-    made: list[Database] = []
+def test_the_collectors_role_is_enough(database: Database) -> None:
+    """The role `relatum_collector` may do all that a collector does, `relatum_consumer` read, and a recorder prune."""
 
     def acting(role: str) -> Database:
-        made.append(Database(engine.url.update_query_dict({"options": f"-c role={role}"})))
-        return made[-1]
+        url = database.engine.url.update_query_dict({"options": f"-c role={role}"})
+        return stack.enter_context(closing(Database(url)))
 
-    yield acting
-    for each in made:
-        each.close()
-
-
-def test_the_collectors_role_is_enough(as_role: Callable[[str], Database]) -> None:
-    """A user with `relatum_collector` does all that a collector does; a consumer may ask, a recorder prune."""
-    member = StoreMember(as_role("relatum_collector"))
-    member.follow("orders", 0)
-    consumed(member, 0)
-    member.begin_anew("orders", 0)
-    member.take_over(["order"], 10)
-    assert member.renew()
-    member.close()
-    consumer = as_role("relatum_consumer")
-    assert CollectorStore("billing", consumer).outcomes_of(["orders-0"])["orders-0"].status is OutcomeStatus.SUCCEEDED
-    with pytest.raises(sa.exc.ProgrammingError), consumer.engine.begin() as connection:
-        connection.execute(sa.text("DELETE FROM relatum.collected_messages"))
-    assert forget_finished(as_role("relatum_recorder").engine) == 0
+    with ExitStack() as stack:
+        member = StoreMember(acting("relatum_collector"))
+        member.follow("orders", 0)
+        consumed(member, 0)
+        member.begin_anew("orders", 0)
+        member.take_over(["order"], 10)
+        assert member.renew()
+        member.close()
+        consumer = acting("relatum_consumer")
+        found = CollectorStore("billing", consumer).outcomes_of(["orders-0"])
+        assert found["orders-0"].status is OutcomeStatus.SUCCEEDED
+        with pytest.raises(sa.exc.ProgrammingError):
+            change(consumer, "DELETE FROM relatum.collected_messages")
+        assert forget_finished(acting("relatum_recorder").engine) == 0

@@ -9,20 +9,13 @@ from typing import Any
 
 import pika
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 from relatum.keys import KeyDefinition
 from relatum_consumer import Relations, Status
 from tests.integration._consumers import told
-from tests.support import broker_connection, reader_of, unique_name, wait_until
+from tests.support import unique_name
 from tests.support.place import Place
-
-
-@pytest.fixture
-def relations(place: Place) -> Iterator[Relations]:
-    """Look-ups; the blocking ones are made of those of asyncio."""
-    with Relations(place.amqp, place.database) as relations:
-        yield relations
-
 
 KEYS = [
     KeyDefinition("order_id", type="integer"),
@@ -44,22 +37,29 @@ def run(place: Place, *consumed: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def queue(amqp_url: str, stream_name: str) -> Iterator[str]:
+def channel(_stream_maker: BlockingConnection) -> Iterator[BlockingChannel]:
+    """A channel in confirm mode whose connection has no heartbeat: it is idle while other processes consume."""
+    with _stream_maker.channel() as channel:
+        channel.confirm_delivery()
+        yield channel
+
+
+@pytest.fixture
+def queue(channel: BlockingChannel, stream_name: str) -> Iterator[str]:
     """A queue that gets each message of a topic exchange of its name, as the stream does."""
     name = unique_name("queue")
-    with broker_connection(amqp_url) as connection:
-        channel = connection.channel()
-        channel.exchange_declare(name, "topic", durable=True)
-        channel.queue_bind(stream_name, name, "#")
-        channel.queue_declare(name, durable=True)
-        channel.queue_bind(name, name, "#")
+    channel.exchange_declare(name, "topic", durable=True)
+    channel.queue_bind(stream_name, name, "#")
+    channel.queue_declare(name, durable=True)
+    channel.queue_bind(name, name, "#")
     yield name
-    with broker_connection(amqp_url) as connection:
-        connection.channel().queue_delete(name)
-        connection.channel().exchange_delete(name)
+    channel.queue_delete(name)
+    channel.exchange_delete(name)
 
 
-def publish(amqp_url: str, exchange: str, *, ids: Iterable[str | None] = ("m-0", "m-1", "m-2", "m-3")) -> None:
+def publish(
+    channel: BlockingChannel, exchange: str, *, ids: Iterable[str | None] = ("m-0", "m-1", "m-2", "m-3")
+) -> None:
     """The first shares something with each of the others, by another key each; the last is a stranger."""
     bodies = [["a", "b"], ["z"], ["b", "x"], ["y"]]
     headers: list[dict[str, Any]] = [
@@ -68,25 +68,15 @@ def publish(amqp_url: str, exchange: str, *, ids: Iterable[str | None] = ("m-0",
         {"backup": "B", "order_id": 8},
         {"order_id": 9},
     ]
-    with broker_connection(amqp_url) as connection:
-        channel = connection.channel()
-        for number, (message_id, items, held) in enumerate(zip(ids, bodies, headers, strict=True)):
-            properties = pika.BasicProperties(
-                headers=held,
-                message_id=message_id,
-                content_type="application/json",
-                type="order" if number != 3 else "other",
-                timestamp=1_700_000_000 + number,
-            )
-            channel.basic_publish(exchange, "order.new", json.dumps({"items": items}).encode(), properties)
-
-
-def record(place: Place, *streams: str) -> None:
-    """Record what lies in streams, once all of it is there."""
-    with reader_of(place.amqp) as reader:
-        for stream in streams or (place.stream,):
-            wait_until(lambda stream=stream: reader.bounds(stream).last == 3, what="four messages")
-    place.record(*streams, keys=KEYS)
+    for number, (message_id, items, held) in enumerate(zip(ids, bodies, headers, strict=True)):
+        properties = pika.BasicProperties(
+            headers=held,
+            message_id=message_id,
+            content_type="application/json",
+            type="order" if number != 3 else "other",
+            timestamp=1_700_000_000 + number,
+        )
+        channel.basic_publish(exchange, "order.new", json.dumps({"items": items}).encode(), properties)
 
 
 def told_of_first(place: Place) -> dict[str, Any]:
@@ -96,19 +86,17 @@ def told_of_first(place: Place) -> dict[str, Any]:
         return told(relations.related(first), relations.trace(first)) | {"itself": []}
 
 
-def test_a_message_of_a_queue_is_asked_about_as_it_is(place: Place, queue: str) -> None:
-    """Its values are those of the copy in the stream, of which the answer says that it is the message itself."""
+def test_a_message_of_a_queue_is_asked_about_as_it_is(place: Place, channel: BlockingChannel, queue: str) -> None:
+    """Lookups by a queue's message use the values of its copy in the stream, and name that copy as the message."""
     clients = ("pika", "pika_get", "aio_pika", "faststream")
-    with broker_connection(place.amqp) as connection:
-        channel = connection.channel()
-        for client in clients:
-            channel.queue_declare(f"{queue}-{client}", durable=True)
-            channel.queue_bind(f"{queue}-{client}", queue, "#")
-        publish(place.amqp, queue)
-        record(place)
-        answers = run(place, *(f"{client},{queue}-{client}" for client in clients))
-        for client in clients:
-            channel.queue_delete(f"{queue}-{client}")
+    for client in clients:
+        channel.queue_declare(f"{queue}-{client}", durable=True)
+        channel.queue_bind(f"{queue}-{client}", queue, "#")
+    publish(channel, queue)
+    place.record()
+    answers = run(place, *(f"{client},{queue}-{client}" for client in clients))
+    for client in clients:
+        channel.queue_delete(f"{queue}-{client}")
     expected = told_of_first(place) | {"itself": [[place.stream, 0]]}
     assert answers == dict.fromkeys(clients, expected)
     assert expected["hits"] == [[place.stream, 1], [place.stream, 2]]
@@ -116,13 +104,10 @@ def test_a_message_of_a_queue_is_asked_about_as_it_is(place: Place, queue: str) 
     assert expected["trace"] == [[place.stream, 0, 0], [place.stream, 1, 1], [place.stream, 2, 1]]
 
 
-def test_a_message_of_a_stream_is_not_its_own_relation(place: Place, queue: str) -> None:
-    """AMQP 0.9.1 tells its offset and not its stream: what is the same there is the message itself.
-
-    rstream's context says where it lies, so nothing has to be found out.
-    """
-    publish(place.amqp, queue, ids=[None] * 4)
-    record(place)
+def test_a_message_of_a_stream_is_not_its_own_relation(place: Place, channel: BlockingChannel, queue: str) -> None:
+    """A stream's message is left out of its relations: AMQP 0.9.1 gives its offset alone, rstream also its stream."""
+    publish(channel, queue, ids=[None] * 4)
+    place.record()
     itself: dict[str, list[list[Any]]] = {client: [[place.stream, 0]] for client in ("pika", "aio_pika")}
     by_offset = (f"{client},{place.stream},x-stream-offset" for client in itself)
     answers = run(place, *by_offset, f"rstream,{place.stream},{place.stream_url}")
@@ -130,23 +115,14 @@ def test_a_message_of_a_stream_is_not_its_own_relation(place: Place, queue: str)
     assert answers == {client: expected | {"itself": of} for client, of in (itself | {"rstream": []}).items()}
 
 
-# --- what is the message itself ---------------------------------------------------------------------------
-
-
-def got(amqp_url: str, queue: str) -> Any:
-    with broker_connection(amqp_url) as connection:
-        return connection.channel().basic_get(queue, auto_ack=True)
-
-
 def test_all_copies_are_left_out_and_a_limit_counts_others(
-    place: Place, relations: Relations, other_stream: str, queue: str
+    place: Place, relations: Relations, other_stream: str, channel: BlockingChannel, queue: str
 ) -> None:
-    """Two streams have the first message; one of the others is still found by `limit=1`, recorded or not."""
-    with broker_connection(place.amqp) as connection:
-        connection.channel().queue_bind(other_stream, queue, "#")
-    publish(place.amqp, queue)
-    record(place, place.stream, other_stream)
-    message = got(place.amqp, queue)
+    """Copies of a message in two streams are left out of its relations, and do not count for `limit=1`."""
+    channel.queue_bind(other_stream, queue, "#")
+    publish(channel, queue)
+    place.record(place.stream, other_stream)
+    message = channel.basic_get(queue, auto_ack=True)
     answer = relations.related(message, by="order_id", limit=1)
     assert len(answer) == 1
     assert answer.ids[0].offset == 1
@@ -159,11 +135,13 @@ def test_all_copies_are_left_out_and_a_limit_counts_others(
     )
 
 
-def test_a_message_alone_has_no_relations_but_itself(place: Place, relations: Relations, queue: str) -> None:
-    """Found are its copies alone: that is no finding, and a wait goes on. By time, they are found at an equal one."""
-    publish(place.amqp, queue)
-    record(place)
-    first, *_, message = (got(place.amqp, queue) for _ in range(4))
+def test_a_message_alone_has_no_relations_but_itself(
+    place: Place, relations: Relations, channel: BlockingChannel, queue: str
+) -> None:
+    """Copies of a message are no relations of it, and end no wait; lookups by time find them."""
+    publish(channel, queue)
+    place.record()
+    first, *_, message = (channel.basic_get(queue, auto_ack=True) for _ in range(4))
     assert relations.after(first, place.stream).ids == ((place.stream, 1),)
     assert relations.after(first, place.stream, by="from_table").ids == ((place.stream, 2),)
     assert relations.around(first, place.stream, after_s=1.5).ids == ((place.stream, 0), (place.stream, 1))
@@ -175,10 +153,12 @@ def test_a_message_alone_has_no_relations_but_itself(place: Place, relations: Re
     assert (trace.status, dict(trace.hops)) == (Status.ABSENT, {(place.stream, 3): 0})
 
 
-def test_an_id_said_twice_over_is_not_enough(place: Place, relations: Relations, queue: str) -> None:
-    """Publishers that count their ids anew have others of the same id: those say something else."""
-    publish(place.amqp, queue, ids=["1", "1", "1", "1"])
-    record(place)
-    answer = relations.related(got(place.amqp, queue), by=["order_id", "kind"])
+def test_an_id_said_twice_over_is_not_enough(
+    place: Place, relations: Relations, channel: BlockingChannel, queue: str
+) -> None:
+    """Other messages with the same `message_id` are not taken for copies."""
+    publish(channel, queue, ids=["1"] * 4)
+    place.record()
+    answer = relations.related(channel.basic_get(queue, auto_ack=True), by=["order_id", "kind"])
     assert answer.self_ids == ((place.stream, 0),)
     assert [at.offset for at in answer.ids] == [1, 2]

@@ -26,15 +26,12 @@ from relatum.errors import (
 from relatum.reading import StreamReader
 from tests.support import declare_stream, delete_stream
 
-STEPS = 13
-"""The steps of a move that nothing interrupts; the third begins it."""
-
-UNFINISHED = range(3, STEPS)
-"""After so many steps a move has begun, and has not ended."""
+UNFINISHED = range(3, 13)
+"""The steps after which a move has begun, and has not ended."""
 
 
 class Crash(Exception):
-    """Stands for the end of the process that moves."""
+    """The process that moves dies."""
 
 
 class Crashing:
@@ -107,7 +104,7 @@ def check_ended(contexts: SerializationContexts, ended: Move, names: list[str]) 
 
 
 def test_contexts_are_moved(contexts: SerializationContexts) -> None:
-    """A move takes contexts to another partition under a higher epoch, and says how long they stood still."""
+    """A move takes contexts to another partition under a higher epoch, and gives the length of the pause."""
     names = place(contexts, 3)
     before = contexts.assignment_of(names[0])
     [move] = contexts.move(names, f"{contexts.super_stream}-1")
@@ -120,7 +117,7 @@ def test_contexts_are_moved(contexts: SerializationContexts) -> None:
 
 
 def test_contexts_that_are_there_stay(contexts: SerializationContexts) -> None:
-    """Only what is elsewhere moves; nothing is told to the streams where all are there."""
+    """A move leaves out contexts that are already in the target, and does nothing if all are."""
     names = place(contexts, 2) + place(contexts, 2, 1) + place(contexts, 1, 2)
     moves = contexts.move(names, f"{contexts.super_stream}-1")
     assert sorted((move.source[-1], move.contexts) for move in moves) == [("0", 2), ("2", 1)]
@@ -130,7 +127,7 @@ def test_contexts_that_are_there_stay(contexts: SerializationContexts) -> None:
 
 @pytest.mark.parametrize("is_aborted", [False, True], ids=["completed", "taken back"])
 def test_a_move_is_ended_from_wherever_it_was_left(contexts: SerializationContexts, is_aborted: bool) -> None:
-    """Whoever resumes a move ends it as its mover would have; an abort leaves all in the source, above the fence."""
+    """A move left at any step is completed by `resume`; `abort` leaves its contexts in the source under a new epoch."""
     end = partial(contexts.abort, reason="not today") if is_aborted else contexts.resume
     for after in UNFINISHED:
         names = place(contexts, 2, label=f"{after}/")
@@ -143,7 +140,7 @@ def test_a_move_is_ended_from_wherever_it_was_left(contexts: SerializationContex
 
 
 def test_an_abort_that_was_left_is_gone_on_with(contexts: SerializationContexts) -> None:
-    """Once a move is being taken back it can only be taken back, also by who resumes it."""
+    """An abort that was left at any step is completed by `resume`."""
     for before, after in product((3, 8, 10), (1, 3, 5, 7)):
         names = place(contexts, 1, label=f"{before}/{after}/")
         move_id = leave(contexts, names, before)
@@ -158,7 +155,7 @@ def test_an_abort_that_was_left_is_gone_on_with(contexts: SerializationContexts)
 
 
 def test_a_broker_without_its_stream_for_a_moment_is_waited_for(contexts: SerializationContexts, amqp_url: str) -> None:
-    """A broker that starts answers before it knows its streams: a message that nothing takes is sent again."""
+    """A mover publishes again while the broker, just started, does not know the stream yet."""
     names = place(contexts, 2)
     source, target = (f"{contexts.super_stream}-{place}" for place in (0, 1))
     back = threading.Timer(0.3, declare_stream, [amqp_url, source])
@@ -177,7 +174,7 @@ def test_a_broker_without_its_stream_for_a_moment_is_waited_for(contexts: Serial
 
 
 def test_a_beginning_whose_outcome_is_not_known_is_repeated(contexts: SerializationContexts) -> None:
-    """By its holder a repeated beginning finds the move that the first one began, and no other's."""
+    """Beginning a move again with the same holder gives the same move; another holder gets a conflict."""
     names = place(contexts, 2)
     wanted = f"{contexts.super_stream}-0", f"{contexts.super_stream}-1", frozenset(names), 0, 0
     begun = contexts._moves.begin(*wanted, "me")
@@ -189,7 +186,7 @@ def test_a_beginning_whose_outcome_is_not_known_is_repeated(contexts: Serializat
 
 
 def test_what_keeps_a_move_from_beginning_is_raised_as_it_is(contexts: SerializationContexts) -> None:
-    """Where nothing stands still, the error names no move and no cause of its own making."""
+    """The error of a move that has not begun names no move and no other cause."""
     names = place(contexts, 1)
     with pytest.raises(StreamNotFound) as caught:
         run(contexts, moving.move, f"{contexts.super_stream}-0", f"{contexts.super_stream}-9", frozenset(names))
@@ -212,18 +209,17 @@ def test_a_move_that_is_late_takes_what_is_left(contexts: SerializationContexts)
 
 
 def test_what_cannot_be_moved_is_refused(contexts: SerializationContexts) -> None:
-    """Unknown contexts, partitions and moves, and contexts that move, are one error each, and nothing moves."""
+    """Unknown contexts, partitions and moves, and contexts that are on their way, are refused."""
     names = place(contexts, 2)
-    with pytest.raises(PlacementNotFound, match="'nobody'"):
-        contexts.move([*names, "nobody"], f"{contexts.super_stream}-1")
-    with pytest.raises(StreamNotFound, match="'elsewhere'"):
-        contexts.move(names, "elsewhere")
-    with pytest.raises(InvalidInput, match="move_id= takes a number"):
-        contexts.resume("12345")  # type: ignore[arg-type]
-    with pytest.raises(NotFound, match="no move 12345"):
-        contexts.resume(12345)
-    with pytest.raises(Conflict, match="move it"):
-        contexts.assign(names[0], f"{contexts.super_stream}-2")
+    for call, arguments, error, said in (
+        (contexts.move, ([*names, "nobody"], f"{contexts.super_stream}-1"), PlacementNotFound, "'nobody'"),
+        (contexts.move, (names, "elsewhere"), StreamNotFound, "'elsewhere'"),
+        (contexts.resume, ("12345",), InvalidInput, "move_id= takes a number"),
+        (contexts.resume, (12345,), NotFound, "no move 12345"),
+        (contexts.assign, (names[0], f"{contexts.super_stream}-2"), Conflict, "move it"),
+    ):
+        with pytest.raises(error, match=said):
+            call(*arguments)  # type: ignore[operator]
     assert contexts.moves(latest=1) == []
     move_id = leave(contexts, names[:1], 4)
     with pytest.raises(MoveConflict, match=f"move {move_id}"):

@@ -4,19 +4,18 @@ from collections.abc import Iterator
 
 import pika
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
 from relatum import Broker
 from relatum.contexts import SerialConsumer, SerializationContexts, verify
 from relatum.errors import BrokerUnavailable, ConfigurationError, SuperStreamNotFound
 from relatum.superstreams import Layout
-from tests.support import broker_connection
 from tests.support.proxy import Proxy
-from tests.support.routing import consumed, of_context
+from tests.support.routing import confirming, consumed, of_context
 from tests.support.super_streams import super_stream
 
 PARTITIONS = 2
-"""Of the fixture `layout`."""
 
 
 @pytest.fixture
@@ -34,14 +33,9 @@ def keyed(broker: Broker) -> Iterator[Layout]:
 
 
 def test_publishing_needs_amqp_alone(alone: str, layout: Layout, database_url: str, stream_url: str) -> None:
-    """Messages of contexts are published and placed; whoever reads is told what the broker lacks."""
+    """Messages of contexts are published without the stream protocol; reading names the plugin that is missing."""
     name = layout.super_stream
-    with (
-        broker_connection(alone) as connection,
-        relatum.ContextRouter(name, database_url) as router,
-        connection.channel() as channel,
-    ):
-        channel.confirm_delivery()
+    with confirming(alone) as channel, relatum.ContextRouter(name, database_url) as router:
         relatum.SuperStream(name).publish(channel, b"plain", routing_key="x", mandatory=True)
         router.publish(channel, b"1", of_context("c"))
     with pytest.raises(BrokerUnavailable, match="rabbitmq_stream"):
@@ -52,11 +46,9 @@ def test_publishing_needs_amqp_alone(alone: str, layout: Layout, database_url: s
 def test_partitions_of_other_names_are_told_by_the_stream_protocol_alone(
     alone: str, keyed: Layout, database_url: str
 ) -> None:
-    """Whoever needs them says so; nothing is sent, and nothing is written."""
+    """Each component that needs partitions of other names asks for the URL of the stream protocol."""
     name = keyed.super_stream
-    with broker_connection(alone) as connection, relatum.ContextRouter(name, database_url) as router:
-        channel = connection.channel()
-        channel.confirm_delivery()
+    with confirming(alone) as channel, relatum.ContextRouter(name, database_url) as router:
         for properties in (of_context("c"), pika.BasicProperties()):
             with pytest.raises(SuperStreamNotFound, match="give its URL"):
                 router.publish(channel, b"1", properties)
@@ -71,16 +63,11 @@ def test_partitions_of_other_names_are_told_by_the_stream_protocol_alone(
 def test_the_stream_protocol_is_asked_where_it_is_said_to_be(
     alone: str, keyed: Layout, database_url: str, stream_url: str
 ) -> None:
-    """Its URL is enough for partitions of any name; what the database knows of them then needs no stream protocol."""
+    """With the URL of the stream protocol, partitions of any name can be published to, moved and consumed."""
     name, broker = keyed.super_stream, Broker(alone, stream_url=stream_url)
     with SerialConsumer(name, "reader", broker=broker, database=database_url) as consumer:
         assert consumer.next_batch(0) is None
-    with (
-        broker_connection(alone) as connection,
-        relatum.ContextRouter(name, database_url, broker=broker) as router,
-    ):
-        channel = connection.channel()
-        channel.confirm_delivery()
+    with confirming(alone) as channel, relatum.ContextRouter(name, database_url, broker=broker) as router:
         router.publish(channel, b"1", of_context("c"))
         with SerializationContexts(name, database_url, broker=broker) as contexts:
             *_, target = (partition.stream for partition in keyed)
@@ -92,22 +79,15 @@ def test_the_stream_protocol_is_asked_where_it_is_said_to_be(
 
 
 def test_reading_needs_the_stream_protocol_alone(
-    amqp_url: str, stream_url: str, keyed: Layout, database_url: str
+    channel: BlockingChannel, stream_url: str, keyed: Layout, database_url: str
 ) -> None:
-    """Consumers and checks need no AMQP URL; whoever publishes, or has to, asks for one before anything is sent."""
+    """Consumers and checks need no AMQP URL; publishing and changing partitions without one is refused."""
     name = keyed.super_stream
-    with broker_connection(amqp_url) as connection, connection.channel() as channel:
-        channel.confirm_delivery()
-        channel.basic_publish(name, "asia", b"plain")
-        assert consumed(name, database_url, stream_url, 1) == {"": [b"plain"]}
-        assert verify(name, broker=stream_url).messages == 1
-        with (
-            relatum.ContextRouter(name, database_url, broker=stream_url) as router,
-            pytest.raises(ConfigurationError, match="amqp://"),
-        ):
-            router.publish(channel, b"1", of_context("c"))
-    with (
-        SerializationContexts(name, database_url, broker=stream_url) as contexts,
-        pytest.raises(ConfigurationError, match="amqp://"),
-    ):
+    channel.basic_publish(name, "asia", b"plain")
+    assert consumed(name, database_url, stream_url, 1) == {"": [b"plain"]}
+    assert verify(name, broker=stream_url).messages == 1
+    needs_amqp = pytest.raises(ConfigurationError, match="amqp://")
+    with relatum.ContextRouter(name, database_url, broker=stream_url) as router, needs_amqp:
+        router.publish(channel, b"1", of_context("c"))
+    with SerializationContexts(name, database_url, broker=stream_url) as contexts, needs_amqp:
         contexts.add_partitions()

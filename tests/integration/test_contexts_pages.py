@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -13,10 +12,10 @@ from relatum import errors
 from relatum.contexts import ContextOptions, SerialOptions
 from relatum.superstreams import Layout
 from tests.support.pages import blocks_of, names_there, run, text_of
+from tests.support.place import Place
 from tests.support.routing import consumed
 from tests.support.serial_consuming import serial_bed
 
-DOCS = Path(__file__).parents[2] / "docs"
 PUBLISHING, CONSUMING = text_of("contexts.md", "Publishing\n"), text_of("contexts.md", "Consuming\n")
 
 
@@ -39,20 +38,15 @@ def test_the_page_names_the_routers_options_and_defaults() -> None:
         assert told[name].replace(",", "") == (f"{default:g}" if isinstance(default, float) else str(default))
 
 
-def test_what_the_page_shows_of_consuming_works(
-    amqp_url: str, database_url: str, engine: sa.Engine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each way to consume gets all messages of all contexts in order; the status says how far it is."""
+def test_what_the_page_shows_of_consuming_works(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each way to consume of docs/contexts.md gets all messages in order, and the status shows its position."""
     sent: list[bytes] = []
-    with engine.begin() as connection:
-        connection.execute(
-            sa.text("CREATE TABLE booked (id bigint GENERATED ALWAYS AS IDENTITY, account text, body bytea)")
-        )
-    with serial_bed(amqp_url, engine) as bed:
+    place.sql("CREATE TABLE booked (id bigint GENERATED ALWAYS AS IDENTITY, account text, body bytea)")
+    with serial_bed(place.amqp, place.engine) as bed:
         bed.publish(0, "account 17", "opened")
         bed.move(["account 17"], 0, 1)
         bed.publish(1, "account 17", "closed")
-        with names_there(amqp_url, database_url) as names:
+        with names_there(place.amqp, place.database) as names:
             names |= {"sa": sa, "send": lambda messages: sent.extend(message.body for message in messages)}
             for block in blocks_of("contexts.md", "Consuming\n", {"orders": bed.name}):
                 block = block.replace("batches()", "batches(3.0)")
@@ -60,9 +54,8 @@ def test_what_the_page_shows_of_consuming_works(
                 run("contexts.md", block, names)
         streams = bed.streams
     assert sent == [b"opened", b"closed"]
-    with engine.connect() as connection:
-        booked = connection.execute(sa.text("SELECT account, body FROM booked ORDER BY id")).all()
-    assert [tuple(row) for row in booked] == [("account 17", b"opened"), ("account 17", b"closed")] * 2
+    booked = place.sql("SELECT account, body FROM booked ORDER BY id")
+    assert booked == [("account 17", b"opened"), ("account 17", b"closed")] * 2
     assert f"{streams[1]} 2 0 " in capsys.readouterr().out
 
 
@@ -77,8 +70,6 @@ def test_the_page_names_the_consumers_options_and_errors() -> None:
     assert table["`batch_messages`, `batch_bytes`"] == "1,000, 4 MiB"
     assert (defaults["batch_messages"].default, defaults["batch_bytes"].default) == (1_000, 4 << 20)
 
-
-# --- SQL ---
 
 MOVED = """
 INSERT INTO relatum.super_streams (name, header) VALUES ('orders', 'serialization_context');
@@ -106,8 +97,7 @@ INSERT INTO relatum.serial_holds (consumer_id, partition_id, source_id, move_id,
 
 def section(page: str, heading: str) -> list[str]:
     """The statements of SQL below a heading, in their order."""
-    (text,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
-    blocks = re.findall(r"```sql\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"```sql\n(.*?)```", text_of(page, f"{heading}\n"), re.DOTALL)
     return [statement for block in blocks for statement in block.strip().split(";") if statement]
 
 
@@ -120,11 +110,10 @@ def connection(database_url: str) -> Iterator[psycopg.Connection[tuple[object, .
 
 
 def test_the_queries_give_what_they_say(connection: psycopg.Connection[tuple[object, ...]]) -> None:
-    """Counts, names, pauses, positions and holds."""
-    rows = [
+    """The queries of docs/sql.md give counts, names, pauses, positions and holds."""
+    partitions, names, moves, consumers = (
         connection.execute(statement.encode()).fetchall() for statement in section("sql.md", "Placements and moves")
-    ]
-    partitions, names, moves, consumers = rows
+    )
     assert partitions == [("orders", "orders-0", "active", 3), ("orders", "orders-1", "active", 0)]
     assert [row[:3] for row in names] == [("customer 4712", "orders-0", "open"), ("customer 5", "orders-0", "open")]
     ((*facts, pause),) = moves
@@ -137,10 +126,9 @@ def test_the_queries_give_what_they_say(connection: psycopg.Connection[tuple[obj
 
 
 def test_a_super_stream_is_removed_as_the_page_says(connection: psycopg.Connection[tuple[object, ...]]) -> None:
-    """Nothing is left of it; what is left of others is not touched."""
+    """The statements of docs/troubleshooting.md leave no row of a super stream."""
     *of_super_stream, of_consumer = section("troubleshooting.md", "Placements")
-    _, _, text = (DOCS / "troubleshooting.md").read_text().partition("## Placements\n")
-    cells = re.findall(r"^\| (`[^|]*) \|", text, re.MULTILINE)
+    cells = re.findall(r"^\| (`[^|]*) \|", text_of("troubleshooting.md", "Placements\n"), re.MULTILINE)
     tables = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
     assert len(tables) == 10
     connection.execute(of_consumer.encode())

@@ -5,15 +5,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import psycopg
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel
 
 from relatum import Broker
-from relatum.contexts import (
-    MoveProgress,
-    MoveState,
-    SerializationContexts,
-)
+from relatum.contexts import MoveProgress, MoveState, SerializationContexts
 from relatum.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -27,27 +23,25 @@ from relatum.errors import (
 )
 from relatum.reading import StreamReader
 from relatum.superstreams import Layout, describe_super_stream
-from tests.support import broker_connection, delete_stream, publish_plain, stream_available
+from tests.support import delete_stream, stream_available
 from tests.support.affinity import CONTEXTS, Faces
+from tests.support.place import Place
 from tests.support.proxy import Proxy
 from tests.support.routing import consumed
 
 PARTITIONS = 2
-"""Of the fixture `super_stream`."""
 
 AWAY_S = 0.5
 """For how long a server is away: longer than a step is waited for before it is tried again."""
 
 
 def test_a_partition_that_another_added_is_noticed(
-    contexts: SerializationContexts, super_stream: str, amqp_url: str
+    contexts: SerializationContexts, super_stream: str, channel: BlockingChannel
 ) -> None:
-    """A target that is not known yet is asked for at the broker."""
+    """Contexts can be moved to a partition that was added to the broker by others."""
     contexts.assign("c", f"{super_stream}-0")
-    with broker_connection(amqp_url) as connection:
-        channel = connection.channel()
-        channel.queue_declare(f"{super_stream}-2", durable=True, arguments={"x-queue-type": "stream"})
-        channel.queue_bind(f"{super_stream}-2", super_stream, "2", {"x-stream-partition-order": 2})
+    channel.queue_declare(f"{super_stream}-2", durable=True, arguments={"x-queue-type": "stream"})
+    channel.queue_bind(f"{super_stream}-2", super_stream, "2", {"x-stream-partition-order": 2})
     [move] = contexts.move("c", f"{super_stream}-2")
     assert move.target == f"{super_stream}-2"
 
@@ -93,27 +87,22 @@ def test_a_partition_that_a_move_needs_is_not_retired(contexts: SerializationCon
     assert refused == streams * 2
 
 
-def test_a_stream_is_deleted_once_consumers_have_read_everything(
-    contexts: SerializationContexts, amqp_url: str, database_url: str
-) -> None:
-    """A consumer that is behind anywhere keeps it; told so, the caller may repeat it."""
-    first, second = (f"{contexts.super_stream}-{place}" for place in range(2))
-    publish_plain(amqp_url, first, [b"a"] * 3)
-    publish_plain(amqp_url, second, [b"b"] * 2)
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("INSERT INTO relatum.serial_consumers (super_stream_id, name) VALUES (1, 'billing')")
-        connection.execute(
-            "INSERT INTO relatum.serial_positions (consumer_id, partition_id, position)"
-            " SELECT 1, partition_id, 2 FROM relatum.super_stream_partitions"
-        )
-        with pytest.raises(PartitionInUse, match=f"'billing' has not read all of '{first}'"):
-            contexts.retire(second, delete=True, timeout_s=0)
-        assert stream_available(amqp_url, second)
-        with ThreadPoolExecutor(1) as pool:
-            retired = pool.submit(contexts.retire, second, delete=True)
-            connection.execute("UPDATE relatum.serial_positions SET position = 3")
-            retired.result(90)
-    with StreamReader.open(amqp_url) as reader, pytest.raises(StreamNotFound):
+def test_a_stream_is_deleted_once_consumers_have_read_everything(contexts: SerializationContexts, place: Place) -> None:
+    """A partition's stream is not deleted while a consumer has not read all partitions."""
+    first, second = (f"{contexts.super_stream}-{number}" for number in range(2))
+    place.put(*[b"a"] * 3, to=first)
+    place.put(*[b"b"] * 2, to=second)
+    place.sql("INSERT INTO relatum.serial_consumers (super_stream_id, name) VALUES (1, 'billing')")
+    positions = "INSERT INTO relatum.serial_positions (consumer_id, partition_id, position)"
+    place.sql(f"{positions} SELECT 1, partition_id, 2 FROM relatum.super_stream_partitions")
+    with pytest.raises(PartitionInUse, match=f"'billing' has not read all of '{first}'"):
+        contexts.retire(second, delete=True, timeout_s=0)
+    assert stream_available(place.amqp, second)
+    with ThreadPoolExecutor(1) as pool:
+        retired = pool.submit(contexts.retire, second, delete=True)
+        place.sql("UPDATE relatum.serial_positions SET position = 3")
+        retired.result(90)
+    with StreamReader.open(place.amqp) as reader, pytest.raises(StreamNotFound):
         reader.bounds(second)
 
 
@@ -132,7 +121,7 @@ def test_the_name_of_a_retired_partition_is_not_used_again(
 
 
 def test_what_cannot_be_opened_is_one_clear_error(super_stream: str, amqp_url: str, database_url: str) -> None:
-    """A super stream nobody knows, another header, and options that cannot be."""
+    """An unknown super stream, another header, or a wrong option is an error when contexts are opened."""
     with pytest.raises(SuperStreamNotFound):
         SerializationContexts("nowhere", database_url, broker=amqp_url)
     with pytest.raises(SuperStreamNotFound):
@@ -150,7 +139,7 @@ def test_what_cannot_be_opened_is_one_clear_error(super_stream: str, amqp_url: s
 def test_the_role_of_routers_is_enough(
     contexts: SerializationContexts, super_stream: str, broker: Broker, database_url: str
 ) -> None:
-    """Who may place contexts may also move them, and take partitions out of use."""
+    """The role `relatum_router` may place and move contexts, and retire partitions."""
     as_router = f"{database_url}?options=-crole%3Drelatum_router"
     with SerializationContexts(super_stream, as_router, broker=broker) as others:
         others.assign("c", f"{super_stream}-0")
@@ -180,14 +169,14 @@ def test_consumers_go_on_when_a_partition_is_gone(
 
 
 @pytest.fixture
-def away(request: pytest.FixtureRequest, amqp_url: str, database_url: str) -> Iterator[tuple[Proxy, str, str]]:
-    """A line to one of the two servers, and the URLs of both by way of it."""
-    with Proxy.to(amqp_url if request.param == "broker" else database_url) as proxy:
-        yield (
-            proxy,
-            proxy.url(amqp_url) if request.param == "broker" else amqp_url,
-            proxy.url(database_url) if request.param == "database" else database_url,
-        )
+def away(
+    request: pytest.FixtureRequest, amqp_url: str, stream_url: str, database_url: str
+) -> Iterator[tuple[Proxy, Broker, str]]:
+    """A line to one of the two servers, and the addresses of both by way of it."""
+    is_broker = request.param == "broker"
+    with Proxy.to(amqp_url if is_broker else database_url) as proxy:
+        broker = Broker(proxy.url(amqp_url) if is_broker else amqp_url, stream_url=stream_url)
+        yield proxy, broker, database_url if is_broker else proxy.url(database_url)
 
 
 either_away = pytest.mark.parametrize("away", ["broker", "database"], indirect=True)
@@ -196,10 +185,10 @@ either_away = pytest.mark.parametrize("away", ["broker", "database"], indirect=T
 @either_away
 @pytest.mark.parametrize("state", [MoveState.FENCING, MoveState.FENCED])
 def test_a_server_that_is_away_for_a_moment_delays_a_move(
-    away: tuple[Proxy, str, str], state: MoveState, super_stream: str, stream_url: str
+    away: tuple[Proxy, Broker, str], state: MoveState, super_stream: str
 ) -> None:
-    """The step is tried again until the server answers, and the move ends as it would have."""
-    proxy, amqp_url, database = away
+    """A move repeats its step until the server answers again, and ends as usual."""
+    proxy, broker, database = away
 
     def tell(progress: MoveProgress) -> None:
         if progress.move.state is state:
@@ -207,7 +196,7 @@ def test_a_server_that_is_away_for_a_moment_delays_a_move(
             proxy.reset()
             threading.Timer(AWAY_S, setattr, (proxy, "accepts", True)).start()
 
-    with SerializationContexts(super_stream, database, broker=Broker(amqp_url, stream_url=stream_url)) as contexts:
+    with SerializationContexts(super_stream, database, broker=broker) as contexts:
         contexts.assign("c", f"{super_stream}-0")
         [move] = contexts.move("c", f"{super_stream}-1", progress=tell)
         assert move.state is MoveState.SWITCHED
@@ -217,18 +206,16 @@ def test_a_server_that_is_away_for_a_moment_delays_a_move(
 
 @either_away
 def test_a_server_that_stays_away_leaves_the_move_to_whoever_resumes_it(
-    away: tuple[Proxy, str, str], contexts: SerializationContexts, super_stream: str, stream_url: str
+    away: tuple[Proxy, Broker, str], contexts: SerializationContexts, super_stream: str
 ) -> None:
-    """The error says which move stands still; another goes on with it."""
-    proxy, amqp_url, database = away
+    """The error of a move whose server stays away names the move, which can be resumed."""
+    proxy, broker, database = away
 
     def tell(progress: MoveProgress) -> None:
         proxy.accepts = False
         proxy.reset()
 
-    with SerializationContexts(
-        super_stream, database, broker=Broker(amqp_url, stream_url=stream_url), retry_s=0.1
-    ) as others:
+    with SerializationContexts(super_stream, database, broker=broker, retry_s=0.1) as others:
         others.assign("c", f"{super_stream}-0")
         with pytest.raises((BrokerUnavailable, DatabaseUnavailable)) as caught:
             others.move("c", f"{super_stream}-1", progress=tell)

@@ -4,7 +4,6 @@ A super stream of one name in two virtual hosts, with one database: nothing of t
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import aio_pika
@@ -17,9 +16,8 @@ from relatum.contexts import SerializationContexts, verify
 from relatum.errors import AccessRefused, ConfigurationError, PublishOutcomeUnknown
 from relatum.local import LocalRabbitMQ
 from relatum.superstreams import declare_super_stream, describe_super_stream
-from tests.support import broker_connection
 from tests.support.rabbitmq_tools import evaluate
-from tests.support.routing import consumed, of_context, sleeping
+from tests.support.routing import confirming, consumed, of_context, sleeping
 from tests.support.tapped import add_users, as_user
 
 NAME = "accounts"
@@ -54,10 +52,8 @@ def other_than(super_stream: str, partition: str) -> str:
 
 
 def test_what_each_party_needs(urls: Urls, database_url: str) -> None:
-    """Publishers write to the super stream and movers to the default exchange; consumers read, and so do movers."""
-    with broker_connection(urls["publisher"]) as connection, relatum.ContextRouter("moved", database_url) as router:
-        channel = connection.channel()
-        channel.confirm_delivery()
+    """A publisher needs to write to the super stream, a mover to the default exchange; movers and consumers read."""
+    with confirming(urls["publisher"]) as channel, relatum.ContextRouter("moved", database_url) as router:
         router.publish(channel, b"1", ACCOUNT)
         with SerializationContexts("moved", database_url, broker=urls["consumer"]) as contexts:
             target = other_than("moved", contexts.assignment_of("17").partition)
@@ -75,12 +71,10 @@ def test_what_each_party_needs(urls: Urls, database_url: str) -> None:
 def publish_asleep(user: str, urls: Urls, database_url: str, body: bytes) -> None:
     """Publish a message whose context moves just before it is sent."""
     with (
-        broker_connection(urls[user]) as connection,
+        confirming(urls[user]) as channel,
         relatum.ContextRouter("slept", database_url) as router,
         SerializationContexts("slept", database_url, broker=urls["owner"]) as contexts,
     ):
-        channel = connection.channel()
-        channel.confirm_delivery()
         router.publish(channel, b"before " + body, ACCOUNT)
         target = other_than("slept", contexts.assignment_of("17").partition)
         sleeping(channel, lambda: contexts.move("17", target))
@@ -88,7 +82,7 @@ def publish_asleep(user: str, urls: Urls, database_url: str, body: bytes) -> Non
 
 
 def test_a_stray_needs_the_permissions_to_read_and_to_adopt(urls: Urls, database_url: str) -> None:
-    """A publisher without them is never told that a message counts which lies behind its context's fence."""
+    """A publisher that may not read and adopt fails if its message arrived behind its context's fence."""
     publish_asleep("publisher-that-adopts", urls, database_url, b"adopted")
     with pytest.raises(AccessRefused, match="refuses this user") as caught:
         publish_asleep("publisher", urls, database_url, b"not adopted")
@@ -100,9 +94,6 @@ def test_a_stray_needs_the_permissions_to_read_and_to_adopt(urls: Urls, database
     assert consumed("slept", database_url, urls["owner"], 3) == {
         "17": [b"before adopted", b"adopted", b"before not adopted"]
     }
-
-
-# --- virtual hosts ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -120,17 +111,14 @@ def vhosts(own_broker: LocalRabbitMQ) -> tuple[str, str]:
 
 @pytest.fixture
 def channels(vhosts: tuple[str, str]) -> Iterator[list[BlockingChannel]]:
-    with ExitStack() as stack:
-        opened = [stack.enter_context(broker_connection(url)).channel() for url in vhosts]
-        for channel in opened:
-            channel.confirm_delivery()
-        yield opened
+    with confirming(vhosts[0]) as ours, confirming(vhosts[1]) as theirs:
+        yield [ours, theirs]
 
 
 def test_contexts_of_two_virtual_hosts_do_not_mix(
     vhosts: tuple[str, str], channels: list[BlockingChannel], database_url: str
 ) -> None:
-    """Each has placements, moves, strays and consumers of its own, though all names are the same."""
+    """Each virtual host has placements, moves, strays and consumers of its own under the same names."""
     plain = relatum.SuperStream(NAME)
     for url, channel in zip(vhosts, channels, strict=True):
         with (
@@ -157,7 +145,7 @@ def test_contexts_of_two_virtual_hosts_do_not_mix(
 def test_a_router_is_of_one_virtual_host(
     vhosts: tuple[str, str], channels: list[BlockingChannel], database_url: str
 ) -> None:
-    """A channel of another is refused before anything is sent, whoever told the router where it is."""
+    """A router refuses a channel of another virtual host than that of its first channel or its `broker=`."""
     ours, others = channels
     context, plain = of_context("d"), BasicProperties()
     for first, second in ((context, context), (plain, plain), (plain, context)):
@@ -172,7 +160,7 @@ def test_a_router_is_of_one_virtual_host(
 
 
 async def test_an_asyncio_router_is_of_one_virtual_host(vhosts: tuple[str, str], database_url: str) -> None:
-    """It refuses channels of another as its twin does."""
+    """An asyncio router refuses a channel of another virtual host."""
     ours, others = [await aio_pika.connect(url) for url in vhosts]
     message = aio_pika.Message(b"1", headers={"serialization_context": "e"})
     async with ours, others, relatum.AsyncContextRouter(NAME, database_url) as router:

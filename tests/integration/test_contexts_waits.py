@@ -5,16 +5,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import aio_pika
 import pika
-import psycopg
 import pytest
 import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel
 
-import relatum
 from relatum.contexts import (
     AsyncContextRouter,
     ContextOptions,
@@ -26,29 +23,23 @@ from relatum.contexts import (
 from relatum.contexts._entries import Fence, encode
 from relatum.errors import ContextMoving
 from relatum.superstreams import Layout
-from tests.support import broker_connection, wait_until
+from tests.support import wait_until
 from tests.support.leases import let_lapse
-from tests.support.routing import HeldMove, consumed, of_context, other_than
+from tests.support.place import Place
+from tests.support.routing import HeldMove, confirming, consumed, of_context, other_than
 
 PARTITIONS = 2
-"""Of the fixture `layout`."""
 
 
 @pytest.fixture
-def router(layout: Layout, database_url: str, amqp_url: str) -> Iterator[relatum.ContextRouter]:
-    with relatum.ContextRouter(layout.super_stream, database_url, broker=amqp_url) as opened:
+def router(layout: Layout, database_url: str, amqp_url: str) -> Iterator[ContextRouter]:
+    with ContextRouter(layout.super_stream, database_url, broker=amqp_url) as opened:
         opened.open()
         yield opened
 
 
-def rows(database_url: str, query: str, *values: object) -> list[tuple[Any, ...]]:
-    """The rows of a query, or of a statement that gives some."""
-    with psycopg.connect(database_url) as connection:
-        return connection.execute(query.encode(), values).fetchall()
-
-
-def test_who_publishes_asks_no_more(router: relatum.ContextRouter, channel: BlockingChannel) -> None:
-    """While messages go out, they ask for nothing: a thread looks meanwhile."""
+def test_who_publishes_asks_no_more(router: ContextRouter, channel: BlockingChannel) -> None:
+    """Publishing does not query PostgreSQL while the router's thread looks for changes."""
 
     def told_by_the_clock() -> bool:
         asked, until = router.statistics().asked, time.monotonic() + 0.5
@@ -60,85 +51,58 @@ def test_who_publishes_asks_no_more(router: relatum.ContextRouter, channel: Bloc
 
 
 def test_who_trusts_no_clock_asks_for_each_message(layout: Layout, channel: BlockingChannel, database_url: str) -> None:
-    """No thread looks, and each message is followed by a look of its own."""
+    """A router with `trust_clock=False` queries PostgreSQL once for each message."""
     options = ContextOptions(trust_clock=False)
-    with relatum.ContextRouter(layout.super_stream, database_url, options) as router:
+    with ContextRouter(layout.super_stream, database_url, options) as router:
         for _ in range(5):
             router.publish(channel, b"", of_context("x"))
         assert router.statistics().asked == 5
 
 
 def test_moves_go_on_as_soon_as_publishers_know(
-    router: relatum.ContextRouter,
-    contexts: SerializationContexts,
-    channel: BlockingChannel,
-    layout: Layout,
-    amqp_url: str,
-    database_url: str,
+    router: ContextRouter, contexts: SerializationContexts, channel: BlockingChannel, layout: Layout, place: Place
 ) -> None:
-    """Contexts move to and fro under a publisher that trusts its clock, and each stays in order."""
-    stop, published = threading.Event(), [0]
-
-    def move_to_and_fro() -> None:
-        for target in 3 * [other_than(layout, layout.route("x").stream), layout.route("x").stream]:
-            contexts.move(["x"], target)
-        stop.set()
-
+    """A context that moves while it is published to, by a router that trusts its clock, stays in order."""
+    home = layout.route("x").stream
+    bodies = [b"0"]
     router.publish(channel, b"0", of_context("x"))
-    mover = threading.Thread(target=move_to_and_fro)
-    mover.start()
-    while not stop.is_set():
-        published[0] += 1
-        router.publish(channel, b"%d" % published[0], of_context("x"))
-    mover.join()
-    count = published[0] + 1
-    assert consumed(layout.super_stream, database_url, amqp_url, count) == {
-        "x": [b"%d" % each for each in range(count)]
-    }
+    with ThreadPoolExecutor(1) as pool:
+        moves = pool.submit(lambda: [contexts.move(["x"], to) for to in 3 * [other_than(layout, home), home]])
+        while not moves.done():
+            bodies.append(b"%d" % len(bodies))
+            router.publish(channel, bodies[-1], of_context("x"))
+        moves.result()
+    assert consumed(layout.super_stream, place.database, place.amqp, len(bodies)) == {"x": bodies}
 
 
 def test_movers_that_do_not_wait_are_refused(
-    router: relatum.ContextRouter,
-    contexts: SerializationContexts,
-    channel: BlockingChannel,
-    layout: Layout,
-    amqp_url: str,
-    database_url: str,
-    engine: sa.Engine,
+    router: ContextRouter, contexts: SerializationContexts, channel: BlockingChannel, layout: Layout, place: Place
 ) -> None:
-    """Those of an earlier release cannot begin a move, and a fence of theirs in one that waits is none."""
+    """A mover of an earlier release cannot begin a move, and cannot fence one that waits."""
     router.publish(channel, b"1", of_context("x"))
     old = (
         "INSERT INTO relatum.context_moves (super_stream_id, source_id, target_id, contexts, fence_epoch, epoch, "
         "scan_from, target_scan_from) SELECT super_stream_id, 1, 2, 1, 9, 9, 0, 0 FROM relatum.super_streams "
-        "WHERE name = %s RETURNING move_id"
+        "WHERE name = :name RETURNING move_id"
     )
-    with pytest.raises(psycopg.errors.NotNullViolation):
-        rows(database_url, old, layout.super_stream)
-    with HeldMove(contexts, ["x"], other_than(layout, layout.route("x").stream), "fencing", engine) as held:
+    with pytest.raises(sa.exc.IntegrityError, match="NotNullViolation"):
+        place.sql(old, name=layout.super_stream)
+    with HeldMove(contexts, ["x"], other_than(layout, layout.route("x").stream), "fencing", place.engine) as held:
         held.begin()
         (move,) = contexts.moves()
         assert move.fence_epoch == 0
         # They resume it: look, publish the fence under its epoch, find it, and write down where it is.
         headers, body = encode(Fence(move.move_id, move.fence_epoch, frozenset("x")))
         channel.basic_publish("", move.source, body, pika.BasicProperties(headers=headers))
-        with pytest.raises(psycopg.errors.CheckViolation, match="context_moves_waited"):
-            rows(
-                database_url,
-                "UPDATE relatum.context_moves SET state = 'fenced', fence_offset = 5 WHERE move_id = %s RETURNING 1",
-                move.move_id,
-            )
+        fence = "UPDATE relatum.context_moves SET state = 'fenced', fence_offset = 5 WHERE move_id = :move_id"
+        with pytest.raises(sa.exc.IntegrityError, match="context_moves_waited"):
+            place.sql(fence, move_id=move.move_id)
         held.go()
     (ended,) = contexts.moves(latest=1)
     assert (ended.state, ended.fence_epoch > 0) == (MoveState.SWITCHED, True)
     router.publish(channel, b"2", of_context("x"))
-    assert consumed(layout.super_stream, database_url, amqp_url, 2) == {"x": [b"1", b"2"]}
+    assert consumed(layout.super_stream, place.database, place.amqp, 2) == {"x": [b"1", b"2"]}
 
-
-# --- moves whose mover is gone ------------------------------------------------------------------------------------
-
-WAIT = "relatum.contexts._move_steps.MOVE_WAIT_S"
-"""How long a mover waits before its fence, to be patched."""
 
 TAKEN = "is gone on with: its mover is gone"
 
@@ -181,7 +145,7 @@ def state_of(c: SerializationContexts, move_id: int) -> MoveState:
 async def test_an_asyncio_router_goes_on_with_a_move_its_message_waits_for(
     move_id: int, c: SerializationContexts, amqp_url: str, database_url: str
 ) -> None:
-    """Publishing to a context whose mover died ends as if it had not; the loop is not held up by that."""
+    """An asyncio router that publishes to a context whose mover died ends the move."""
     async with await aio_pika.connect(amqp_url) as connection:
         channel = await connection.channel()
         async with AsyncContextRouter(c.super_stream, database_url) as router:
@@ -190,7 +154,7 @@ async def test_an_asyncio_router_goes_on_with_a_move_its_message_waits_for(
 
 
 def test_a_mover_ends_it_before_its_own(move_id: int, c: SerializationContexts) -> None:
-    """Who moves the same context finds no abandoned move in the way."""
+    """Moving a context ends an abandoned move of it first."""
     [back] = c.move("c", f"{c.super_stream}-0")
     assert state_of(c, move_id) is back.state is MoveState.SWITCHED
 
@@ -198,15 +162,10 @@ def test_a_mover_ends_it_before_its_own(move_id: int, c: SerializationContexts) 
 def test_one_of_many_goes_on_with_it(
     move_id: int, c: SerializationContexts, amqp_url: str, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However many wait for a move, one takes it."""
+    """One of several publishers that wait for an abandoned move ends it."""
 
     def publish(_number: int) -> None:
-        with (
-            broker_connection(amqp_url) as connection,
-            ContextRouter(c.super_stream, database_url) as router,
-        ):
-            channel = connection.channel()
-            channel.confirm_delivery()
+        with confirming(amqp_url) as channel, ContextRouter(c.super_stream, database_url) as router:
             router.publish(channel, b"c", of_context("c"))
 
     with caplog.at_level(logging.WARNING, "relatum.contexts"), ThreadPoolExecutor(6) as pool:
@@ -218,8 +177,8 @@ def test_one_of_many_goes_on_with_it(
 def test_a_mover_that_lives_says_so(
     c: SerializationContexts, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mover that waits for longer than it counts as heard of says meanwhile that it is there."""
-    monkeypatch.setattr(WAIT, 90.0)
+    """A mover that waits keeps its move attended."""
+    monkeypatch.setattr("relatum.contexts._move_steps.MOVE_WAIT_S", 90.0)
     mover = threading.Thread(target=c.move, args=("c", f"{c.super_stream}-1"))
     mover.start()
     wait_until(lambda: bool(c.moves()), what="the mover waits")
@@ -231,17 +190,12 @@ def test_a_mover_that_lives_says_so(
 
 
 def test_a_router_that_may_not_go_on_leaves_it_to_others(
-    c: SerializationContexts,
-    channel: BlockingChannel,
-    engine: sa.Engine,
-    database_url: str,
-    caplog: pytest.LogCaptureFixture,
+    c: SerializationContexts, channel: BlockingChannel, place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It says so once, however often it looks, and its message ends as any that waits for too long."""
-    leave(c, engine)
-    with engine.begin() as connection:
-        connection.execute(sa.text("REVOKE UPDATE ON relatum.context_moves FROM relatum_router"))
-    as_router = f"{database_url}?options=-crole%3Drelatum_router"
+    """A router without the right to end a move logs that once, and its message fails with `ContextMoving`."""
+    leave(c, place.engine)
+    place.sql("REVOKE UPDATE ON relatum.context_moves FROM relatum_router")
+    as_router = f"{place.database}?options=-crole%3Drelatum_router"
     with ContextRouter(c.super_stream, as_router, ContextOptions(timeout_s=2.5)) as router:
         with pytest.raises(ContextMoving):
             router.publish(channel, b"c1", of_context("c"))
@@ -251,18 +205,12 @@ def test_a_router_that_may_not_go_on_leaves_it_to_others(
 
 
 def test_going_on_with_a_move_ends_with_the_time_out(
-    c: SerializationContexts,
-    channel: BlockingChannel,
-    engine: sa.Engine,
-    database_url: str,
-    caplog: pytest.LogCaptureFixture,
+    c: SerializationContexts, channel: BlockingChannel, place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A move that waits for somebody's lock keeps no message for longer than told; nothing is away."""
-    leave(c, engine)
-    with (
-        engine.begin() as connection,
-        ContextRouter(c.super_stream, database_url, ContextOptions(timeout_s=4.0)) as router,
-    ):
+    """A router that ends a move waits for a row lock no longer than its time-out, and does not call PostgreSQL away."""
+    leave(c, place.engine)
+    options = ContextOptions(timeout_s=4.0)
+    with place.engine.begin() as connection, ContextRouter(c.super_stream, place.database, options) as router:
         connection.execute(sa.text("SELECT FROM relatum.placements WHERE name = 'c' FOR UPDATE"))
         began = time.monotonic()
         with pytest.raises(ContextMoving):

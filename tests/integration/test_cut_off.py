@@ -2,22 +2,20 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import pika
 import pytest
-import sqlalchemy as sa
 
 from relatum import Broker
-from relatum.collecting import Bulk, ExecutorOptions, MessageCollector, OutcomeStatus
+from relatum.collecting import OutcomeStatus
 from relatum.contexts import SerialConsumer, SerialOptions
 from tests.support import wait_until
+from tests.support.collectors import Collecting, Consumer, Gate, wait_status
 from tests.support.leases import LEASE_S
 from tests.support.place import FailingPlace, Place
 from tests.support.serial_consuming import SerialBed, serial_bed
-from tests.support.tables import serial_members
 
 PARTITIONS = 4
 
@@ -95,7 +93,7 @@ class Consumed:
 def test_partitions_of_a_serial_consumer_that_is_cut_off_are_taken_over(
     place: Place, bed: SerialBed, lines: list[FailingPlace]
 ) -> None:
-    """The other consumes all, once and in order, until the first is back; where both were away, both come back."""
+    """A member takes over the partitions of one that is cut off; both come back, also after both were cut off."""
     consumed = Consumed(bed, place.database)
 
     def goes_on(*shares: int) -> None:
@@ -104,8 +102,7 @@ def test_partitions_of_a_serial_consumer_that_is_cut_off_are_taken_over(
         consumed.wait()
 
     def nobody_has_a_lease() -> bool:
-        with place.engine.connect() as connection:
-            return not connection.scalars(sa.select(serial_members.c.holder)).all()
+        return not place.sql("SELECT holder FROM relatum.serial_members")
 
     line, other = lines
     with consumed.running(line.broker) as first, consumed.running(other.broker) as second:
@@ -195,48 +192,20 @@ def test_nothing_is_handed_out_after_the_end_of_a_lease(place: Place, bed: Seria
         assert consumer.next_batch(90) is not None
 
 
-def collector(at: FailingPlace, execute: Callable[[Bulk], None], options: ExecutorOptions) -> MessageCollector:
-    """A member that consumes the place's stream by a line to the broker."""
-    made = MessageCollector(
-        "billing", database=at.place.database, broker=at.broker, streams=[at.place.stream], lease_s=LEASE_S
-    )
-    made.register_executor("order", execute, options)
-    return made
-
-
-def publish(place: Place, *ids: str) -> None:
-    place.put(*((each.encode(), pika.BasicProperties(type="order", message_id=each)) for each in ids))
-
-
-def wait_for(member: MessageCollector, status: OutcomeStatus, *ids: str) -> None:
-    """Wait until all have a status."""
-    are = f"{status} of {ids}"
-    wait_until(lambda: {member.outcome(each).status for each in ids} == {status}, what=are, every_s=0.1)
-
-
 def test_the_stream_of_a_collector_that_is_cut_off_is_taken_over(place: Place, lines: list[FailingPlace]) -> None:
-    """The other follows it; the first consumes what it has in memory, and follows again when both are back."""
-    gate = threading.Event()
-    consumed: dict[str, list[str]] = {"first": [], "second": []}
-    options = ExecutorOptions(bulk_messages=1, max_age_s=0.01)
-
-    def wait(bulk: Bulk) -> None:
-        assert gate.wait(90)
-        note(bulk, "first")
-
-    def note(bulk: Bulk, by: str = "second") -> None:
-        consumed[by].extend(each.message_id for each in bulk.messages)
-
+    """A collector that is cut off consumes what it holds, and follows its stream again once the other has ended."""
+    gate, consumer, collecting = Gate(), Consumer(), Collecting(place)
+    options = {"bulk_messages": 1, "lease_s": LEASE_S}
     line, other = lines
-    with collector(line, wait, options) as first:
-        publish(place, *"ab")
-        wait_for(first, OutcomeStatus.FORWARDED, "a")
-        wait_for(first, OutcomeStatus.COLLECTED, "b")
-        with line.fault(CUT), collector(other, note, options) as second:
-            publish(place, "c")
-            wait_for(second, OutcomeStatus.SUCCEEDED, "c")
-            gate.set()
-            wait_for(second, OutcomeStatus.SUCCEEDED, *"abc")
-        publish(place, "d")
-        wait_for(first, OutcomeStatus.SUCCEEDED, "d")
-    assert consumed == {"first": ["a", "b", "d"], "second": ["c"]}
+    with collecting.collector(gate, broker=line.broker, **options) as first, gate.closed():
+        collecting.put(*"ab")
+        wait_status(first, OutcomeStatus.FORWARDED, "a")
+        wait_status(first, OutcomeStatus.COLLECTED, "b")
+        with line.fault(CUT), collecting.collector(consumer, broker=other.broker, **options) as second:
+            collecting.put("c")
+            wait_status(second, OutcomeStatus.SUCCEEDED, "c")
+            gate.opened.set()
+            wait_status(second, OutcomeStatus.SUCCEEDED, *"abc")
+        collecting.put("d")
+        wait_status(first, OutcomeStatus.SUCCEEDED, "d")
+    assert (gate.bodies, consumer.bodies) == (["a", "b", "d"], ["c"])

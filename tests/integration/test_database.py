@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.errors import DatabaseUnavailable, RowRefused, UsedAfterClose
-from relatum.store.database import Database, as_engine, make_engine, sql
+from relatum.store.database import Database, as_engine, sql
 from relatum.store.translation import translated_errors
 from relatum.waiting import Threads, in_thread
 
@@ -122,23 +122,12 @@ def test_what_was_dead_in_the_pool_is_replaced(database: Database, database_url:
 
 
 def test_a_refused_value_is_not_repeated_and_harms_no_connection(database: Database) -> None:
-    """The connection is used on."""
+    """A refused value is an error at once, and its connection stays in use."""
     database.rows(ADD, {"named": "a"})
     (before,) = database.rows(PID, {})
     with pytest.raises(RowRefused):
         database.rows(ADD, {"named": "a"})
     assert database.rows(PID, {}) == [before]
-
-
-def test_a_connection_that_is_kept_stands_in_nobodys_way(database_url: str) -> None:
-    """With room for two, one is kept; a transaction, and a statement beside it, have what they need."""
-    database = Database(database_url, pool_size=1)
-    database.rows(NAMES, {})
-    assert (database.pool.idle, database.pool.in_use) == (1, 0)
-    with database.transaction() as connection:
-        connection.execute(NAMES)
-        assert database.rows(NAMES, {}) == []
-    database.close()
 
 
 def test_a_shared_database_is_as_it_was(database_url: str) -> None:
@@ -160,10 +149,9 @@ def test_a_shared_database_is_as_it_was(database_url: str) -> None:
 
 
 def test_what_is_closed_says_so(database_url: str) -> None:
-    """Statements and transactions alike."""
-    database = Database(database_url, refusing="closed; go home")
-    database.rows(NAMES, {})
-    database.close()
+    """Statements and transactions of a closed database fail with its `refusing` text."""
+    with closing(Database(database_url, refusing="closed; go home")) as database:
+        database.rows(NAMES, {})
     for use in (lambda: database.rows(NAMES, {}), lambda: database.run(lambda connection: connection.execute(NAMES))):
         with pytest.raises(UsedAfterClose, match="go home"):
             use()
@@ -186,11 +174,8 @@ async def test_a_task_that_waits_for_a_connection_no_more_leaves_it_to_others(da
 
 @pytest.mark.parametrize("style", ["German", "SQL, DMY"])
 def test_moments_are_read_whatever_style_the_database_has(database_url: str, style: str) -> None:
-    """Of sessions that are not told otherwise, as `ALTER DATABASE … SET DateStyle` has them."""
-    engine = make_engine(f"{database_url}?options={quote(f'-cDateStyle={style}'.replace(' ', ''))}")
-    try:
-        with engine.connect() as connection:
-            found = connection.execute(sa.text("SELECT timestamptz '2026-11-23 18:00:00.5+00'")).scalar_one()
-        assert found == datetime(2026, 11, 23, 18, 0, 0, 500_000, UTC)
-    finally:
-        engine.dispose()
+    """Times are read correctly in sessions with any `DateStyle`, as `ALTER DATABASE … SET DateStyle` sets it."""
+    url = f"{database_url}?options={quote(f'-cDateStyle={style}'.replace(' ', ''))}"
+    with as_engine(url) as engine, engine.connect() as connection:
+        found = connection.execute(sa.text("SELECT timestamptz '2026-11-23 18:00:00.5+00'")).scalar_one()
+    assert found == datetime(2026, 11, 23, 18, 0, 0, 500_000, UTC)

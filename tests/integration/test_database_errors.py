@@ -4,11 +4,10 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import LiteralString
 from urllib.parse import urlsplit, urlunsplit
 
-import psycopg
 import pytest
-from psycopg import sql
 from typer.testing import CliRunner
 
 import relatum
@@ -22,11 +21,13 @@ from relatum_cli.exits import exit_code_of
 from relatum_consumer import Relations
 from relatum_migrations import upgrade
 from tests.support import unique_name
+from tests.support.databases import administer
 from tests.support.fake_postgresql import answering, refusal, welcome
 from tests.support.pgbouncer import Account, pgbouncer
 from tests.support.tls import FILES
 
 SECRET = "pass-word"
+"""The password of the fixture `role`."""
 
 
 def use(url: str) -> RelatumError:
@@ -66,40 +67,28 @@ def changed(url: str, *, user: str | None = None, at: str | None = None, name: s
 def role(database_url: str) -> Iterator[str]:
     """A user who may log in, and nothing more."""
     name = unique_name("relatum_role").replace("-", "_")
-
-    def run(statement: str) -> None:
-        with psycopg.connect(database_url, autocommit=True) as connection:
-            connection.execute(sql.SQL(statement).format(sql.Identifier(name), sql.Literal(SECRET)))
-
-    run("CREATE ROLE {} LOGIN PASSWORD {}")
+    administer(database_url, "CREATE ROLE {} LOGIN PASSWORD 'pass-word'", name)
     yield name
-    run("DROP OWNED BY {}")
-    run("DROP ROLE {}")
+    administer(database_url, "DROP OWNED BY {}", name)
+    administer(database_url, "DROP ROLE {}", name)
 
 
 @pytest.mark.parametrize(
     ("change", "kind", "reason", "said"),
     [
-        ("ALTER ROLE {role} PASSWORD 'another'", AccessRefused, None, "authentication failed"),
-        ("ALTER ROLE {role} NOLOGIN", AccessRefused, None, "not permitted to log in"),
-        ("ALTER ROLE {role} CONNECTION LIMIT 0", DatabaseUnavailable, "connections", "too many connections for role"),
-        ("GRANT USAGE ON SCHEMA public TO {role}", AccessRefused, None, "permission denied"),
-        ("GRANT USAGE ON SCHEMA relatum TO {role}", AccessRefused, None, "relatum_router places"),
-        (
-            "REVOKE CONNECT ON DATABASE {database} FROM PUBLIC",
-            AccessRefused,
-            None,
-            "permission denied for database",
-        ),
+        ("ALTER ROLE {0} PASSWORD 'another'", AccessRefused, None, "authentication failed"),
+        ("ALTER ROLE {0} NOLOGIN", AccessRefused, None, "not permitted to log in"),
+        ("ALTER ROLE {0} CONNECTION LIMIT 0", DatabaseUnavailable, "connections", "too many connections for role"),
+        ("GRANT USAGE ON SCHEMA public TO {0}", AccessRefused, None, "permission denied"),
+        ("GRANT USAGE ON SCHEMA relatum TO {0}", AccessRefused, None, "relatum_router places"),
+        ("REVOKE CONNECT ON DATABASE {1} FROM PUBLIC", AccessRefused, None, "permission denied for database"),
     ],
 )
 def test_what_a_user_may_not_do_is_named(
-    database_url: str, role: str, change: str, kind: type[RelatumError], reason: str | None, said: str
+    database_url: str, role: str, change: LiteralString, kind: type[RelatumError], reason: str | None, said: str
 ) -> None:
-    """A wrong password, no login, no grant are for a person to mend; a limit of connections passes."""
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        names = {"role": sql.Identifier(role), "database": sql.Identifier(connection.info.dbname)}
-        connection.execute(sql.SQL(change).format(**names))
+    """A missing right of a user is refused access, and named; a limit of connections may pass."""
+    administer(database_url, change, role, urlsplit(database_url).path[1:])
     check(changed(database_url, user=role), kind, reason, said)
 
 
@@ -107,9 +96,8 @@ def test_what_a_user_may_not_do_is_named(
 def test_who_may_only_read_records_nothing_and_is_told(
     amqp_url: str, stream_name: str, database_url: str, role: str, granted: str
 ) -> None:
-    """A recorder does not warn for ever of what waiting cannot cure: it ends, and says which role is missing."""
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute(sql.SQL("GRANT {} TO {}").format(sql.Identifier(granted), sql.Identifier(role)))
+    """A recorder that may only read ends at once, and names the role that it needs."""
+    administer(database_url, "GRANT {} TO {}", granted, role)
     with pytest.raises(AccessRefused, match="GRANT relatum_recorder") as refused:
         Recorder(amqp_url, changed(database_url, user=role), [stream_name]).run(threading.Event())
     assert exit_code_of(refused.value) == 3
@@ -206,23 +194,20 @@ def test_certificates_of_postgresql_are_told_apart(database_url: str, tmp_path: 
             check(f"{url}?{query}", ConfigurationError, None, said)
 
 
-def _consume(broker: str, database: str) -> None:
-    with relatum.SerialConsumer("orders", "test", database=database, broker=broker) as consumer:
-        consumer.status()
-
-
 COMPONENTS: dict[str, Callable[[str, str], object]] = {
     "look-ups": lambda broker, database: Relations(broker, database).find("host", "h"),
     "the schema": lambda broker, database: upgrade(database),
     "affinity sets": lambda broker, database: relatum.AffinitySets("orders", database, broker=broker).count(),
-    "serial consumers": lambda broker, database: _consume(broker, database),
+    "serial consumers": lambda broker, database: relatum.SerialConsumer(
+        "orders", "test", database=database, broker=broker
+    ).start(),
     "outcomes": lambda broker, database: relatum.Outcomes(database).of("id"),
 }
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
 def test_every_component_says_it_so(amqp_url: str, component: str) -> None:
-    """One translation, whoever asks."""
+    """Each component raises the same error for a refused password, and does not show it."""
     with answering(refusal("28P01", 'password authentication failed for user "user"')) as url:
         with pytest.raises(AccessRefused, match="authentication failed") as refused:
             COMPONENTS[component](amqp_url, url)

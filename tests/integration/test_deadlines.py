@@ -4,13 +4,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy as sa
 
 from relatum.errors import DatabaseUnavailable
-from relatum.store.database import make_engine
+from relatum.store.database import as_engine, make_engine
 from relatum.store.settling import CommitInDoubt, Tokens, joined, settle
 from relatum.store.translation import translated_errors
 from relatum.waiting import Deadline, within
@@ -35,44 +36,40 @@ def _ask(engine: sa.Engine) -> int:
         return int(connection.execute(_read).scalar_one())
 
 
-def test_a_locked_table_is_waited_for_in_time_and_the_server_is_told(engine: sa.Engine, database_url: str) -> None:
-    """Until the call's deadline, or the engine's own limit, or until another thread brings the deadline forward."""
-    limited = make_engine(database_url, statement_s=SHORT_S)
-    with locked(database_url, "streams"):
-        with in_time(SHORT_S), within(SHORT_S), pytest.raises(DatabaseUnavailable, match=r"in time \(0.3 s\)"):
-            _ask(engine)
-        with in_time(SHORT_S), pytest.raises(DatabaseUnavailable, match=r"in time \(0"):
-            _ask(limited)
-        with in_time(SHORT_S), within(None) as deadline:
-            threading.Timer(SHORT_S, deadline.end_in, (0,)).start()
-            with pytest.raises(DatabaseUnavailable, match="the work was ended"):
-                _ask(engine)
-        nobody_waits(database_url)
-    limited.dispose()
-    assert _ask(engine) == 0
-
-
-@pytest.mark.parametrize("has_deadline", [True, False])
-def test_a_listener_that_never_speaks_is_waited_for_in_time(has_deadline: bool) -> None:
-    """Connecting to what accepts and says nothing ends with the deadline, and without one by `connect_timeout`."""
-    with silent_database() as url:
-        engine = make_engine(url if has_deadline else f"{url}?connect_timeout=2")
-        most_s = SHORT_S if has_deadline else None
-        with in_time(most_s or 2.0), within(most_s), pytest.raises(DatabaseUnavailable):
-            _ask(engine)
-        engine.dispose()
-
-
-def test_a_busy_pool_is_waited_for_until_the_deadline(engine: sa.Engine) -> None:
-    """A call waits for a connection of the pool no longer than it may last, also where that is brought forward."""
-    with engine.connect():
+@pytest.mark.parametrize("is_locked", [True, False], ids=["locked table", "busy pool"])
+def test_what_is_busy_is_waited_for_until_the_deadline(engine: sa.Engine, database_url: str, is_locked: bool) -> None:
+    """A call waits for a table or a connection until its deadline, which another thread may bring forward."""
+    busy: Any = locked(database_url, "streams") if is_locked else engine.connect()
+    with busy:
         with in_time(SHORT_S), within(SHORT_S), pytest.raises(DatabaseUnavailable, match=r"in time \(0\.3 s\)"):
             _ask(engine)
         with in_time(SHORT_S), within(None) as deadline:
             threading.Timer(SHORT_S, deadline.end_in, (0,)).start()
             with pytest.raises(DatabaseUnavailable, match="the work was ended"):
                 _ask(engine)
+        nobody_waits(database_url)
     assert _ask(engine) == 0
+
+
+def test_a_locked_table_is_waited_for_until_the_engines_limit(database_url: str) -> None:
+    """A call without a deadline ends by its engine's limit, and leaves no statement that waits."""
+    with as_engine(database_url, statement_s=SHORT_S) as limited, locked(database_url, "streams"):
+        with in_time(SHORT_S), pytest.raises(DatabaseUnavailable, match=r"in time \(0"):
+            _ask(limited)
+        nobody_waits(database_url)
+
+
+@pytest.mark.parametrize(("query", "most_s"), [("", SHORT_S), ("?connect_timeout=2", None)])
+def test_a_listener_that_never_speaks_is_waited_for_in_time(query: str, most_s: float | None) -> None:
+    """Connecting to a silent server ends at the deadline, and without one by `connect_timeout`."""
+    with (
+        silent_database() as url,
+        as_engine(url + query) as engine,
+        in_time(most_s or 2.0),
+        within(most_s),
+        pytest.raises(DatabaseUnavailable),
+    ):
+        _ask(engine)
 
 
 def test_a_stopped_server_holds_nobody(engine: sa.Engine, database_url: str) -> None:
@@ -141,7 +138,7 @@ def test_an_answer_that_is_there_is_taken(engine: sa.Engine) -> None:
 
 
 def test_what_comes_back_or_is_opened_after_an_engines_end_is_closed(engine: sa.Engine) -> None:
-    """Whoever is still at work then, or was not waited for, leaves no connection open."""
+    """A connection that is returned or opened after the end of its engine is closed."""
     with engine.connect() as connection:
         still_used: psycopg.Connection = connection.connection.driver_connection  # type: ignore[assignment]
         engine.dispose()

@@ -33,6 +33,7 @@ from relatum.membership import GROUP_KEY
 from relatum.recording import Recorder, prune, status
 from relatum.recording.embedded import EmbeddedRecorder
 from relatum.store.database import Database
+from relatum.superstreams import Layout
 from relatum_consumer import AsyncRelations, Relations
 from tests.support import broker_connection, in_a_try, unique_name, until_answered, wait_until
 from tests.support.affinity import Face
@@ -40,7 +41,7 @@ from tests.support.leases import LEASE_S
 from tests.support.place import FailingPlace, Place
 from tests.support.ports import STREAM_OFFSET, free_port
 from tests.support.relations import FACES
-from tests.support.routing import of_context
+from tests.support.routing import confirming, of_context
 from tests.support.serial_consuming import serial_bed
 from tests.support.standstill import SLACK_S, in_time, locked, nobody_waits, somebody_waits
 from tests.support.super_streams import super_stream
@@ -61,9 +62,6 @@ DOCUMENTED = {
     for found in ROW.finditer((Path(__file__).parents[2] / "docs" / "answers.md").read_text())
 }
 """The waits of the table, and by how much later they end at most."""
-
-
-# --- components -----------------------------------------------------------------------------------------------------
 
 
 def _relations(at: FailingPlace) -> Any:
@@ -111,14 +109,8 @@ def _consumer(at: FailingPlace) -> Any:
     return made, bed
 
 
-def _channel(at: FailingPlace) -> Any:
-    channel = at.enter(broker_connection(at.place.amqp)).channel()
-    channel.confirm_delivery()
-    return channel
-
-
 def _running(at: FailingPlace, component: Any, *handler: Any) -> tuple[threading.Thread, threading.Event]:
-    """A component that runs in a thread until its stop is set."""
+    """A thread in which a component runs, and the event that stops it."""
     stop = threading.Event()
 
     async def in_a_loop() -> None:
@@ -132,9 +124,6 @@ def _running(at: FailingPlace, component: Any, *handler: Any) -> tuple[threading
     thread = threading.Thread(target=target, name="runs", daemon=True)
     thread.start()
     return thread, stop
-
-
-# --- what is asked of them ------------------------------------------------------------------------------------------
 
 
 def _complete(at: FailingPlace) -> None:
@@ -169,7 +158,7 @@ def _receipt_outcome(at: FailingPlace) -> None:
 
 
 def _outcomes_wait(at: FailingPlace, fault: str, error: type[Exception], *, is_shared: bool = False) -> None:
-    """And leave no statement that waits for a lock."""
+    """No statement is left that waits for a lock."""
     database = at.enter(closing(Database(at.place.database))) if is_shared else at.place.database
     outcomes = (AsyncOutcomes if at.is_async else Outcomes)(database)
     at.at_end(outcomes.close)
@@ -180,7 +169,6 @@ def _outcomes_wait(at: FailingPlace, fault: str, error: type[Exception], *, is_s
 
 
 def _collector_closes(at: FailingPlace, fault: str) -> None:
-    """Also where every thread of it asks the database."""
     taken = threading.Event()
     collector = _collector(at, lambda _: taken.set())
     at.go(collector.start())
@@ -194,7 +182,6 @@ def _collector_closes(at: FailingPlace, fault: str) -> None:
 
 
 def _consumer_closes(at: FailingPlace, fault: str) -> None:
-    """The member's threads end, too."""
     consumer, _ = _consumer(at)
     with at.fault(fault):
         assert at.go(consumer.close(WAIT_S)) in (True, False)
@@ -278,18 +265,15 @@ def _embedded_recorder_closes(at: FailingPlace) -> None:
         recorder.close()
 
 
-def _stops_as_it_starts(at: FailingPlace, make: Callable[[FailingPlace], Any]) -> None:
+def _stops_as_it_starts(at: FailingPlace, kind: str) -> None:
     """A statement that PostgreSQL does not answer has half a minute, and a second where its owner is to stop."""
+    recorder = Recorder(at.place.amqp, at.place.database, [at.place.stream], keys=["order_id"])
     with at.fault("locked keys collectors"):
-        thread, stop = _running(at, make(at))
+        thread, stop = _running(at, _collector(at) if kind == "collector" else recorder)
         somebody_waits(at.place.database)
         stop.set()
         thread.join(90)
     assert not thread.is_alive()
-
-
-def _recorder(at: FailingPlace) -> Recorder:
-    return Recorder(at.place.amqp, at.place.database, [at.place.stream], keys=["order_id"])
 
 
 def _router_ends(at: FailingPlace) -> None:
@@ -297,7 +281,7 @@ def _router_ends(at: FailingPlace) -> None:
     name = at.enter(super_stream(at.place.broker, 2)).super_stream
     router = relatum.ContextRouter(name, at.database, ContextOptions(timeout_s=WAIT_S))
     at.at_end(router.close)
-    channel = _channel(at)
+    channel = at.enter(confirming(at.place.amqp))
     for context, most_s in (("first", WAIT_S), ("new", 3 * WAIT_S)):
         with in_time(most_s), at.fault("database frozen", DatabaseUnavailable):
             router.publish(channel, b"1", of_context(context))
@@ -310,7 +294,7 @@ def _affinity_goes_on(at: FailingPlace) -> None:
     """With the options users have, a message of a known set waits for a look of a second, and is published."""
     name = at.enter(super_stream(at.place.broker, 2)).super_stream
     router = at.enter(relatum.AffinityRouter(name, at.database))
-    publisher = Face(router, _channel(at))
+    publisher = Face(router, at.enter(confirming(at.place.amqp)))
     publisher.publish(b"1", "known")
     with at.fault("database frozen"):
         for _ in range(3):
@@ -345,27 +329,22 @@ BROKER_FROZEN: dict[str, Callable[[FailingPlace], None]] = {
 }
 """The table of docs/answers.md."""
 
-COLLECTED, LOCKED = "locked collected_messages", "locked relationships"
+_outcomes_locked = partial(_outcomes_wait, fault="locked collected_messages", error=DatabaseUnavailable)
+_recorder_locked = partial(_recorder_stops, fault="locked relationships")
 
 DATABASE_AWAY: dict[str, tuple[Callable[[FailingPlace], None], float]] = {
     "a receipt waits": (partial(_receipt_waits, fault="database frozen"), 2 * WAIT_S),
-    "outcomes wait": (partial(_outcomes_wait, fault=COLLECTED, error=DatabaseUnavailable), 2 * WAIT_S),
-    "outcomes of a shared database wait": (
-        partial(_outcomes_wait, fault=COLLECTED, error=DatabaseUnavailable, is_shared=True),
-        2 * WAIT_S,
-    ),
+    "outcomes wait": (_outcomes_locked, 2 * WAIT_S),
+    "outcomes of a shared database wait": (partial(_outcomes_locked, is_shared=True), 2 * WAIT_S),
     "a collector closes": (partial(_collector_closes, fault="database frozen"), WAIT_S + 10.0),
     "a serial consumer closes": (partial(_consumer_closes, fault="database frozen"), 4.0),
     "a serial consumer stops, silence": (partial(_consumer_stops, fault="locked serial_positions"), 2.0),
     "a serial consumer stops, refused": (partial(_consumer_stops, fault="database refused"), 2.0),
-    "a collector stops as it starts": (partial(_stops_as_it_starts, make=_collector), 2.0),
-    "a recorder stops as it starts": (partial(_stops_as_it_starts, make=_recorder), 2.0),
+    "a collector stops as it starts": (partial(_stops_as_it_starts, kind="collector"), 2.0),
+    "a recorder stops as it starts": (partial(_stops_as_it_starts, kind="recorder"), 2.0),
     "a recorder stops": (partial(_recorder_stops, fault="database frozen"), STOP_S + WAIT_S),
-    "a recorder stops, a lock": (partial(_recorder_stops, fault=LOCKED), STOP_S + WAIT_S),
-    "a recorder of a shared database stops, a lock": (
-        partial(_recorder_stops, fault=LOCKED, is_shared=True),
-        STOP_S + WAIT_S,
-    ),
+    "a recorder stops, a lock": (_recorder_locked, STOP_S + WAIT_S),
+    "a recorder of a shared database stops, a lock": (partial(_recorder_locked, is_shared=True), STOP_S + WAIT_S),
     "an embedded recorder closes": (_embedded_recorder_closes, 2.0),
     "a router opens, publishes and closes": (_router_ends, 1.0),
     "an affinity router goes on": (_affinity_goes_on, 2.0),
@@ -386,7 +365,7 @@ def faces_of(cases: dict[str, Any]) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("wait", "face"), faces_of(BROKER_FROZEN))
 def test_each_wait_ends_when_the_table_says(wait: str, failing: FailingPlace) -> None:
-    """With a broker that stands still in the middle, it has said what it says by then."""
+    """A wait during which the broker freezes ends within the time that docs/answers.md states."""
 
     def is_in_time() -> bool:
         try:
@@ -400,14 +379,14 @@ def test_each_wait_ends_when_the_table_says(wait: str, failing: FailingPlace) ->
 
 
 def test_the_table_names_the_waits_that_are_measured() -> None:
-    """No row without its test; `wait_related` has a file of its own."""
+    """Each row of the table is tested here, except `wait_related`, which has its own file."""
     assert set(DOCUMENTED) == {*BROKER_FROZEN, "wait_related(timeout_s=)"}
 
 
 @pytest.mark.differs
 @pytest.mark.parametrize(("case", "face"), faces_of(DATABASE_AWAY))
 def test_each_ends_in_its_time_while_postgresql_is_away(case: str, failing: FailingPlace) -> None:
-    """Nobody waits for an answer of PostgreSQL longer than it was given."""
+    """A call ends within its time while PostgreSQL does not answer."""
     ask, most_s = DATABASE_AWAY[case]
     ask(failing)
     assert failing.took_s < most_s + SLACK_S
@@ -415,41 +394,31 @@ def test_each_ends_in_its_time_while_postgresql_is_away(case: str, failing: Fail
     wait_until(lambda: not any("waits" in each.name for each in threading.enumerate()), what="its threads end")
 
 
-# --- what has no row ------------------------------------------------------------------------------------------------
-
-
-async def test_a_cancelled_publication_lets_go_of_the_database(place: Place) -> None:
+async def test_a_cancelled_publication_lets_go_of_the_database(place: Place, layout: Layout) -> None:
     """A task that is cancelled while its context is placed leaves no statement that waits for a lock."""
-
-    def message(context: str) -> aio_pika.Message:
-        return aio_pika.Message(b"1", headers=dict(of_context(context).headers))
-
-    with super_stream(place.broker, 2) as layout:
-        connection = await aio_pika.connect(place.amqp)
-        async with connection, relatum.AsyncContextRouter(layout.super_stream, place.database) as router:
-            channel = await connection.channel()
-            await router.publish(channel, message("known"))
-            with locked(place.database, "placements"):
-                with in_time(WAIT_S), pytest.raises(TimeoutError):
-                    await asyncio.wait_for(router.publish(channel, message("new")), WAIT_S)
-                await asyncio.to_thread(nobody_waits, place.database)
+    known, new = (aio_pika.Message(b"1", headers={"serialization_context": each}) for each in ("known", "new"))
+    connection = await aio_pika.connect(place.amqp)
+    async with connection, relatum.AsyncContextRouter(layout.super_stream, place.database) as router:
+        channel = await connection.channel()
+        await router.publish(channel, known)
+        with locked(place.database, "placements"):
+            with in_time(WAIT_S), pytest.raises(TimeoutError):
+                await asyncio.wait_for(router.publish(channel, new), WAIT_S)
+            await asyncio.to_thread(nobody_waits, place.database)
 
 
 @pytest.mark.parametrize(("is_away", "told"), [(True, "is away"), (False, "is waiting and will retry")])
 def test_what_is_asked_for_rarely_does_not_hold_the_stop(
     is_away: bool, told: str, place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a broker that is away, or a name that is no stream, `run` ends at its stop, however long the pauses are.
-
-    Whether a name is a stream only the broker knows: nothing is written of it.
-    """
+    """A recorder that waits for its broker or its stream stops in time, and has stored no stream."""
     monkeypatch.setattr("relatum.waiting._failures.BACKOFF_S", (90.0, 90.0))
     broker = f"amqp://guest:guest@127.0.0.1:{free_port((0, STREAM_OFFSET))}" if is_away else place.amqp
     stop = threading.Event()
     thread = threading.Thread(target=Recorder(broker, place.database, [unique_name()]).run, args=[stop], daemon=True)
     thread.start()
     wait_until(lambda: told in caplog.text, what="what it waits for is told")
-    assert place.sql("SELECT FROM relatum.streams") == []
+    assert place.sql("SELECT name FROM relatum.streams") == []
     with in_time(STOP_S):
         stop.set()
         thread.join(90)
@@ -458,7 +427,7 @@ def test_what_is_asked_for_rarely_does_not_hold_the_stop(
 
 @pytest.mark.parametrize("face", ["blocking"])
 def test_a_recorder_goes_on_when_the_database_does(failing: FailingPlace, caplog: pytest.LogCaptureFixture) -> None:
-    """It gives up a statement that is not answered, says so, and records each message once when PostgreSQL goes on."""
+    """A recorder logs that PostgreSQL does not answer, and records each message once when it answers again."""
     place, short = failing.place, Database(failing.database, refusing=None, statement_s=WAIT_S)
     thread, stop = _running(failing, Recorder(place.amqp, short, [place.stream], keys=["order_id"]))
     place.put((b"a", {"order_id": 1}))
@@ -474,7 +443,7 @@ def test_a_recorder_goes_on_when_the_database_does(failing: FailingPlace, caplog
 
 
 def test_what_commands_do_once_ends_by_the_urls_limit(amqp_url: str, database_url: str) -> None:
-    """`?statement_timeout_s=` in the URL is the limit of what has no time-out of its own."""
+    """`?statement_timeout_s=` in the URL limits calls without a time-out of their own."""
     url = f"{database_url}?statement_timeout_s={WAIT_S}"
     with locked(database_url, "streams"):
         for ask in (lambda: status(amqp_url, url), lambda: prune(amqp_url, url, ["x"])):
@@ -483,9 +452,14 @@ def test_what_commands_do_once_ends_by_the_urls_limit(amqp_url: str, database_ur
 
 
 def test_a_pool_keeps_some_and_opens_as_many_again(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of `pool_size` one is kept, and as many again may be opened; others wait, and are told."""
+    """A pool keeps `pool_size` connections and opens as many more; a call that gets none fails in time."""
     monkeypatch.setattr("relatum.store.database._POOL_S", 0.2)
     database = Database(f"{database_url}?statement_timeout_s=0", pool_size=1)
+    assert len(database.rows(sa.text("SELECT 1"), {})) == 1
+    assert (database.pool.idle, database.pool.in_use) == (1, 0)
+    with database.transaction() as connection:
+        connection.execute(sa.text("SELECT 1"))
+        assert len(database.rows(sa.text("SELECT 1"), {})) == 1
     with database.transaction(), database.transaction() as connection:
         assert connection.scalar(sa.text("SELECT 1")) == 1
         with in_time(0.2), pytest.raises(DatabaseUnavailable, match="no connection to PostgreSQL became free"):

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
 
-from relatum.errors import DatabaseUnavailable, KeyNotDefined, Transient
-from relatum.keys import KeyDefinition
+from relatum.errors import DatabaseUnavailable, Transient
 from relatum.membership import GROUP_KEY
 from relatum.store.catalog import add_keys
 from relatum.store.database import Database
@@ -18,8 +18,9 @@ from tests.support.place import FailingPlace, Place
 from tests.support.relations import FACES, open_relations
 from tests.support.standstill import in_time, locked, nobody_waits, silent_database, somebody_waits
 
+KEYS = ["order_id", GROUP_KEY]
+
 TIMEOUT_S = 0.5
-"""Seconds of the calls here."""
 
 LOOKS: dict[str, Callable[[Any, Any], Any]] = {
     "find": lambda relations, _: relations.find("order_id", 1),
@@ -39,10 +40,7 @@ LOOKS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 ASK_THE_BROKER = ("find all", "read")
-"""What the broker alone can answer."""
-
 MAY_ASK_THE_BROKER = ("trace a value", "trace all", "around all", "missing")
-"""What ends as an error to repeat, or claims nothing that it cannot know."""
 
 
 def paid(stream: str) -> Expectation:
@@ -51,16 +49,15 @@ def paid(stream: str) -> Expectation:
 
 @pytest.fixture
 def recorded(place: Place) -> Place:
-    """With a recorded message of the order 1."""
-    place.put((b"order", {"order_id": 1}))
-    place.record(keys=["order_id"])
+    """A place with a recorded message of the order 1."""
+    place.put_recorded((b"order", {"order_id": 1}))
     return place
 
 
 @pytest.mark.parametrize("face", FACES)
 def test_look_ups_end_in_their_time_and_go_on(failing: FailingPlace, face: str) -> None:
-    """Amid a locked table, a PostgreSQL and then a broker that stand still, over connections that were open already."""
-    failing.place.record(keys=["order_id", GROUP_KEY])
+    """Lookups over open connections end in time while a table is locked, or PostgreSQL or the broker is frozen."""
+    failing.place.record()
     of_database = [look for look in LOOKS if look not in (*ASK_THE_BROKER, "trace all", "around all")]
     with open_relations(face, failing.broker, failing.database, timeout_s=TIMEOUT_S) as relations:
 
@@ -102,7 +99,7 @@ def told(look: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("face", FACES)
 def test_a_listener_that_never_speaks_ends_each_look_up_in_its_time(face: str, amqp_url: str) -> None:
-    """Nobody waits for libpq's `connect_timeout`, which is longer; closing waits for nothing."""
+    """A lookup ends within its own time-out while the database does not answer, and closing waits for nothing."""
     with (
         silent_database() as url,
         in_time(2 * TIMEOUT_S),
@@ -113,7 +110,7 @@ def test_a_listener_that_never_speaks_ends_each_look_up_in_its_time(face: str, a
 
 
 def test_look_ups_that_hang_let_others_fail_in_time(recorded: Place) -> None:
-    """With every connection of the pool waiting for a lock, further look-ups end in their time as well."""
+    """Lookups end in time also when every connection of the pool waits for a lock."""
     with open_relations(
         "blocking", recorded.amqp, recorded.database, timeout_s=TIMEOUT_S, database_connections_max=1
     ) as relations:
@@ -124,16 +121,9 @@ def test_look_ups_that_hang_let_others_fail_in_time(recorded: Place) -> None:
         assert until_answered(lambda: relations.find("order_id", 1)).status is Status.FOUND
 
 
-async def test_a_look_up_that_waits_can_be_cancelled_and_closed(recorded: Place) -> None:
-    """With the default time-out, a cancelled call leaves no thread, connection or statement; `close` waits for none."""
+async def test_closing_does_not_wait_for_a_lookup(recorded: Place) -> None:
+    """`close` ends a lookup that waits for a lock."""
     relations = AsyncRelations(recorded.amqp, recorded.database, database_connections_max=1)
-    assert (await relations.find("order_id", 1)).status is Status.FOUND
-    with locked(recorded.database, "relationships"):
-        with in_time(0.2), pytest.raises(TimeoutError):
-            await asyncio.wait_for(relations.find("order_id", 1), 0.2)
-        with in_time(0.5), pytest.raises(KeyNotDefined):
-            await relations.find("nobody_defined_it", 1)
-        await asyncio.to_thread(nobody_waits, recorded.database)
     assert (await relations.find("order_id", 1)).status is Status.FOUND
     with locked(recorded.database, "relationships"):
         call = asyncio.create_task(relations.find("order_id", 1))
@@ -146,13 +136,14 @@ async def test_a_look_up_that_waits_can_be_cancelled_and_closed(recorded: Place)
 
 @pytest.mark.parametrize("face", FACES)
 def test_a_shared_database_is_left_in_time(face: str, amqp_url: str, database_url: str) -> None:
-    """Look-ups through a database of the caller's end in their time, also where he uses all of its connections."""
-    shared = Database(database_url, connections_max=1)
-    add_keys(shared.engine, [KeyDefinition("order_id")])
-    with open_relations(face, amqp_url, shared, timeout_s=TIMEOUT_S) as relations:  # type: ignore[arg-type]
+    """Lookups through a shared database end in time, also when its owner uses all of its connections."""
+    with (
+        closing(Database(database_url, connections_max=1)) as shared,
+        open_relations(face, amqp_url, shared, timeout_s=TIMEOUT_S) as relations,  # type: ignore[arg-type]
+    ):
+        add_keys(shared.engine, ["order_id"])
         with locked(database_url, "keys"), in_time(TIMEOUT_S), pytest.raises(DatabaseUnavailable):
             relations.find("order_id", 1)
         with shared.engine.connect(), in_time(TIMEOUT_S), pytest.raises(DatabaseUnavailable) as caught:
             relations.find("order_id", 1)
         assert caught.value.reason == "pool"
-    shared.close()

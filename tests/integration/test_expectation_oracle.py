@@ -60,9 +60,6 @@ class World:
         return min(behind, default=None)
 
 
-# --- data -------------------------------------------------------------------------------------------------
-
-
 def message(chance: random.Random, now_us: int) -> tuple[dict[str, Any], pika.BasicProperties]:
     """A message of chance: what is to be known of it, and its properties."""
     order, card, number = (f"o{chance.randrange(40)}", f"c{chance.randrange(40)}", chance.randrange(40))
@@ -145,9 +142,6 @@ def made_world(place: Place, chance: random.Random) -> Iterator[World]:
         yield world
 
 
-# --- the oracle -------------------------------------------------------------------------------------------
-
-
 def expected_of(world: World, asked: Expectation, low: int, high: int) -> pd.DataFrame:
     """Each message that is to be followed and its first follower, by a plain join on the value."""
     of = world.frame(asked.of)
@@ -189,9 +183,6 @@ def status_of(
     is_behind = due >= low and reached is not None and due + asked.grace_us >= reached
     is_in_doubt = is_behind or any(why == "behind" for *_, why, _ in found["not_known"])
     return Status.NOT_RECORDED_YET if is_in_doubt else Status.ABSENT
-
-
-# --- the comparison ---------------------------------------------------------------------------------------
 
 
 def question(chance: random.Random, world: World) -> tuple[Expectation, int, int]:

@@ -72,9 +72,6 @@ def values(unmet: tuple[UnmetExpectation, ...]) -> list[str]:
     return [each.value for each in unmet]
 
 
-# --- what follows -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("grace_s", [0, 2])
 def test_the_edges_of_the_time_allowed(shop: Shop, grace_s: int) -> None:
     """Just then is in time, a microsecond later is late; what is earlier by more than clocks may differ is none."""
@@ -99,9 +96,6 @@ def test_the_edges_of_the_time_allowed(shop: Shop, grace_s: int) -> None:
     [late] = report.late
     assert (late.due, late.came_at) == (at(BASE_US + 10 * SECOND), at(BASE_US + 10 * SECOND + 1))
     assert report.streams == (shop.orders,)
-
-
-# --- what is not known ------------------------------------------------------------------------------------
 
 
 def test_by_a_new_key_the_cure_is_a_back_fill(shop: Shop) -> None:
@@ -162,9 +156,6 @@ def test_what_retention_may_have_dropped_is_not_known(shop: Shop, short_stream: 
     back = Expectation("back", short_stream, "order_id", shop.orders, 10)
     assert shop.relations.missing(back, since=at(BASE_US), until=at(BASE_US + 1)).status is Status.UNPROVEN
     assert shop.relations.missing(back).since > at(BASE_US)
-
-
-# --- definitions and wrong questions ----------------------------------------------------------------------
 
 
 def test_expectations_are_defined_in_the_database(shop: Shop) -> None:

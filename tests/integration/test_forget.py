@@ -1,5 +1,6 @@
 """Forgetting and pruning streams: what is derived goes, in bounded transactions; what somebody keeps stops it."""
 
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -24,6 +25,8 @@ from tests.support.groups import whole_group
 from tests.support.parts import Parts
 from tests.support.place import Place
 from tests.support.tables import receipts
+
+KEYS = ["order_id", GROUP_KEY]
 
 COLLECTED = """
 WITH collector AS (INSERT INTO relatum.collectors (name) VALUES ('mail') RETURNING collector_id),
@@ -51,7 +54,7 @@ def fill(place: Place) -> None:
     """Record a stream, with a row in each table that is derived from streams."""
     place.put(*[(b"", {"order_id": f"o{n}", "relatum_receipt": f"r{n}"}) for n in range(60)])
     place.put((b"", {"order_id": "x" * 1025}), *whole_group(1, 3))
-    place.record(keys=["order_id", GROUP_KEY])
+    place.record()
     for statement in (
         "relatum.events (stream_id, kind) SELECT stream_id, 'hole'",
         "relatum.receipts (message_id, stream_id, stream_offset) SELECT 'r', stream_id, 1",
@@ -62,7 +65,7 @@ def fill(place: Place) -> None:
 
 @pytest.mark.differs
 def test_everything_derived_is_deleted_and_other_streams_are_left_alone(place: Place, other_stream: str) -> None:
-    """No table that names streams by their id has a row of it, and look-ups do not know it; it can be recorded anew."""
+    """A forgotten stream has no row in any table, lookups do not know it, and it can be recorded again."""
     fill(replace(place, stream=other_stream))
     others = rows_by_table(place)
     fill(place)
@@ -95,24 +98,23 @@ def test_everything_derived_is_deleted_and_other_streams_are_left_alone(place: P
 
 
 def opened(place: Place) -> tuple[CoverageRow, Position]:
-    """A recorder has opened the stream: what it is about to say."""
+    """Open the stream as a recorder; gives what it would commit."""
     with place.engine.begin() as connection:
         row = current_stream(connection, "/", place.stream)
     assert row is not None
     (stream,) = open_streams(place.engine, [row])
-    end = stream.tail.to_offset
-    return stream.tail, Position(end, 0, None)
+    return stream.tail, Position(stream.tail.to_offset, 0, None)
 
 
 class Killed(BaseException):
-    """Ends a `forget` where it stands."""
+    """The process that forgets is killed."""
 
 
 @pytest.mark.parametrize("is_pruned", [False, True], ids=["repeated", "pruned"])
 @pytest.mark.parametrize("steps", [1, 12])
 @pytest.mark.differs
 def test_what_a_kill_left_is_deleted_by_the_next_one(place: Place, steps: int, is_pruned: bool) -> None:
-    """From the first transaction on nobody answers from the stream; a repetition, or `prune`, deletes the rest."""
+    """Lookups ignore a stream from the first transaction of `forget` on; a repetition or `prune` deletes the rest."""
     fill(place)
     left = iter(range(steps - 1))
 
@@ -133,9 +135,9 @@ def test_what_a_kill_left_is_deleted_by_the_next_one(place: Place, steps: int, i
 
 @pytest.mark.differs
 def test_it_is_not_forgotten_while_a_recorder_works(place: Place) -> None:
-    """The recorder is named, nothing is deleted, and a dry run counts all the same; once it has stopped, it is."""
+    """`forget` names a recorder that works, and deletes nothing until it has stopped; a dry run counts the rows."""
     place.put((b"", {"order_id": 1}))
-    with place.recording(keys=["order_id"]):
+    with place.recording():
         place.wait_recorded()
         recorder = place.status().recorder
         assert recorder
@@ -153,7 +155,7 @@ def test_it_is_not_forgotten_while_a_recorder_works(place: Place) -> None:
 
 @pytest.mark.differs
 def test_who_was_about_to_write_is_refused(place: Place) -> None:
-    """A recorder without its lease, and a back-fill, write nothing more of a stream that was forgotten meanwhile."""
+    """Neither a recorder without its lease nor a back-fill writes to a stream that was forgotten."""
     place.put((b"", {"order_id": 1}))
     add_keys(place.engine, ["order_id"])
     place.backfill()
@@ -167,7 +169,7 @@ def test_who_was_about_to_write_is_refused(place: Place) -> None:
 
 @pytest.mark.differs
 def test_what_a_recorder_commits_in_its_midst_is_deleted(place: Place) -> None:
-    """A recorder that stood still for longer than its lease, and goes on before the coverage goes, leaves nothing."""
+    """What a recorder without its lease commits before the coverage is deleted is deleted, too."""
     fill(place)
     move = tail, _ = opened(place)
     gone_on: list[int] = []
@@ -188,7 +190,7 @@ def test_what_a_recorder_commits_in_its_midst_is_deleted(place: Place) -> None:
 
 @pytest.mark.differs
 def test_primary_data_that_refers_to_it_stops_it(place: Place) -> None:
-    """Collectors, consumers of groups and partitions with contexts are named, and nothing is deleted."""
+    """`forget` names collectors and consumers of groups that use the stream, and deletes nothing."""
     fill(place)
 
     def refused(match: str) -> None:
@@ -215,13 +217,11 @@ def test_primary_data_that_refers_to_it_stops_it(place: Place) -> None:
 
 @pytest.mark.differs
 def test_a_super_stream_stands_for_its_partitions(place: Place, layout: Layout) -> None:
-    """They are forgotten together, or none of them: while contexts are placed in one, nothing is deleted."""
+    """All partitions are forgotten together, and none while contexts are placed in one."""
     name, partitions = layout.super_stream, [each.stream for each in layout.partitions]
     for partition in partitions:
         place.put((b"", {"order_id": 1}), to=partition)
-    with place.recording(name, keys=["order_id"]):
-        for partition in partitions:
-            place.wait_recorded(partition)
+    place.record_partitions(layout)
     with relatum.ContextRouter(name, place.database) as router:
         router.open(place.amqp)
         with pytest.raises(StreamInUse, match=f"{name!r} are placed"):
@@ -232,44 +232,35 @@ def test_a_super_stream_stands_for_its_partitions(place: Place, layout: Layout) 
     assert rows_by_table(place) == {}
 
 
-# --- pruning ----------------------------------------------------------------------------------------------------------
-
-STREAMS = ("a-broken", "b-sound")
-
-
-def break_first_chunk(server: LocalRabbitMQ, stream: str) -> None:
-    """Change a byte of a stream's first chunk on disk, so that its checksum is wrong."""
-    (segment,) = server.data.rglob(f"*{stream}*/*.segment")
-    stored = bytearray(segment.read_bytes())
-    at = stored.index(b"the body of the first")
-    stored[at] ^= 0xFF
-    segment.write_bytes(stored)
+# As if retention had dropped all messages: the streams begin at 0.
+DROP = "UPDATE relatum.relationships SET stream_offset = -1"
 
 
 def test_a_stream_that_cannot_be_read_stops_no_other(own_broker: LocalRabbitMQ, engine: sa.Engine) -> None:
-    """What retention dropped of the streams behind it is deleted, and the report says which one failed, and why."""
-    url = own_broker.broker_url
+    """`prune` works on behind a stream that it cannot read, and reports the error of that stream."""
+    url, streams = own_broker.broker_url, ("a-broken", "b-sound")
     add_keys(engine, ["order_id"])
-    for stream in STREAMS:
+    for stream in streams:
         declare_stream(url, stream)
         publish_plain(url, stream, [(b"the body of the first", {"order_id": 1})])
         backfill(url, engine.url, stream)
-    # As if retention had dropped them: the streams begin at 0.
-    Parts(engine).sql("UPDATE relatum.relationships SET stream_offset = -1")
-    break_first_chunk(own_broker, STREAMS[0])
-    report = prune(url, engine.url, STREAMS)
-    assert report.rows == {STREAMS[1]: 1}
-    assert list(report.failed) == [STREAMS[0]]
-    assert isinstance(report.failed[STREAMS[0]], DataError)
+    Parts(engine).sql(DROP)
+    # A changed byte of the first chunk on disk makes its checksum wrong.
+    (segment,) = own_broker.data.rglob(f"*{streams[0]}*/*.segment")
+    segment.write_bytes(segment.read_bytes().replace(b"the body of the first", b"the bodY of the first"))
+    report = prune(url, engine.url, streams)
+    assert report.rows == {streams[1]: 1}
+    assert list(report.failed) == [streams[0]]
+    assert isinstance(report.failed[streams[0]], DataError)
 
 
 @pytest.mark.differs
 def test_a_name_that_is_not_recorded_is_refused_before_anything_is_deleted(place: Place) -> None:
-    """A name that is spelled wrong beside right ones deletes nothing."""
+    """`prune` refuses an unknown name, and deletes nothing of the streams named beside it."""
     add_keys(place.engine, ["order_id"])
     place.put((b"", {"order_id": 1}))
     place.backfill()
-    place.sql("UPDATE relatum.relationships SET stream_offset = -1")
+    place.sql(DROP)
     with pytest.raises(StreamNotFound, match="nope"):
         prune(place.amqp, place.database, [place.stream, "nope"])
     assert place.sql("SELECT count(*) FROM relatum.relationships") == [(1,)]
@@ -295,7 +286,7 @@ def declare_anew(place: Place) -> None:
 
 @pytest.mark.differs
 def test_a_stream_that_is_declared_anew_in_its_midst_keeps_its_rows(dropped_front: Place) -> None:
-    """What a recorder took up after the broker was asked is not deleted by what another stream retained."""
+    """`prune` deletes no rows of a stream that was declared anew after the broker was asked."""
     done: list[str] = []
 
     def declare(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -303,19 +294,16 @@ def test_a_stream_that_is_declared_anew_in_its_midst_keeps_its_rows(dropped_fron
             done.append(statement)
             declare_anew(dropped_front)
 
-    pruning = Database(dropped_front.database)
-    sa.event.listen(pruning.engine, "before_cursor_execute", declare)
-    try:
+    with closing(Database(dropped_front.database)) as pruning:
+        sa.event.listen(pruning.engine, "before_cursor_execute", declare)
         prune(dropped_front.amqp, pruning)
-    finally:
-        pruning.close()
     assert done
     assert [offset for _, _, offset in dropped_front.rows()] == [0, 1, 2]
 
 
 @pytest.mark.differs
 def test_a_part_of_a_stream_that_was_declared_anew_is_not_dropped(dropped_front: Place) -> None:
-    """What one stream retained says nothing of the next one of its name, of whose rows a part is full."""
+    """`prune` drops no part that holds rows of a stream that was declared anew."""
     prune(dropped_front.amqp, dropped_front.database)
     parts = Parts(dropped_front.engine)
     parts.turn()

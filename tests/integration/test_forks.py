@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from typing import Any
 from urllib.request import urlopen
@@ -35,7 +35,6 @@ from tests.support.ports import free_port
 from tests.support.serial_consuming import consume
 
 PARTITIONS = 2
-"""Of the fixture `layout`."""
 
 VALUES = [f"v{number}" for number in range(10)]
 
@@ -47,7 +46,7 @@ def wait_for(place: Place, *values: str) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_child_records_what_it_publishes(method: str, place: Place) -> None:
-    """A child that intercepts a connection of its own has a recorder of its own, whatever its parent did before."""
+    """A child that intercepts its own connection records what it publishes, and so does its parent."""
     servers = (place.broker, place.database)
     with publishing(*servers) as channel:
         put(channel, place.stream, ["parent"])
@@ -55,9 +54,8 @@ def test_a_child_records_what_it_publishes(method: str, place: Place) -> None:
         if method == "fork":
             in_child(lambda: publish_in_child(*servers, place.stream, VALUES))
         else:
-            process = multiprocessing.get_context(method).Process(
-                target=publish_in_child, args=(*servers, place.stream, VALUES)
-            )
+            arguments = (*servers, place.stream, VALUES)
+            process = multiprocessing.get_context(method).Process(target=publish_in_child, args=arguments)
             process.start()
             process.join(90)
             assert process.exitcode == 0
@@ -67,15 +65,13 @@ def test_a_child_records_what_it_publishes(method: str, place: Place) -> None:
 
 @pytest.mark.parametrize("database", ["url", "shared"])
 def test_what_only_asks_works_in_a_child(place: Place, database: str) -> None:
-    """Readers, relations and outcomes open connections of their own; the parent goes on over its own."""
+    """Readers, lookups and outcomes open new connections in a child; the parent keeps its own."""
     stream_name = place.stream
     place.put((b"0", {"order_id": 1}), (b"1", {"order_id": 1}))
     place.record(keys=["order_id"])
     with ExitStack() as stack:
-        named: Any = place.database
-        if database == "shared":
-            named = Database(place.database)
-            stack.callback(named.close)
+        is_shared = database == "shared"
+        named: Any = stack.enter_context(closing(Database(place.database))) if is_shared else place.database
         over_streams = stack.enter_context(StreamReader.open(place.stream_url))
         relations = stack.enter_context(Relations(place.broker, named))
         outcomes = stack.enter_context(Outcomes(named))
@@ -207,7 +203,7 @@ async def _opened(stream_url: str) -> AsyncStreamReader:
 
 
 def test_locks_held_at_the_fork_do_not_stop_the_child(place: Place) -> None:
-    """Whatever another thread was about to do when the process forked, the child does not wait for it."""
+    """A child works although another thread held locks when the process forked."""
     place.put(b"0")
     with ExitStack() as stack:
         reader = stack.enter_context(StreamReader.open(place.stream_url))
@@ -215,12 +211,7 @@ def test_locks_held_at_the_fork_do_not_stop_the_child(place: Place) -> None:
         relations.read(place.stream, 0)
         orders = relatum.SuperStream("orders", partitions=4)
         streams: Any = reader._nodes
-        locks = [
-            EmbeddedRecorders._lock,
-            streams._pool._turns.lock,
-            relations._servers._lock,
-            orders._lock,
-        ]
+        locks = [EmbeddedRecorders._lock, streams._pool._turns.lock, relations._servers._lock, orders._lock]
         held, let_go = threading.Event(), threading.Event()
 
         def hold() -> None:

@@ -88,10 +88,10 @@ class Place:
     def verify(self, **options: Any) -> VerifyReport:
         return verify(self.amqp, self.engine.url, [self.stream], **options)
 
-    def declare_again(self) -> None:
+    def declare_again(self, **arguments: Any) -> None:
         """Delete the stream and declare another one of its name."""
         delete_stream(self.amqp, self.stream)
-        declare_stream(self.amqp, self.stream)
+        declare_stream(self.amqp, self.stream, **arguments)
 
     def sql(self, statement: str, **parameters: Any) -> list[Any]:
         """Execute a statement in a transaction of its own; gives its rows, if it has any."""

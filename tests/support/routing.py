@@ -1,22 +1,33 @@
 """Moves that stand still where a test wants them to, publishers that sleep, and what consumers make of it."""
 
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 import pika
 import sqlalchemy as sa
+from pika.adapters.blocking_connection import BlockingChannel
 
 from relatum.contexts import MoveProgress, SerialConsumer, SerializationContexts
 from relatum.superstreams import Layout
-from tests.support import LIMIT_S
+from tests.support import LIMIT_S, broker_connection
 from tests.support.leases import let_last
 
 
 def of_context(name: str, **properties: Any) -> pika.BasicProperties:
     """Properties of a message of a context."""
     return pika.BasicProperties(headers={"serialization_context": name}, **properties)
+
+
+@contextmanager
+def confirming(url: str) -> Iterator[BlockingChannel]:
+    """A channel in confirm mode, on a connection of its own."""
+    with broker_connection(url) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        yield channel
 
 
 def sleeping(channel: Any, meanwhile: Callable[[], None]) -> None:
