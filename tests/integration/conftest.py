@@ -22,7 +22,7 @@ from relatum.store.database import Database
 from relatum.superstreams import Layout
 from relatum.waiting import LoopThread
 from relatum_consumer import Relations
-from tests.support import broker_connection, declare_stream, delete_stream, unique_name
+from tests.support import broker_connection, declare_stream, delete_stream, new_streams, unique_name
 from tests.support.groups import of_group, whole_group
 from tests.support.place import FailingPlace, Place
 from tests.support.plans import filled_database
@@ -78,6 +78,13 @@ def copies(amqp_url: str) -> Iterator[str]:
     name = unique_name("copies")
     yield name
     delete_stream(amqp_url, name)
+
+
+@pytest.fixture
+def streams(amqp_url: str) -> Iterator[list[str]]:
+    """The names of three new streams, ascending."""
+    with new_streams(amqp_url, 3) as names:
+        yield names
 
 
 @pytest.fixture

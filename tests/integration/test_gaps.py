@@ -20,9 +20,8 @@ def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
 
 
 def test_a_gap_that_an_interrupted_back_fill_left_is_shown_and_closed(place: Place) -> None:
-    """Killed after it moved the tail to the stream's end: lag and status say so, and the next recorder closes it."""
-    place.put(*orders(60))
-    place.record(keys=["order_id"])
+    """A gap that a killed back-fill left shows up as lag, and the next recorder closes it."""
+    place.put_recorded(*orders(60), keys=["order_id"])
     place.put(*orders(100, start=60))
     with StreamReader.open(place.amqp) as reader:
         plan_backfill(place.engine, reader, "/", place.stream, None)
@@ -37,7 +36,7 @@ def test_a_gap_that_an_interrupted_back_fill_left_is_shown_and_closed(place: Pla
 def test_a_batch_that_cannot_be_unpacked_is_not_covered_until_it_can(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without its codec a batch stops nobody and proves nothing absent; with it, the recorder closes the gap."""
+    """A batch whose codec is missing is a gap that stops no recorder, which closes it once the codec is there."""
     _, count, size, content = in_batch(["b", "c"])
     batch = (4, count, size, bytes(cramjam.zstd.compress(content)))
     with RawPublisher(place.stream_url, place.stream) as publisher:
@@ -64,17 +63,8 @@ def test_a_batch_that_cannot_be_unpacked_is_not_covered_until_it_can(
     assert place.values() == ["a", "b", "c", "d"]
 
 
-def test_a_broken_batch_stops_nobody(place: Place) -> None:
-    """What nobody can ever unpack is counted as skipped, and what comes behind it is recorded."""
-    with RawPublisher(place.stream_url, place.stream) as publisher:
-        publisher.publish(headed(text("a")), (1, 2, 10, b"no gzip"), headed(text("d")))
-    place.record(keys=["order_id"])
-    assert place.values() == ["a", "d"]
-    assert (place.status().gaps, place.status().skipped) == ([], {"": {"undecodable_message": 2}})
-
-
 def test_a_gap_that_cannot_be_closed_keeps_nobody_from_another_streams(place: Place, other_stream: str) -> None:
-    """PostgreSQL refuses what was left of the first stream, again and again; the second one's gap is closed."""
+    """A stream's gap is closed though PostgreSQL refuses another stream's gap again and again."""
     names = [place.stream, other_stream]
     for name in names:
         place.put(*orders(5), to=name)

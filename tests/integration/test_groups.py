@@ -1,16 +1,15 @@
 """Reading message groups from real streams and a real database, through both faces."""
 
 import random
-import threading
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import islice
 from typing import Any
 
 import pika
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
 from relatum import Broker
@@ -30,13 +29,7 @@ from relatum.recording import prune
 from relatum.store.catalog import add_keys, ensure_stream
 from relatum_consumer import Relations, Status
 from relatum_consumer.groups import GroupPage
-from tests.support import (
-    broker_connection,
-    new_streams,
-    publish_plain,
-    unique_name,
-    wait_until,
-)
+from tests.support import publish_plain, unique_name, wait_until
 from tests.support.groups import Naive, group_id, ids, ids_of, of_group, shuffled, whole_group
 from tests.support.place import Place
 from tests.support.proxy import Proxy
@@ -45,21 +38,12 @@ from tests.support.relations import questions
 KEYS = [GROUP_KEY]
 
 
-@pytest.fixture
-def streams(amqp_url: str) -> Iterator[list[str]]:
-    with new_streams(amqp_url, 3) as names:
-        yield names
-
-
 def places(groups: Any) -> list[list[tuple[str, int]]]:
     return [[tuple(message.id) for message in group] for group in groups]
 
 
 def bodies(groups: Any) -> list[list[bytes]]:
     return [[message.body for message in group] for group in groups]
-
-
-# --- against a naive assembly of everything ---------------------------------------------------------------
 
 
 def scattered(seed: int, streams: list[str]) -> dict[str, list[Any]]:
@@ -86,7 +70,7 @@ def scattered(seed: int, streams: list[str]) -> dict[str, list[Any]]:
 def test_groups_are_what_a_naive_reader_of_everything_finds(
     place: Place, streams: list[str], relations: Relations, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Complete groups, each once, in order, members in order, whatever of it is recorded, from many windows."""
+    """Each complete group is found once and in order, however much of it is recorded, across many windows."""
     monkeypatch.setattr("relatum_consumer.groups._finding.WINDOW_OFFSETS", 7)
     messages = scattered(count, streams[:count])
     half = {stream: len(each) // 2 for stream, each in messages.items()}
@@ -110,9 +94,6 @@ def test_a_stream_s_own_order_is_that_of_its_offsets_whatever_its_times_are(plac
     assert bodies(relations.groups(place.stream, order="physical")) == [[b"1-2", b"1-1"], [b"2-1", b"2-2"]]
 
 
-# --- where reading begins, and what it needs --------------------------------------------------------------
-
-
 def test_reading_begins_with_the_first_group_that_stands_at_the_start(place: Place, relations: Relations) -> None:
     """By offset and by time; a group behind the start is whole though some of it lies before."""
     messages = [(1, 1), (2, 2), (1, 2), (2, 1), (3, 1), (3, 2)]
@@ -127,20 +108,12 @@ def test_reading_begins_with_the_first_group_that_stands_at_the_start(place: Pla
 
 @pytest.mark.parametrize("one_face", ["blocking"])
 def test_bad_arguments_are_refused_before_anything_is_read(place: Place, relations: Relations) -> None:
-    """Each by the error that says so, at the call; a stream that is not there, as it is read."""
-    for options in (
-        {"order": "random"},
-        {"start": -1},
-        {"start": True},
-        {"start": "first"},
-        {"start": 2**63},
-        {"start": 1.5},
-        {"on_duplicate": "last"},
-        {"on_conflict": "ignore"},
-        {"on_conflict": "dead_letter"},
-    ):
+    """The call refuses each bad argument by its own error; a missing stream is an error once it is read."""
+    options = {"order": ["random"], "on_duplicate": ["last"], "on_conflict": ["ignore", "dead_letter"]}
+    options["start"] = [-1, True, "first", 2**63, 1.5]
+    for option, wrong in [(option, wrong) for option, values in options.items() for wrong in values]:
         with pytest.raises(InvalidInput):
-            relations.groups(place.stream, **options)
+            relations.groups(place.stream, **{option: wrong})
     with pytest.raises(InvalidInput):
         relations.groups([place.stream, "other"], start=5)
     for bad in ("", "abc", "G" * 48, group_id(1).upper().replace("0", "A"), 7, None):
@@ -169,41 +142,42 @@ def test_without_the_key_of_groups_nothing_is_guessed(place: Place, relations: R
         assert error.value.key == "message_group"
 
 
-# --- one group --------------------------------------------------------------------------------------------
-
-
-def test_a_position_says_which_streams_it_holds_for(place: Place, streams: list[str], relations: Relations) -> None:
-    """A stream that the database does not know yet is read where it is named; a position of all says nothing of it.
-
-    So after a kill before anything was recorded no number is given twice: the error says how to ask.
-    """
+def test_a_position_says_which_streams_it_holds_for(
+    place: Place, streams: list[str], relations: Relations, channel: BlockingChannel
+) -> None:
+    """A group goes on from a proven position of its own stream alone, so no number is given twice after a kill."""
     known, unknown, _ = streams
     place.put_recorded(of_group(2, 1), to=known)
     place.put(of_group(1, 1), of_group(1, 2), to=unknown)
     of_all = relations.group_position(group_id(1))
     assert (of_all.seen, of_all.streams, of_all.is_of_all) == (0, (known,), True)
-    assert of_all.holds_for("", known)
-    assert not of_all.holds_for("", unknown)
     of_one = relations.group_position(group_id(1), streams=unknown)
     assert (of_one.contiguous, of_one.streams, of_one.is_of_all) == (2, (unknown,), False)
-    assert of_one.holds_for("", unknown)
-    assert not of_one.holds_for("", known)
+    never_seen = GroupPosition(group_id(1), 0, 0, (), None, 0)
+    for position, exchange, key, holds in (
+        (of_all, "", known, True),
+        (of_all, "", unknown, False),
+        (of_all, known, "key", True),
+        (of_all, "a topic", "key", False),
+        (of_one, "", unknown, True),
+        (of_one, "", known, False),
+        (of_one, "a topic", "key", True),
+        (never_seen, "", "wherever", True),
+    ):
+        assert position.holds_for(exchange, key) is holds, (position, exchange, key)
     group = relations.group(group_id(1), streams=unknown)
     assert group.position is not None
     assert (len(group), group.position.holds_for("", unknown)) == (2, True)
     assert not relations.group_position(group_id(1), streams=known, complete=False).is_proven
-    with broker_connection(place.amqp) as connection:
-        relatum.intercept(connection)
-        channel = connection.channel()
-        channel.confirm_delivery()
-        group = relatum.MessageGroup(channel, "", unknown)
-        with pytest.raises(InvalidGroup, match=f"streams='{unknown}'"):
-            group.resume(of_all)
-        unproven = relations.group_position(group_id(1), streams=unknown, complete=False)
-        with pytest.raises(InvalidGroup, match="not proven"):
-            group.resume(unproven)
-        group.resume(relations.group_position(group_id(1), streams=unknown))
-        group.put(b"1-3", last=True)
+    relatum.intercept(channel.connection)
+    group = relatum.MessageGroup(channel, "", unknown)
+    with pytest.raises(InvalidGroup, match=f"streams='{unknown}'"):
+        group.resume(of_all)
+    unproven = relations.group_position(group_id(1), streams=unknown, complete=False)
+    with pytest.raises(InvalidGroup, match="not proven"):
+        group.resume(unproven)
+    group.resume(relations.group_position(group_id(1), streams=unknown))
+    group.put(b"1-3", last=True)
     position = relations.group_position(group_id(1), streams=unknown)
     assert (position.is_complete, position.seen, position.anomalies) == (True, 3, ())
 
@@ -235,16 +209,6 @@ def test_streams_that_are_long_gone_cost_a_look_at_all_recorded_ones_nothing(
     assert not caplog.records, caplog.text
 
 
-def test_a_position_of_an_exchange_is_asked_for_by_streams() -> None:
-    """What an exchange leads to is known to the caller alone; of a super stream it is the name."""
-    named = GroupPosition(group_id(1), 0, 0, (), None, 0, streams=("orders-0", "orders-1"))
-    of_all = replace(named, streams=("orders", "orders-0"), is_of_all=True)
-    assert named.holds_for("a topic", "key")
-    assert of_all.holds_for("orders", "key")
-    assert not of_all.holds_for("a topic", "key")
-    assert GroupPosition(group_id(1), 0, 0, (), None, 0).holds_for("", "wherever")
-
-
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_a_group_s_position_says_where_to_go_on(
     place: Place, streams: list[str], relations: Relations, is_recorded: bool
@@ -268,24 +232,18 @@ def test_a_group_s_position_says_where_to_go_on(
 def test_a_group_is_found_by_its_id_and_a_message_by_id_and_number(
     place: Place, streams: list[str], relations: Relations
 ) -> None:
-    """Complete or not; each message with its status in the group."""
+    """A group, complete or not, is found by its id, and each of its messages by number and with its status."""
     place.put(of_group(1, 3, last=True), of_group(1, 1), (b"alone", {"group_last": 7}), to=streams[0])
     place.put(of_group(1, 2), of_group(2, 2), to=streams[1])
     place.record(*streams)
     group = relations.group(group_id(1))
     assert [message.body for message in group] == [b"1-1", b"1-2", b"1-3"]
-    assert [message.body for message in relations.group(group_id(1), order="physical", streams=streams[0])] == [
-        b"1-3",
-        b"1-1",
-    ]
+    physical = relations.group(group_id(1), order="physical", streams=streams[0])
+    assert [message.body for message in physical] == [b"1-3", b"1-1"]
     assert group.is_complete
-    assert group.at(2) == group[1]
-    assert group.at(4) is None
-    assert [group.status_of(message) for message in group] == [
-        GroupStatus.IN_GROUP,
-        GroupStatus.IN_GROUP,
-        GroupStatus.LAST_IN_GROUP,
-    ]
+    assert (group.at(2), group.at(4)) == (group[1], None)
+    statuses = [group.status_of(message) for message in group]
+    assert statuses == [GroupStatus.IN_GROUP, GroupStatus.IN_GROUP, GroupStatus.LAST_IN_GROUP]
     assert group.status_of(relations.read(streams[0], 2)) is GroupStatus.NOT_IN_GROUP
     part = relations.group(group_id(2))
     assert (len(part), part.is_complete, part.position.missing) == (1, False, ((1, 1),))
@@ -295,17 +253,13 @@ def test_a_group_is_found_by_its_id_and_a_message_by_id_and_number(
     assert relations.grouped(group_id(1), 4).status is Status.ABSENT
 
 
-# --- what is wrong with groups ----------------------------------------------------------------------------
-
-
 def test_duplicates_are_kept_apart_or_an_error(place: Place, relations: Relations) -> None:
-    """The message that arrived first is taken; the others are named."""
+    """A group takes the message that arrived first and names the others, unless duplicates are an error."""
     place.put_recorded(*whole_group(1, 2), of_group(1, 1), *whole_group(2, 1))
     first, second = relations.groups(place.stream)
     assert [message.offset for message in first] == [0, 1]
     assert [message.offset for message in first.duplicates] == [2]
-    assert first.position.anomalies == (Anomaly.DUPLICATE,)
-    assert second.duplicates == ()
+    assert (first.position.anomalies, second.duplicates) == ((Anomaly.DUPLICATE,), ())
     assert Anomaly.DUPLICATE in relations.group_position(group_id(1)).anomalies
     with pytest.raises(GroupConflict) as error:
         list(relations.groups(place.stream, on_duplicate="raise"))
@@ -355,49 +309,45 @@ def test_a_group_that_contradicts_itself_is_an_error_or_passed_over(
 
 
 @pytest.mark.differs
-def test_a_group_that_retention_took_from_is_never_given_smaller(place: Place, fleeting: Place) -> None:
-    """Its state is EXPIRED: an error, or passed over; it is listed as not whole, whether its rows are pruned or not."""
+def test_a_group_that_retention_took_from_is_never_given_smaller(
+    place: Place, fleeting: Place, relations: Relations
+) -> None:
+    """A group that lost a message to retention is an error or skipped, and is listed as incomplete, pruned or not."""
     stream, other = fleeting.stream, place.stream
     # The first message, and so the place, of group 1 is in the stream that is retained.
     place.put(of_group(1, 2, last=True), *whole_group(2, 1), to=stream)
     place.put(of_group(1, 1), *whole_group(3, 1), to=other)
     place.record(stream, other)
-    with Relations(place.amqp, place.database) as relations:
-        assert len(list(relations.groups())) == 3
-        place.put(*((b"x" * 20_000, {"n": n}) for n in range(40)), to=stream)
-        wait_until(lambda: OffsetExpired is type(next(relations.read_many([(stream, 0)]))), what="retention")
-        assert ids_of(relations.groups(on_conflict="skip")) == ids(3)
-        with pytest.raises(GroupConflict) as error:
-            list(relations.groups())
-        assert (error.value.group_id, error.value.anomaly) == (group_id(1), Anomaly.EXPIRED)
-        group = relations.group(group_id(1))
-        assert [message.body for message in group] == [b"1-1"]
-        assert (group.expired, group.position.anomalies) == (((stream, 0),), (Anomaly.EXPIRED,))
-        # Group 2, of which nothing is left, is no cause for concern.
-        (report,) = relations.incomplete_groups(older_than=0)
-        assert (report.group_id, report.position.anomalies) == (group_id(1), (Anomaly.EXPIRED,))
-        assert report.position.missing == ((2, 2),)
-        prune(place.amqp, place.engine.url)
-        assert ids_of(relations.groups()) == ids(3)
-        (report,) = relations.incomplete_groups(older_than=0)
-        assert (report.group_id, report.position.last_sequence) == (group_id(1), None)
+    assert len(list(relations.groups())) == 3
+    place.put(*((b"x" * 20_000, {"n": n}) for n in range(40)), to=stream)
+    wait_until(lambda: OffsetExpired is type(next(relations.read_many([(stream, 0)]))), what="retention")
+    assert ids_of(relations.groups(on_conflict="skip")) == ids(3)
+    with pytest.raises(GroupConflict) as error:
+        list(relations.groups())
+    assert (error.value.group_id, error.value.anomaly) == (group_id(1), Anomaly.EXPIRED)
+    group = relations.group(group_id(1))
+    assert [message.body for message in group] == [b"1-1"]
+    assert (group.expired, group.position.anomalies) == (((stream, 0),), (Anomaly.EXPIRED,))
+    # Group 2, of which nothing is left, is no cause for concern.
+    (report,) = relations.incomplete_groups(older_than=0)
+    assert (report.group_id, report.position.anomalies) == (group_id(1), (Anomaly.EXPIRED,))
+    assert report.position.missing == ((2, 2),)
+    prune(place.amqp, place.engine.url)
+    assert ids_of(relations.groups()) == ids(3)
+    (report,) = relations.incomplete_groups(older_than=0)
+    assert (report.group_id, report.position.last_sequence) == (group_id(1), None)
 
 
 def test_all_groups_are_listed_the_newest_first(place: Place, streams: list[str], relations: Relations) -> None:
-    """Complete ones, too, page by page; of named streams those that lie there; what others set as headers is none."""
-    hostile = [
-        (b"", {"relatum_group": text, "relatum_group_sequence": 1}) for text in ("", "abc", "f" * 48, "~", "a|b")
-    ]
+    """Pages hold all groups of all or of named streams, complete or not, and none made of headers of strangers."""
+    texts = ("", "abc", "f" * 48, "~", "a|b")
+    hostile = [(b"", {"relatum_group": text, "relatum_group_sequence": 1}) for text in texts]
     place.put(*whole_group(1, 2), of_group(2, 1), *hostile, to=streams[0])
     place.put(*whole_group(3, 1), of_group(2, 2, last=True), of_group(4, 2), to=streams[1])
     place.record(*streams)
     page = relations._newest_groups()
-    assert [(each.group_id, each.position.is_complete) for each in page.groups] == [
-        (group_id(4), False),
-        (group_id(3), True),
-        (group_id(2), True),
-        (group_id(1), True),
-    ]
+    assert ids_of(page.groups) == ids(4, 3, 2, 1)
+    assert [each.position.is_complete for each in page.groups] == [False, True, True, True]
     assert page.groups[2].places in (((streams[0], 2), (streams[1], 1)), ((streams[1], 1), (streams[0], 2)))
     assert (page.next, page.unrecorded) == (None, ())
     found, before = [], None
@@ -416,24 +366,20 @@ def test_all_groups_are_listed_the_newest_first(place: Place, streams: list[str]
 def test_what_lies_before_the_key_was_defined_is_named_and_not_read(
     place: Place, streams: list[str], relations: Relations
 ) -> None:
-    """A list of what is recorded reads no stream, and says what that leaves out; a back-fill has it."""
-    place.put(*whole_group(1, 2), of_group(2, 1), to=streams[0])
-    place.record(streams[0], keys=["order_id"])
+    """A list of recorded groups reads no stream and names the messages from before the key was defined."""
+    place.put_recorded(*whole_group(1, 2), of_group(2, 1), to=streams[0], keys=["order_id"])
     add_keys(place.engine, [GROUP_KEY])
-    place.put(of_group(2, 2, last=True), of_group(3, 2), to=streams[0])
-    place.record(streams[0], keys=())
+    place.put_recorded(of_group(2, 2, last=True), of_group(3, 2), to=streams[0], keys=())
     page = relations._newest_groups()
-    assert [(each.group_id, each.position.is_complete) for each in page.groups] == [
-        (group_id(3), False),
-        (group_id(2), False),
-    ]
+    assert ids_of(page.groups) == ids(3, 2)
+    assert not any(each.position.is_complete for each in page.groups)
     (gap,) = page.unrecorded
     assert (gap.stream, gap.start) == (streams[0], 0)
     with questions() as asked:
         assert relations._newest_groups(limit=0) == GroupPage((), None, page.unrecorded)
     assert not any("walk" in each["about"] for each in asked), "no groups are looked for"
     as_recorded = relations.incomplete_groups(older_than=0, complete=False)
-    assert {each.group_id for each in as_recorded} == {group_id(2), group_id(3)}
+    assert sorted(ids_of(as_recorded)) == ids(2, 3)
     assert ids_of(relations.incomplete_groups(older_than=0)) == ids(3)
 
 
@@ -461,16 +407,14 @@ def test_groups_that_are_not_complete_are_listed_with_what_is_missing(
 
 
 def test_what_others_write_into_the_headers_stands_for_no_number(place: Place, relations: Relations) -> None:
-    """A value that no message of a group has does not hide that the group lacks that number."""
+    """A group still lacks a number whose only message has headers that no message of a group has."""
     flag, number = of_group(1, 2), of_group(2, 2)
     flag[1]["group_last"], number[1]["group_sequence"] = 0, "02"
     place.put(of_group(1, 1), flag, of_group(1, 3, last=True))
     place.put_recorded(of_group(2, 1), number, of_group(2, 3, last=True), *whole_group(3, 3))
     reports = relations.incomplete_groups(place.stream, older_than=0)
-    assert [(report.group_id, report.position.missing) for report in reports] == [
-        (group_id(1), ((2, 2),)),
-        (group_id(2), ((2, 2),)),
-    ]
+    assert ids_of(reports) == ids(1, 2)
+    assert [report.position.missing for report in reports] == [((2, 2),), ((2, 2),)]
     assert ids_of(relations.groups(place.stream)) == ids(3)
 
 
@@ -512,9 +456,6 @@ def test_a_connection_that_is_lost_between_groups_is_made_again(
     assert places(given) == expected
 
 
-# --- following --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("one_face", ["blocking"])
 def test_a_group_that_is_completed_later_is_not_lost(place: Place, streams: list[str], relations: Relations) -> None:
     """Behind the position, in another stream, each once; following ends when nothing came for the time given."""
@@ -542,24 +483,22 @@ def test_a_group_that_is_completed_later_is_not_lost(place: Place, streams: list
 def test_whatever_order_messages_come_in_each_group_is_given_once_while_following(
     place: Place, streams: list[str], relations: Relations
 ) -> None:
-    """As many as there are, none twice, none in part, from parts of streams that are recorded at any time."""
+    """A follower gets every group once and whole while its messages are published and recorded in any order."""
     messages = shuffled([message for number in range(40) for message in whole_group(number, 6)], seed=5)
     add_keys(place.engine, [GROUP_KEY])
     with place.recording(*streams):
         groups = relations.groups(streams, follow=True, idle_timeout_s=90)
-        publisher = threading.Thread(target=_put_each, args=(place, streams, messages))
-        publisher.start()
-        found = list(islice(groups, 40))
-        publisher.join()
+
+        def publish() -> None:
+            place.put((b"alone", {}), to=streams[2])
+            for part in range(0, len(messages), 20):
+                place.put(*messages[part : part + 20], to=streams[part // 20 % 3])
+
+        with ThreadPoolExecutor(1) as publisher:
+            publisher.submit(publish)
+            found = list(islice(groups, 40))
         groups.close()
         for stream in streams:
             place.wait_recorded(stream)
-    given = ids_of(found)
-    assert sorted(given) == [group_id(number) for number in range(40)]
+    assert sorted(ids_of(found)) == ids(*range(40))
     assert all(len(group) == 6 for group in found)
-
-
-def _put_each(place: Place, streams: list[str], messages: list[Any]) -> None:
-    place.put((b"alone", {}), to=streams[2])
-    for part in range(0, len(messages), 20):
-        place.put(*messages[part : part + 20], to=streams[part // 20 % 3])

@@ -62,7 +62,7 @@ async def open_way(amqp_url: str, **options: Any) -> AsyncIterator[Way]:
 
 @pytest.mark.parametrize("connect", CONNECT)
 async def test_what_is_open_already_is_covered(amqp_url: str, connect: Any) -> None:
-    """Channels and exchanges from before, and the channel underneath, publish through us too."""
+    """Channels, exchanges and the underlying channel that were open before publish with ids too."""
     async with await connect(amqp_url) as connection:
         channel = await connection.channel()
         queue = await queue_of(channel)
@@ -78,7 +78,7 @@ async def test_what_is_open_already_is_covered(amqp_url: str, connect: Any) -> N
 
 
 async def test_what_comes_back_is_no_error_where_the_channel_says_so(amqp_url: str) -> None:
-    """As with aio-pika alone, it is the result, and what callbacks of returns are given: the message as it was sent."""
+    """A returned message is the result, and what return callbacks get, as the caller made it."""
     async with open_way(amqp_url) as way:
         returned: list[Any] = []
         way.channel.return_callbacks.add(lambda _channel, message: returned.append(message.headers))
@@ -92,23 +92,15 @@ async def test_what_comes_back_is_no_error_where_the_channel_says_so(amqp_url: s
         assert 'relatum_publisher_errors_total{client="aio-pika",reason="unroutable"}' in metrics.exposition()
 
 
-async def test_a_deadline_of_ours_ends_a_publish(amqp_url: str, stream_name: str) -> None:
-    """With confirm_timeout_s, a publish without a time-out of its own ends in time, its outcome unknown."""
-    async with open_way(amqp_url, confirm_timeout_s=0.3) as way:
-        way.proxy.mode = "blackhole_replies"
-        with pytest.raises(PublishOutcomeUnknown) as caught:
-            await way.publish(stream_name)
-        assert isinstance(caught.value, TimeoutError)
-
-
-async def test_a_cancellation_of_the_callers_own_stays_one(amqp_url: str, stream_name: str) -> None:
-    """Who cancels a publish, or times it out, gets what asyncio gives."""
-    async with open_way(amqp_url) as way:
+@pytest.mark.parametrize("is_ours", [True, False])
+async def test_a_publish_that_runs_out_of_time(amqp_url: str, stream_name: str, *, is_ours: bool) -> None:
+    """A publish ended by `confirm_timeout_s` has an unknown outcome; one ended by its caller ends as asyncio says."""
+    async with open_way(amqp_url, confirm_timeout_s=0.3 if is_ours else None) as way:
         way.proxy.mode = "blackhole_replies"
         with pytest.raises(TimeoutError) as caught:
-            async with asyncio.timeout(0.1):
+            async with asyncio.timeout(None if is_ours else 0.1):
                 await way.publish(stream_name)
-        assert not isinstance(caught.value, PublishOutcomeUnknown)
+        assert isinstance(caught.value, PublishOutcomeUnknown) is is_ours
         task = asyncio.create_task(way.publish(stream_name))
         await asyncio.sleep(0)
         task.cancel()
@@ -117,7 +109,7 @@ async def test_a_cancellation_of_the_callers_own_stays_one(amqp_url: str, stream
 
 
 async def test_a_robust_connection_comes_back_intercepted(amqp_url: str, stream_name: str) -> None:
-    """In-flight publishes end as unknown at a reset; after the reconnect, channels and exchanges go on through us."""
+    """A reset leaves publishes in flight of unknown outcome, and the reconnected exchanges publish with ids."""
     with Proxy.to(amqp_url) as proxy:
         connection = await aio_pika.connect_robust(proxy.url(amqp_url), reconnect_interval=0.1)
         channel = await connection.channel()
@@ -126,9 +118,8 @@ async def test_a_robust_connection_comes_back_intercepted(amqp_url: str, stream_
         queue = await queue_of(channel)
         await queue.bind(exchange, "key")
         proxy.mode = "blackhole_replies"
-        flying = [
-            asyncio.create_task(exchange.publish(aio_pika.Message(b"lost"), "key", timeout=90)) for _ in range(10)
-        ]
+        lost = aio_pika.Message(b"lost")
+        flying = [asyncio.create_task(exchange.publish(lost, "key", timeout=90)) for _ in range(10)]
         underlay = await channel.get_underlay_channel()
         await until(lambda: len(underlay.confirmations) == 10)
         proxy.mode = "pass"
@@ -158,7 +149,7 @@ def spans() -> Iterator[Spans]:
 async def test_opentelemetry_composes_in_either_order(
     amqp_url: str, spans: Spans, connect: Any, ours_first: bool
 ) -> None:
-    """Instrumented before or after us, a message has a span and our id; either may go, the other stays."""
+    """In either order of instrumentation and interception, a message has both, and each ends without the other."""
     async with await connect(amqp_url) as connection:
         if ours_first:
             relatum.intercept(connection)
@@ -196,7 +187,7 @@ async def test_opentelemetry_composes_in_either_order(
 async def test_receipts_have_one_span_and_link_to_nothing_twice(
     amqp_url: str, database_url: str, stream_name: str, spans: Spans
 ) -> None:
-    """Published with a receipt, a message has the instrumentation's span, and the recorder's links to that."""
+    """A message with a receipt has one span of the instrumentation, which the recorder's span links to once."""
     AioPikaInstrumentor().instrument()
     async with await aio_pika.connect(amqp_url) as connection:
         relatum.intercept(connection, database=database_url, keys=["order_id"])
@@ -204,10 +195,9 @@ async def test_receipts_have_one_span_and_link_to_nothing_twice(
         message = aio_pika.Message(b"", headers={"order_id": "1"})
         receipt = await relatum.publish_async(exchange, message, stream_name)
         await receipt.wait(90)
-    sends = [each for each in spans.all if each.kind is SpanKind.PRODUCER]
-    assert len(sends) == 1
+    (send,) = [each for each in spans.all if each.kind is SpanKind.PRODUCER]
     # The span ends after its commit, which is what the receipt waited for.
     (recorded,) = await asyncio.to_thread(
         wait_until, lambda: [each for each in spans.ours if each.name == f"record {stream_name}"], what="its span"
     )
-    assert [each.context.span_id for each in recorded.links] == [sends[0].context.span_id]
+    assert [each.context.span_id for each in recorded.links] == [send.context.span_id]

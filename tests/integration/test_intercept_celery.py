@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import billiard
@@ -52,19 +52,14 @@ def send(app: Celery) -> str:
 
 
 def taken(url: str, queue: str) -> Any:
-    """The next task message, as it lies in its queue."""
+    """The next task message of its queue; None if there is none."""
     with Connection(url) as connection:
-        message = connection.default_channel.basic_get(queue, no_ack=True)
-        assert message is not None
-        return message
+        return connection.default_channel.basic_get(queue, no_ack=True)
 
 
 @pytest.mark.parametrize("is_current", [False, True])
 def test_an_app_is_intercepted_before_it_has_settings(amqp_url: str, queue: str, is_current: bool) -> None:
-    """Nothing is opened by the line itself; what the app publishes then has an id, and else is as Celery made it.
-
-    Celery's `current_app` stands for the app.
-    """
+    """An app or its proxy is intercepted before it has settings, and its messages then have ids until the release."""
     app = new_app(queue, None)
     given = Proxy(lambda: app) if is_current else app
     assert relatum.intercept(given) is given
@@ -82,11 +77,7 @@ def test_an_app_is_intercepted_before_it_has_settings(amqp_url: str, queue: str,
 
 
 def test_other_apps_and_released_ones_publish_bare(amqp_url: str, database_url: str, queue: str) -> None:
-    """Equal settings have one pool in Celery; the other app's tasks are sent as they are.
-
-    What is published by a producer that is held goes as it is once the app is released, and starts no recorder that
-    nobody would end. A broker in memory is left alone: an app's own tests go on as they were.
-    """
+    """Apps that share a pool, released apps and their producers, and apps in memory publish as without interception."""
     ours, others = new_app(queue, amqp_url), new_app(queue, amqp_url)
 
     def are_stamped() -> list[bool]:
@@ -121,7 +112,7 @@ def test_other_apps_and_released_ones_publish_bare(amqp_url: str, database_url: 
 
 
 def test_other_definitions_in_the_database_are_told_before_a_task_is_sent(place: Place, queue: str) -> None:
-    """Each publish says so, and the queue stays empty."""
+    """Every publish with other key definitions than the database's is refused, and the queue stays empty."""
     first = relatum.intercept(new_app(queue, place.amqp), database=place.database, keys=["id"])
     send(first)
     relatum.release(first)
@@ -132,12 +123,11 @@ def test_other_definitions_in_the_database_are_told_before_a_task_is_sent(place:
         with pytest.raises(KeyDefinitionConflict):
             send(app)
     relatum.release(app)
-    with Connection(place.amqp) as connection:
-        assert connection.default_channel.basic_get(queue) is None
+    assert taken(place.amqp, queue) is None
 
 
 def test_a_process_that_may_fork_has_imported_what_its_children_need() -> None:
-    """Else each child of a worker would take half a second for it, with the first task that it sends."""
+    """A process that intercepts an app has imported all that its forked children need to record."""
     program = (
         "import sys, celery, relatum\n"
         "relatum.intercept(celery.Celery(), database='postgresql://nobody@127.0.0.1:1/none')\n"
@@ -148,15 +138,20 @@ def test_a_process_that_may_fork_has_imported_what_its_children_need() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=90)
 
 
-def test_each_process_records_what_it_publishes(place: Place, queue: str, copies: str) -> None:
-    """A child goes on with the app that its parent intercepted and used; both find all tasks."""
-    app = relatum.intercept(new_app(queue, place.amqp), database=place.database, keys=preset("celery"), copy_to=copies)
-    tasks = [in_child(lambda: send(app)), send(app), unique_name("task")]
-    # As a worker forks: Celery then drops its pools in the child.
-    child = billiard.Process(target=app.tasks["add"].apply_async, args=((1, 2),), kwargs={"task_id": tasks[-1]})
+def exit_code_of_child(target: Callable[[], object]) -> int | None:
+    """Fork as a worker does: Celery then drops its pools in the child."""
+    child = billiard.Process(target=target)
     child.start()
     child.join(90)
-    assert child.exitcode == 0
+    return child.exitcode  # type: ignore[no-any-return]
+
+
+def test_each_process_records_what_it_publishes(place: Place, queue: str, copies: str) -> None:
+    """A parent and its forked children record what they publish through an app that the parent intercepted."""
+    app = relatum.intercept(new_app(queue, place.amqp), database=place.database, keys=preset("celery"), copy_to=copies)
+    tasks = [in_child(lambda: send(app)), send(app), unique_name("task")]
+    send_task = app.tasks["add"].apply_async
+    assert exit_code_of_child(lambda: send_task((1, 2), task_id=tasks[-1])) == 0
     tasks.append(send(app))
     place.wait_recorded(copies)
     with Relations(place.amqp, place.database) as relations:
@@ -168,20 +163,16 @@ def test_each_process_records_what_it_publishes(place: Place, queue: str, copies
 def test_what_a_terminated_pool_process_published_a_recorder_of_its_own_has(
     place: Place, queue: str, copies: str
 ) -> None:
-    """As docs/celery.md says to do: such a process can neither record what it published last, nor say so."""
+    """A recorder of its own records what a pool process published before it was killed."""
     options: dict[str, Any] = {"database": place.database, "keys": preset("celery"), "copy_to": copies}
-    app = relatum.intercept(new_app(queue, place.amqp), recorder="external", **options)
+    app, task = relatum.intercept(new_app(queue, place.amqp), recorder="external", **options), unique_name("task")
 
-    def publish_and_die(task: str) -> None:
+    def publish_and_die() -> None:
         app.tasks["add"].apply_async((1, 2), task_id=task)
         os.kill(os.getpid(), signal.SIGKILL)
 
     with place.recording(copies, keys=preset("celery")), Relations(place.amqp, place.database) as relations:
-        task = unique_name("task")
-        child = billiard.Process(target=publish_and_die, args=(task,))
-        child.start()
-        child.join(90)
-        assert child.exitcode == -signal.SIGKILL
+        assert exit_code_of_child(publish_and_die) == -signal.SIGKILL
         place.wait_recorded(copies)
         assert [message.stream for message in relations.find("celery_id", task)] == [copies]
     relatum.release(app)

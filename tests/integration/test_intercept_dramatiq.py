@@ -5,8 +5,10 @@ import json
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import Mock
 
 import dramatiq
 import pytest
@@ -67,7 +69,7 @@ BOTH = pytest.mark.parametrize("bed", [False, True], indirect=True, ids=["plain"
 @BOTH
 @pytest.mark.parametrize("is_intercepted", [False, True], ids=["bare", "intercepted"])
 def test_actors_work_as_ever(bed: Bed, *, is_intercepted: bool) -> None:
-    """Messages, a delayed one and a pipeline are worked on, bare or intercepted, by a worker's own threads."""
+    """A worker handles messages, a delayed one and a pipeline, whether its broker is intercepted or not."""
     if is_intercepted:
         assert relatum.intercept(bed.rabbitmq) is bed.rabbitmq
     worker = dramatiq.Worker(bed.rabbitmq, worker_threads=2)
@@ -84,10 +86,7 @@ def test_actors_work_as_ever(bed: Bed, *, is_intercepted: bool) -> None:
 
 @BOTH
 def test_each_thread_publishes_what_it_lacks(bed: Bed) -> None:
-    """Threads have connections of their own, from before and from later; released, they are bare again.
-
-    Dramatiq replaces a connection that was lost by one that is intercepted, too.
-    """
+    """Each thread's connection, from before, later or after a loss, is intercepted until the broker is released."""
     bed.charge.send("early")
     assert not bed.has_id()
     before = set(vars(bed.rabbitmq))
@@ -96,9 +95,8 @@ def test_each_thread_publishes_what_it_lacks(bed: Bed) -> None:
     def sent() -> list[bool]:
         """Whether messages of this thread and of a new one have ids."""
         bed.charge.send("later")
-        thread = threading.Thread(target=bed.charge.send, args=["later"])
-        thread.start()
-        thread.join()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(bed.charge.send, "later").result()
         return [bed.has_id(), bed.has_id()]
 
     assert sent() == [True, True]
@@ -117,27 +115,20 @@ class TimeIsUp(BaseException):
 # pika leaves open what it was connecting then.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_what_ends_the_first_message_leaves_no_bare_connection(amqp_url: str, copies: str, bed: Bed) -> None:
-    """The connection that was being intercepted is not used by the next message."""
-
-    def end(*_: object) -> None:
-        raise TimeIsUp
-
-    before = signal.signal(signal.SIGALRM, end)
-    with Proxy.to(amqp_url) as proxy:
+    """A connection whose interception was interrupted is not used by the next message."""
+    before = signal.signal(signal.SIGALRM, Mock(side_effect=TimeIsUp))
+    with Proxy.to(amqp_url) as proxy, ThreadPoolExecutor(1) as pool:
         proxy.mode = "blackhole"
         relatum.intercept(bed.rabbitmq, broker=proxy.url(amqp_url), copy_to=copies)
-        main = threading.main_thread().ident
-        assert main is not None
 
         def interrupt() -> None:
             wait_until(lambda: proxy.opened, what="a look at the stream of copies")
-            signal.pthread_kill(main, signal.SIGALRM)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
 
-        thread = threading.Thread(target=interrupt)
-        thread.start()
+        interrupting = pool.submit(interrupt)
         with pytest.raises(TimeIsUp):
             bed.charge.send("o1")
-        thread.join()
+        interrupting.result()
         signal.signal(signal.SIGALRM, before)
         proxy.mode = "pass"
         bed.charge.send("o2")
@@ -149,34 +140,28 @@ def test_what_ends_the_first_message_leaves_no_bare_connection(amqp_url: str, co
 
 
 def test_released_while_the_first_message_waits_it_is_bare(place: Place, copies: str, bed: Bed) -> None:
-    """The message goes as it is; its connection is left alone, and no recorder begins."""
-    held: list[Any] = []
+    """A broker that is released while its first message waits sends it bare and starts no recorder."""
 
-    def send() -> None:
+    def send() -> Any:
         bed.charge.send("o1")
-        held.append(bed.rabbitmq.connection)
+        return bed.rabbitmq.connection
 
     before = {thread.name for thread in threading.enumerate()}
-    with Proxy.to(place.amqp) as proxy:
+    with Proxy.to(place.amqp) as proxy, ThreadPoolExecutor(1) as pool:
         proxy.mode = "frozen"
         relatum.intercept(bed.rabbitmq, database=place.database, broker=proxy.url(place.amqp), copy_to=copies)
-        thread = threading.Thread(target=send)
-        thread.start()
+        sending = pool.submit(send)
         wait_until(lambda: proxy.opened, what="a look at the stream of copies")
         relatum.release(bed.rabbitmq)
         proxy.mode = "pass"
-        thread.join()
+        assert "_relatum_interception" not in vars(sending.result())
         assert not bed.has_id()
-        assert "_relatum_interception" not in vars(held[0])
         assert not {thread.name for thread in threading.enumerate() if thread.name == "relatum-embedded"} - before
 
 
 @BOTH
 def test_each_process_has_its_own(bed: Bed) -> None:
-    """A process forked off before anything was sent publishes through an interception of its own.
-
-    A value that cannot be recorded is an error where the message was to be sent.
-    """
+    """A forked process publishes through an interception of its own, and a bad value is an error in `send`."""
     order = KeyDefinition("order", lambda body: json.loads(body)["args"][0], type="integer")
     relatum.intercept(bed.rabbitmq, keys=[order])
 
@@ -191,11 +176,8 @@ def test_each_process_has_its_own(bed: Bed) -> None:
         bed.charge.send("no number")
 
 
-def test_copies_make_messages_found(place: Place, copies: str, bed: Bed) -> None:
-    """One line: each message to a queue has a copy in a stream, and what belongs to it is found.
-
-    A list of more routing keys is kept; what goes to the stream itself lies there once.
-    """
+def test_copies_make_messages_found(place: Place, copies: str, bed: Bed, relations: Relations) -> None:
+    """A copy of each message to a queue is recorded and found, beside other `BCC` keys, and none of a copy itself."""
     keys = [*preset("dramatiq"), KeyDefinition("order", "body:$.args[0]")]
     relatum.intercept(bed.rabbitmq, database=place.database, keys=keys, copy_to=copies)
     first, second = bed.charge.send("o1"), bed.charge.send("o1")
@@ -203,13 +185,12 @@ def test_copies_make_messages_found(place: Place, copies: str, bed: Bed) -> None
     wait_recorded(place.amqp, place.engine, copies)
     properties, body = bed.queue.get()
     assert "BCC" not in (properties.headers or {})
-    with Relations(place.amqp, place.database) as relations:
-        answer = relations.related((None, properties, body), by="order")
-        assert answer.self_ids == ((copies, 0),)
-        assert answer.ids == ((copies, 1),)
-        (own,) = relations.find("dramatiq_id", first.message_id)
-        assert relations.related(own, by="order").ids == answer.ids
-        assert relations.find("dramatiq_id", second.message_id).ids == answer.ids
+    answer = relations.related((None, properties, body), by="order")
+    assert answer.self_ids == ((copies, 0),)
+    assert answer.ids == ((copies, 1),)
+    (own,) = relations.find("dramatiq_id", first.message_id)
+    assert relations.related(own, by="order").ids == answer.ids
+    assert relations.find("dramatiq_id", second.message_id).ids == answer.ids
     channel, another = bed.rabbitmq.connection.channel(), Queue(bed.queue.channel, unique_name("another"))
     channel.queue_declare(another.name)
     properties = BasicProperties(headers={"BCC": [another.name]})
@@ -224,7 +205,7 @@ def test_copies_make_messages_found(place: Place, copies: str, bed: Bed) -> None
 
 @pytest.mark.parametrize("bed", [True], indirect=True, ids=["confirms"])
 def test_copies_are_refused_where_confirms_tell_that_a_queue_is_gone(bed: Bed) -> None:
-    """The copy would be delivered, and dramatiq would think the message was."""
+    """Copies are refused with confirms, which would then hide that a queue is gone."""
     with pytest.raises(ConfigurationError, match="confirm_delivery"):
         relatum.intercept(bed.rabbitmq, copy_to="copies")
     assert "_relatum_interception" not in vars(bed.rabbitmq)

@@ -33,7 +33,7 @@ def talking(broker: RabbitBroker, queue: str) -> asyncio.Queue[RabbitMessage]:
 
 @pytest.mark.parametrize("when", ["bare", "before", "after"])
 async def test_requests_and_replies_go_as_ever(amqp_url: str, when: str) -> None:
-    """Bare or intercepted, before or after the start: the same bodies; intercepted, each has a header with its time."""
+    """Requests and replies are the same bare or intercepted, and have ids if intercepted before or after the start."""
     broker = RabbitBroker(amqp_url, logger=None)
     queue = unique_name()
     came = talking(broker, queue)
@@ -58,7 +58,7 @@ async def test_requests_and_replies_go_as_ever(amqp_url: str, when: str) -> None
 
 
 async def test_what_cannot_be_recorded_or_routed_is_told(amqp_url: str) -> None:
-    """A bad value is an error before anything is sent; a message without a queue is one of both kinds."""
+    """A bad value and a message that no queue gets are errors of `publish`."""
     strict = RabbitBroker(amqp_url, logger=None, default_channel=Channel(on_return_raises=True))
     async with relatum.intercept(strict, keys=["order_id"]) as broker:
         await broker.start()
@@ -70,7 +70,7 @@ async def test_what_cannot_be_recorded_or_routed_is_told(amqp_url: str) -> None:
 
 
 async def test_started_again_it_is_still_intercepted_and_released_it_is_bare(amqp_url: str) -> None:
-    """Each connection is, the one made after a stop too; afterwards nothing is left, and a broker beside it is bare."""
+    """A broker stays intercepted through stop and start and is bare after its release, as others always are."""
     broker, beside = RabbitBroker(amqp_url, logger=None), RabbitBroker(amqp_url, logger=None)
     queue = unique_name()
     came = talking(broker, queue)
@@ -96,7 +96,7 @@ async def test_started_again_it_is_still_intercepted_and_released_it_is_bare(amq
 
 
 async def test_what_it_publishes_is_recorded(place: Place) -> None:
-    """The recorder is in its process, begins with the connection, and finds what is published to a stream."""
+    """An intercepted broker's process records what it publishes to a stream."""
     broker = relatum.intercept(RabbitBroker(place.amqp, logger=None), database=place.database, keys=["order_id"])
     async with broker:
         await broker.start()
@@ -108,10 +108,7 @@ async def test_what_it_publishes_is_recorded(place: Place) -> None:
 
 
 async def test_its_own_test_broker_goes_on_and_copies_are_refused(amqp_url: str) -> None:
-    """FastStream's tests connect nowhere: handlers run as they do bare.
-
-    It publishes as mandatory: a copy would hide that a queue is gone.
-    """
+    """Handlers run in FastStream's test broker as ever, and copies, which would hide a missing queue, are refused."""
     with pytest.raises(ConfigurationError, match="tap"):
         relatum.intercept(RabbitBroker(amqp_url), copy_to="copies")
     broker = relatum.intercept(RabbitBroker(amqp_url, logger=None))

@@ -1,7 +1,7 @@
 """What intercepted connections of pika alone promise; what those of all clients do is in `contract/test_clients.py`."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pika
@@ -26,7 +26,7 @@ def queue(amqp_url: str) -> Iterator[Queue]:
 
 @pytest.mark.parametrize("confirm", [False, True])
 def test_every_way_to_call_it_works(connection: BlockingConnection, queue: Queue, confirm: bool) -> None:
-    """Positional, by name, mixed, without properties, with text as the body: all are pika's, and return None."""
+    """Every call that pika takes publishes with an id and returns None."""
     channel = relatum.intercept(connection).channel()
     if confirm:
         channel.confirm_delivery()
@@ -42,29 +42,27 @@ def test_every_way_to_call_it_works(connection: BlockingConnection, queue: Queue
 
 
 def test_mistakes_raise_what_pika_raises(connection: BlockingConnection, queue: Queue) -> None:
-    """A call pika does not take fails as it does without us, before anything is sent."""
-    channel, name = connection.channel(), queue.name
-    calls: list[Callable[[], object]] = [
-        lambda: channel.basic_publish(),
-        lambda: channel.basic_publish("", name),
-        lambda: channel.basic_publish("", name, b"", nonsense=1),
-        lambda: channel.basic_publish("", name, b"", pika.BasicProperties(headers={"a": 1.5})),
-        lambda: channel.basic_publish("", name, b"", pika.BasicProperties(headers=[1])),
-        lambda: channel.basic_publish("", name, b"", "properties"),
-    ]
+    """A call that pika does not take raises the same error with and without interception."""
+    properties = ("properties", pika.BasicProperties(headers={"a": 1.5}), pika.BasicProperties(headers=[1]))
+    calls: list[dict[str, Any]] = [{"body": b"", "properties": each} for each in properties]
+    calls += [{}, {"body": b"", "nonsense": 1}]
+    channel = connection.channel()
 
-    def raised(call: Callable[[], object]) -> type[Exception]:
-        with pytest.raises(Exception) as caught:
-            call()
-        return caught.type
+    def errors() -> Iterator[type[BaseException]]:
+        with pytest.raises(TypeError):
+            channel.basic_publish()
+        for arguments in calls:
+            with pytest.raises(Exception) as caught:
+                channel.basic_publish("", queue.name, **arguments)
+            yield caught.type
 
-    bare = [raised(call) for call in calls]
+    bare = list(errors())
     relatum.intercept(connection)
-    assert [raised(call) for call in calls] == bare
+    assert list(errors()) == bare
 
 
 def test_what_is_derived_or_copied_goes_on(connection: BlockingConnection, queue: Queue) -> None:
-    """Properties of a subclass encode in its own way; a copy of the channel, or of its method, is made as ever."""
+    """Properties of a subclass encode in their own way, and channels and their methods can be copied."""
 
     class Marked(pika.BasicProperties):
         def encode(self) -> Any:
@@ -80,7 +78,7 @@ def test_what_is_derived_or_copied_goes_on(connection: BlockingConnection, queue
 
 
 def test_the_channel_that_a_consumer_is_given_is_covered(connection: BlockingConnection, queue: Queue) -> None:
-    """Also where it was opened before."""
+    """A consumer's callback publishes with ids, even on a channel that was opened before the interception."""
     early = connection.channel()
     relatum.intercept(connection)
     seen: list[Any] = []
@@ -99,12 +97,9 @@ def test_the_channel_that_a_consumer_is_given_is_covered(connection: BlockingCon
 
 
 def test_headers_beyond_a_small_frame_are_refused(amqp_url: str, queue: Queue) -> None:
-    """Where the connection negotiated small frames, the limit is theirs, and just below it all is well.
-
-    8,192 bytes are the least that RabbitMQ 4 takes.
-    """
+    """Headers just within the connection's own frame size are published, and larger ones are refused."""
     parameters = pika.URLParameters(amqp_url)
-    parameters.frame_max = 8192
+    parameters.frame_max = 8192  # the least that RabbitMQ 4 takes
     with BlockingConnection(parameters) as small:
         channel = relatum.intercept(small).channel()
         channel.confirm_delivery()
@@ -114,10 +109,7 @@ def test_headers_beyond_a_small_frame_are_refused(amqp_url: str, queue: Queue) -
 
 
 def test_a_406_is_a_rejection_where_it_is_about_the_message(channel: BlockingChannel) -> None:
-    """Such as of an expiration that is none; on a channel that is closed by then, pika's own error is not ours.
-
-    An acknowledgement that the broker refuses says nothing of the message published behind it: its outcome is unknown.
-    """
+    """A 406 about a message is a rejection; one about an acknowledgement leaves the next message's outcome unknown."""
     another = relatum.intercept(channel.connection).channel()
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as caught:
         channel.basic_publish("", unique_name(), b"", pika.BasicProperties(expiration="soon"))
@@ -132,7 +124,7 @@ def test_a_406_is_a_rejection_where_it_is_about_the_message(channel: BlockingCha
 
 
 def test_a_reset_connection_leaves_the_outcome_unknown(amqp_url: str, stream_name: str) -> None:
-    """A reset while the confirm is awaited is pika's StreamLostError and an unknown outcome; before, pika's alone."""
+    """A reset while a confirm is awaited leaves the outcome unknown, and later publishes raise pika's error alone."""
     with Proxy.to(amqp_url) as proxy:
         connection = BlockingConnection(pika.URLParameters(proxy.url(amqp_url)))
         channel = relatum.intercept(connection).channel()
@@ -157,10 +149,7 @@ def spans() -> Iterator[Spans]:
 def test_opentelemetry_composes_in_either_order(
     connection: BlockingConnection, queue: Queue, spans: Spans, ours_first: bool
 ) -> None:
-    """Instrumented before or after us, a message has a span and our id; either may go, the other stays.
-
-    Instrumentation of the whole program, switched on after us, still sees the channels opened from then on.
-    """
+    """In either order of instrumentation and interception, a message has both, and each ends without the other."""
     channel, other = connection.channel(), connection.channel()
 
     def publish(channel: BlockingChannel) -> tuple[bool, bool, int]:

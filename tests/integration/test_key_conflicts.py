@@ -11,6 +11,7 @@ import aio_pika
 import pytest
 import sqlalchemy as sa
 from pika import BasicProperties
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 import relatum
 from relatum.errors import InvalidKeyDefinition, KeyDefinitionConflict, KeyNotDefined
@@ -26,12 +27,13 @@ from tests.support.proxy import Proxy
 from tests.support.standstill import in_time
 
 MINE = KeyDefinition("order", source="header:order_id")
+TAKEN = KeyDefinition("order", source="property:correlation_id")
 
 
 @pytest.fixture
 def taken(engine: sa.Engine) -> sa.Engine:
     """A database in which the key is already defined, otherwise."""
-    add_keys(engine, [KeyDefinition("order", source="property:correlation_id")])
+    add_keys(engine, [TAKEN])
     return engine
 
 
@@ -54,24 +56,25 @@ def defined(engine: sa.Engine) -> dict[str, KeyDefinition]:
 
 
 @pytest.mark.parametrize("recorder", ["embedded", "external"])
-def test_intercept_raises_over_a_blocking_connection(place: Place, taken: sa.Engine, recorder: str) -> None:
-    """The connection stays as it was, and publishes plainly; with the same definition it is intercepted."""
-    with broker_connection(place.amqp) as connection:
-        with pytest.raises(KeyDefinitionConflict, match="'order' is already defined") as caught:
-            relatum.intercept(connection, database=place.database, keys=[MINE], recorder=recorder)  # type: ignore[arg-type]
-        assert caught.value.key == "order"
-        connection.channel().basic_publish("", place.stream, b"plain")
-        same = KeyDefinition("order", source="property:correlation_id")
-        relatum.intercept(connection, database=place.database, keys=[same], recorder=recorder)  # type: ignore[arg-type]
-        connection.channel().basic_publish("", place.stream, b"stamped")
-        relatum.release(connection)
+def test_intercept_raises_over_a_blocking_connection(
+    place: Place, taken: sa.Engine, connection: BlockingConnection, recorder: str
+) -> None:
+    """A connection with other key definitions stays bare, and is intercepted with the same ones."""
+    options: dict[str, Any] = {"database": place.database, "recorder": recorder}
+    with pytest.raises(KeyDefinitionConflict, match="'order' is already defined") as caught:
+        relatum.intercept(connection, keys=[MINE], **options)
+    assert caught.value.key == "order"
+    connection.channel().basic_publish("", place.stream, b"plain")
+    relatum.intercept(connection, keys=[TAKEN], **options)
+    connection.channel().basic_publish("", place.stream, b"stamped")
+    relatum.release(connection)
     # Two channels: the broker may take the second's message first.
     wait_until(lambda: sorted(bodies(place)) == [b"plain", b"stamped"], what="both are there")
 
 
 @pytest.mark.parametrize("connect", [aio_pika.connect, aio_pika.connect_robust])
 async def test_the_first_publish_raises_through_aio_pika(place: Place, taken: sa.Engine, connect: object) -> None:
-    """An event loop does not wait in `intercept`: the first publishes do, with a receipt or without one."""
+    """Through aio-pika the first publishes, with a receipt or without one, are refused before anything is sent."""
     connection = await connect(place.amqp)  # type: ignore[operator]
     async with connection:
         relatum.intercept(connection, database=place.database, keys=[MINE])
@@ -88,7 +91,7 @@ async def test_the_first_publish_raises_through_aio_pika(place: Place, taken: sa
 
 
 async def test_publishes_through_aio_pika_keep_their_order_while_they_wait(place: Place) -> None:
-    """What is published at once, just behind `intercept`, arrives in the order it was published in."""
+    """Messages published concurrently right after `intercept` arrive in the order they were published in."""
     async with await aio_pika.connect(place.amqp) as connection:
         relatum.intercept(connection, database=place.database, keys=[MINE])
         channel = await connection.channel()
@@ -99,7 +102,7 @@ async def test_publishes_through_aio_pika_keep_their_order_while_they_wait(place
 
 
 def test_a_callback_connection_raises_as_soon_as_it_is_known(place: Place, taken: sa.Engine) -> None:
-    """Its thread cannot wait: a publish raises once the database has answered, and a receipt is refused as well."""
+    """On a callback connection publishes, with a receipt or without one, are refused once the database has answered."""
     with running(place.amqp, database=place.database, keys=[MINE]) as (connection, on_thread):
         channel = open_channel(connection, on_thread)
         early = (on_thread, channel.basic_publish, "", place.stream, b"early")
@@ -110,17 +113,14 @@ def test_a_callback_connection_raises_as_soon_as_it_is_known(place: Place, taken
 
 
 @pytest.mark.parametrize("how", ["refused", "frozen"])
-def test_with_the_database_away_publishing_goes_on_until_it_is_known(place: Place, taken: sa.Engine, how: str) -> None:
-    """Publishing does not depend on PostgreSQL; once that says otherwise, the next publish raises, and a receipt does.
-
-    Nothing is recorded meanwhile. Once the other definition is removed, publishing and recording go on.
-    """
-    with Proxy.to(place.database) as proxy, broker_connection(place.amqp) as connection:
+def test_with_the_database_away_publishing_goes_on_until_it_is_known(
+    place: Place, taken: sa.Engine, channel: BlockingChannel, how: str
+) -> None:
+    """Publishing goes on without PostgreSQL, is refused once the conflict is known, and goes on once that is gone."""
+    with Proxy.to(place.database) as proxy:
         proxy.accepts, proxy.mode = how != "refused", "frozen" if how == "frozen" else "pass"
         with in_time(AGREE_S):
-            relatum.intercept(connection, database=proxy.url(place.database), keys=[MINE])
-        channel = connection.channel()
-        channel.confirm_delivery()
+            relatum.intercept(channel.connection, database=proxy.url(place.database), keys=[MINE])
         properties = BasicProperties(headers={"order_id": "o1"})
         channel.basic_publish("", place.stream, b"while away", properties)
         proxy.accepts, proxy.mode = True, "pass"
@@ -135,28 +135,25 @@ def test_with_the_database_away_publishing_goes_on_until_it_is_known(place: Plac
         after = (channel.basic_publish, "", place.stream, b"after", properties)
         wait_until(lambda: not is_refused(*after), what="publishing goes on")
         wait_until(lambda: place.recorded_to() > len(before), what="it is recorded")
-        relatum.release(connection)
+        relatum.release(channel.connection)
 
 
 def test_a_publisher_that_is_never_to_be_stopped_is_not(
-    place: Place, taken: sa.Engine, caplog: pytest.LogCaptureFixture
+    place: Place, taken: sa.Engine, channel: BlockingChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With `on_invalid="skip"` messages are published, the log says it once, and receipts alone are refused."""
-    with broker_connection(place.amqp) as connection:
-        relatum.intercept(connection, database=place.database, keys=[MINE], on_invalid="skip")
-        channel = connection.channel()
-        channel.confirm_delivery()
-        wait_until(lambda: "does not define the keys as this publisher does" in caplog.text, what="the line")
-        channel.basic_publish("", place.stream, b"published")
-        with pytest.raises(KeyDefinitionConflict, match="nothing was sent"):
-            relatum.publish(channel, "", place.stream, b"receipt")
-        relatum.release(connection)
+    """With `on_invalid="skip"` a conflict is logged, messages are published, and only receipts are refused."""
+    relatum.intercept(channel.connection, database=place.database, keys=[MINE], on_invalid="skip")
+    wait_until(lambda: "does not define the keys as this publisher does" in caplog.text, what="the line")
+    channel.basic_publish("", place.stream, b"published")
+    with pytest.raises(KeyDefinitionConflict, match="nothing was sent"):
+        relatum.publish(channel, "", place.stream, b"receipt")
+    relatum.release(channel.connection)
     assert bodies(place) == [b"published"]
     assert place.recorded_to() == 0
 
 
 def test_of_two_that_define_it_at_the_same_moment_one_is_refused(amqp_url: str, engine: sa.Engine) -> None:
-    """Whoever comes second is told so; the database holds the first one's definition, whole."""
+    """Of two publishers that define one key at once, one is refused, and the other's definition is stored whole."""
     wanted = [KeyDefinition("order", source=f"header:{name}") for name in ("one", "other")]
     at_once = threading.Barrier(2)
 
@@ -179,24 +176,22 @@ def test_of_two_that_define_it_at_the_same_moment_one_is_refused(amqp_url: str, 
 
 
 def test_a_key_that_others_define_anew_is_noticed(engine: sa.Engine) -> None:
-    """While a publisher runs: removed, it stays removed; defined otherwise, it is a conflict until that is undone."""
+    """A key removed while a publisher runs stays removed, and one defined otherwise is a conflict until removed."""
     keys = PublishersKeys(engine, [MINE], Outages(logging.getLogger("relatum.recorder")), defines=True, look_s=0.0)
     assert keys.look()
-    remove_key(engine, "order")
-    assert keys.look()
-    keys.agreement.check()
-    assert not defined(engine)
-    add_keys(engine, [KeyDefinition("order", type="integer")])
-    assert not keys.look()
-    with pytest.raises(KeyDefinitionConflict):
+    for _ in range(2):
+        remove_key(engine, "order")
+        assert keys.look()
         keys.agreement.check()
-    remove_key(engine, "order")
-    assert keys.look()
-    keys.agreement.check()
+        assert not defined(engine)
+        add_keys(engine, [KeyDefinition("order", type="integer")])
+        assert not keys.look()
+        with pytest.raises(KeyDefinitionConflict):
+            keys.agreement.check()
 
 
 def test_a_recorder_with_other_definitions_ends(place: Place, taken: sa.Engine) -> None:
-    """It raises before it records anything."""
+    """A recorder with other definitions raises before it records anything."""
     with pytest.raises(KeyDefinitionConflict):
         Recorder(place.amqp, taken.url, [place.stream], keys=[MINE]).run(threading.Event())
     assert place.sql("SELECT FROM relatum.streams") == []
@@ -207,10 +202,7 @@ def names_of(engine: sa.Engine) -> dict[str, str | None]:
 
 
 def test_a_key_may_name_another_that_is_defined_with_it_or_before(engine: sa.Engine) -> None:
-    """What is stored says so, and goes for the key of that name that is in force; one that named none is told later.
-
-    Another name than before is a conflict: nothing is written, and the definition is told as it is written in code.
-    """
+    """A key may name another one when it is defined or later, but naming a different one is a conflict."""
     add_keys(engine, [KeyDefinition("cause", names="id"), "id", "reply", "other"])
     assert names_of(engine) == {"cause": "id", "id": None, "reply": None, "other": None}
     (told,) = add_keys(engine, [KeyDefinition("reply", names="id")])
@@ -230,7 +222,7 @@ def test_a_key_may_name_another_that_is_defined_with_it_or_before(engine: sa.Eng
 
 
 def test_a_key_names_only_one_that_can_have_its_values(engine: sa.Engine) -> None:
-    """Else nothing would ever be found by it; nothing is written."""
+    """A key that names one of another type, of other parts or an unknown one is refused, and nothing is written."""
     add_keys(engine, ["id", KeyDefinition("number", type="integer"), KeyDefinition("pair", source=("a", "b"))])
     for named, what in {"idd": "is no key", "number": "the same type", "pair": "number of parts"}.items():
         with pytest.raises(InvalidKeyDefinition, match=what):
@@ -239,7 +231,7 @@ def test_a_key_names_only_one_that_can_have_its_values(engine: sa.Engine) -> Non
 
 
 def test_a_key_is_masked_by_who_says_so_and_shown_again_by_name_alone(engine: sa.Engine) -> None:
-    """Who leaves it out agrees, and takes no mask off; a masked key is not removed, which would do just that."""
+    """A mask stays when a definition leaves it out, and it must be taken off before the key can be removed."""
 
     def masked() -> list[str]:
         return [name for name, key in defined(engine).items() if key.masked]

@@ -5,14 +5,13 @@ from typing import Any
 
 import pika
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
 from relatum.errors import InvalidInput
 from relatum.keys import KeyDefinition
-from relatum.recording import backfill, status, verify
 from relatum.store.catalog import add_keys, key_definitions
 from relatum_consumer import Relations
-from tests.support import broker_connection, rows_of
 from tests.support.place import Place
 
 KEYS = [
@@ -56,71 +55,55 @@ def expected(broker_version: tuple[int, ...]) -> set[tuple[str, str, int]]:
 
 
 def test_rows_are_those_of_what_lies_at_the_path(place: Place, broker_version: tuple[int, ...]) -> None:
-    """A body, a header instead of one, several values of an array; what cannot be a value is counted."""
-    place.put(*MESSAGES)
-    place.record()
-    rows = rows_of(place.engine, place.stream)
-    assert (set(rows), len(rows)) == (expected(broker_version), len(expected(broker_version)))
-    (seen,) = status(place.amqp, place.database, [place.stream])
-    assert seen.skipped == {"sku": {"float": 1}, "order": {"not_json": 1}, "both": {"not_json": 1}}
-    assert verify(place.amqp, place.database, [place.stream]).ok
+    """A recorder makes a row of each value at a key's path, and count what cannot be a value."""
+    place.put_recorded(*MESSAGES)
+    assert sorted(place.rows()) == sorted(expected(broker_version))
+    assert place.status().skipped == {"sku": {"float": 1}, "order": {"not_json": 1}, "both": {"not_json": 1}}
+    assert place.verify().ok
     with place.engine.connect() as connection:
-        assert [(key.name, key.sources) for key in key_definitions(connection)] == [
-            (key.name, key.sources) for key in KEYS
-        ]
+        stored = [(key.name, key.sources) for key in key_definitions(connection)]
+    assert stored == [(key.name, key.sources) for key in KEYS]
 
 
 def test_a_back_fill_reads_bodies_too(place: Place, broker_version: tuple[int, ...]) -> None:
-    """Of messages that were recorded before a key came from their bodies."""
-    place.put(*MESSAGES)
-    place.record(keys=["order_id"])
+    """A back-fill makes the rows of keys from bodies that were defined after the messages were recorded."""
+    place.put_recorded(*MESSAGES, keys=["order_id"])
     add_keys(place.engine, KEYS)
-    backfill(place.amqp, place.database, place.stream)
-    assert set(rows_of(place.engine, place.stream)) - {("order_id", "o1", 2)} == expected(broker_version)
+    place.backfill()
+    assert set(place.rows()) - {("order_id", "o1", 2)} == expected(broker_version)
 
 
-def test_answers_follow_each_value(place: Place) -> None:
-    """A message with several values of a key is related by each of them, and is one message all the same."""
-    place.put(*MESSAGES)
-    place.record()
-    with Relations(place.amqp, place.database) as relations:
-        assert [each.offset for each in relations.find("sku", "b").messages] == [0, 1]
-        assert [each.offset for each in relations.find("order", 2).messages] == [1]
-        first, second = relations.read(place.stream, 0), relations.read(place.stream, 1)
-        answer = relations.related(first, by="sku")
-        assert [each.offset for each in answer.messages] == [1, 3]
-        assert [hit.keys for hit in answer.hits] == [("sku",), ("sku",)]
-        found = relations.related(second, by="cause", complete=True)
-        assert found.status == "absent"
-        trace = relations.trace(second, by=["cause", "order"])
-        assert {each.offset for each in trace.messages} == {0, 1, 2}
-        assert [(edge.cause and edge.cause.offset, edge.effect.offset) for edge in trace.edges] == [(0, 1), (2, 1)]
-        assert relations.find("sku", "z", complete=True).status == "absent"
-        with pytest.raises(InvalidInput, match="2 values of the key 'sku'"):
-            relations.after(first, place.stream, by="sku")
-
-
-def test_what_is_not_recorded_yet_is_read_in_the_same_way(place: Place) -> None:
-    """A complete answer reads bodies itself."""
-    place.put(*MESSAGES[:1])
-    place.record()
+def test_answers_follow_each_value(place: Place, relations: Relations) -> None:
+    """A message is found by each value of a key, from its row or, in a complete answer, from its unrecorded body."""
+    place.put_recorded(*MESSAGES[:1])
     place.put(*MESSAGES[1:])
-    with Relations(place.amqp, place.database) as relations:
-        assert [each.offset for each in relations.find("sku", "b").messages] == [0]
-        assert [each.offset for each in relations.find("sku", "b", complete=True).messages] == [0, 1]
+    assert [each.offset for each in relations.find("sku", "b").messages] == [0]
+    assert [each.offset for each in relations.find("sku", "b", complete=True).messages] == [0, 1]
+    place.record()
+    assert [each.offset for each in relations.find("sku", "b").messages] == [0, 1]
+    assert [each.offset for each in relations.find("order", 2).messages] == [1]
+    first, second = relations.read(place.stream, 0), relations.read(place.stream, 1)
+    answer = relations.related(first, by="sku")
+    assert [each.offset for each in answer.messages] == [1, 3]
+    assert [hit.keys for hit in answer.hits] == [("sku",), ("sku",)]
+    found = relations.related(second, by="cause", complete=True)
+    assert found.status == "absent"
+    trace = relations.trace(second, by=["cause", "order"])
+    assert {each.offset for each in trace.messages} == {0, 1, 2}
+    assert [(edge.cause and edge.cause.offset, edge.effect.offset) for edge in trace.edges] == [(0, 1), (2, 1)]
+    assert relations.find("sku", "z", complete=True).status == "absent"
+    with pytest.raises(InvalidInput, match="2 values of the key 'sku'"):
+        relations.after(first, place.stream, by="sku")
 
 
-def test_a_publisher_records_what_its_bodies_say(place: Place) -> None:
-    """The message is sent as it is, and a receipt tells its offset. A bad value of a body is sent, and has no row."""
-    with broker_connection(place.amqp) as connection:
-        relatum.intercept(connection, database=place.database, keys=KEYS[:2])
-        channel = connection.channel()
-        body, properties = MESSAGES[0]
-        receipt = relatum.publish(channel, "", place.stream, body, properties)
-        assert receipt.wait(60)[0].offset == 0
-        channel.basic_publish("", place.stream, b'{"order": {"id": 1.5}}')
-        relatum.release(connection)
-    assert set(rows_of(place.engine, place.stream)) == {("order", "o1", 0), ("sku", "a", 0), ("sku", "b", 0)}
-    with Relations(place.amqp, place.database) as relations:
-        assert relations.read(place.stream, 0).body == body
-        assert relations.read(place.stream, 0).headers.keys() <= {"relatum_receipt", "relatum_time"}
+def test_a_publisher_records_what_its_bodies_say(place: Place, relations: Relations, channel: BlockingChannel) -> None:
+    """A publisher sends bodies as they are and records their values, but no row for a value that is no key."""
+    relatum.intercept(channel.connection, database=place.database, keys=KEYS[:2])
+    body, properties = MESSAGES[0]
+    receipt = relatum.publish(channel, "", place.stream, body, properties)
+    assert receipt.wait(60)[0].offset == 0
+    channel.basic_publish("", place.stream, b'{"order": {"id": 1.5}}')
+    relatum.release(channel.connection)
+    assert set(place.rows()) == {("order", "o1", 0), ("sku", "a", 0), ("sku", "b", 0)}
+    assert relations.read(place.stream, 0).body == body
+    assert relations.read(place.stream, 0).headers.keys() <= {"relatum_receipt", "relatum_time"}

@@ -1,7 +1,6 @@
 """Members that share things: one lease each, even shares, takeovers; and their plans."""
 
 from collections.abc import Collection
-from contextlib import ExitStack
 from typing import Any
 
 import psycopg
@@ -39,7 +38,7 @@ def recorder(name: str = "one", holder: str | None = None) -> Member:
 
 
 def test_a_lease_that_ran_out_while_nobody_minded_is_taken_anew(engine: sa.Engine, ids: list[int]) -> None:
-    """It is another member from then on, and has again what nobody took."""
+    """A member whose lease lapsed unnoticed becomes another member and takes the streams that are still free."""
     member = recorder()
     beat(engine, member, ids)
     before = member.holder
@@ -49,7 +48,7 @@ def test_a_lease_that_ran_out_while_nobody_minded_is_taken_anew(engine: sa.Engin
 
 
 def test_a_name_that_was_given_is_kept(engine: sa.Engine, ids: list[int]) -> None:
-    """A process that is started again takes back at once what is there under its name."""
+    """A process that is started again under its name takes its streams back at once."""
     beat(engine, recorder(holder="me"), ids)
     again = recorder(holder="me")
     assert beat(engine, again, ids).held == frozenset(ids)
@@ -58,7 +57,7 @@ def test_a_name_that_was_given_is_kept(engine: sa.Engine, ids: list[int]) -> Non
 
 
 def test_who_takes_at_the_same_time_waits_for_nobody(engine: sa.Engine, ids: list[int]) -> None:
-    """Two that saw the same rows free: one has them, the other finds so without a wait, and takes nothing of it."""
+    """Of two members that see the same streams free, one takes them and the other takes none without a wait."""
     first, second = recorder(), recorder()
     with engine.connect() as one, engine.connect() as other:
         assert first.beat(one, ids).held == frozenset(ids)
@@ -70,7 +69,7 @@ def test_who_takes_at_the_same_time_waits_for_nobody(engine: sa.Engine, ids: lis
 
 
 def test_what_was_seen_free_is_not_taken_from_who_was_quicker(engine: sa.Engine, ids: list[int]) -> None:
-    """Taking is a compare-and-set on the holder that was seen: a new member's row is in no snapshot of before."""
+    """Taking is a compare-and-set on the holder that was seen, so a stream that was taken since is left."""
     first, second = recorder(), recorder()
     with engine.connect() as later:
         later.execution_options(isolation_level="REPEATABLE READ")
@@ -82,7 +81,7 @@ def test_what_was_seen_free_is_not_taken_from_who_was_quicker(engine: sa.Engine,
 
 
 def test_streams_that_are_gone_are_named(engine: sa.Engine, ids: list[int]) -> None:
-    """A stream that was replaced is nobody's to record."""
+    """A stream that is unknown or was replaced is missing, and is not held."""
     with engine.begin() as connection:
         connection.execute(sa.update(streams).where(streams.c.stream_id == ids[0]).values(replaced_at=sa.func.now()))
     share = beat(engine, recorder(), [*ids, 10**6])
@@ -90,28 +89,21 @@ def test_streams_that_are_gone_are_named(engine: sa.Engine, ids: list[int]) -> N
 
 
 def test_two_thousand_streams_are_held_by_one_row(engine: sa.Engine) -> None:
-    """A beat writes one row however many there are, in as many statements."""
+    """A beat that holds two thousand streams writes one row in four statements."""
     with engine.begin() as connection:
         named = "INSERT INTO relatum.streams (name) SELECT 's' || n FROM generate_series(1, 2000) n RETURNING stream_id"
         ids = connection.scalars(sa.text(named)).all()
     member = recorder()
     written: list[tuple[str, int]] = []
     assert len(beat(engine, member, ids).held) == 2000
-    with ExitStack() as stack:
-        sa.event.listen(engine, "after_cursor_execute", counted := counter(written))
-        stack.callback(sa.event.remove, engine, "after_cursor_execute", counted)
-        assert len(beat(engine, member, ids).held) == 2000
-    assert [rows for statement, rows in written if statement.startswith(("UPDATE", "INSERT", "DELETE"))] == [1, 0]
-    assert len(written) == 4
-
-
-def counter(written: list[tuple[str, int]]) -> Any:
-    """Writes down statements, and how many rows each had."""
 
     def count(_connection: Any, cursor: Any, statement: str, *_: Any) -> None:
         written.append((statement, cursor.rowcount))
 
-    return count
+    sa.event.listen(engine, "after_cursor_execute", count)
+    assert len(beat(engine, member, ids).held) == 2000
+    assert [rows for statement, rows in written if statement.startswith(("UPDATE", "INSERT", "DELETE"))] == [1, 0]
+    assert len(written) == 4
 
 
 ME = {"within": "n7", "holder": "m7"}
@@ -131,7 +123,7 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_each_statement_finds_its_rows_by_an_index(filled: psycopg.Connection[Any], name: str, mode: str) -> None:
-    """No large table is scanned."""
+    """Each statement of members finds its rows by an index and scans no large table."""
     plan = plan_of_statement(filled, mode, *STATEMENTS[name])
     of_tables = [node for node in nodes_of(plan) if node.get("Relation Name") in ("streams", "recorder_members")]
     assert of_tables, plan

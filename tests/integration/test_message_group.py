@@ -9,6 +9,7 @@ from typing import Any, Self
 import aio_pika
 import pika
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 import relatum
 from relatum.errors import (
@@ -21,7 +22,7 @@ from relatum.errors import (
     PublishOutcomeUnknown,
     PublishUnroutable,
 )
-from relatum.membership import GROUP_KEY, GroupPosition, Membership, assess, membership
+from relatum.membership import GROUP_KEY, Membership, assess, membership
 from relatum.reading import Message, StreamReader
 from tests.contract._clients import CLIENTS, CONFIRMING, Line, open_line
 from tests.support import broker_connection, unique_name, wait_until
@@ -32,7 +33,6 @@ ID = "0123456789abcdef" * 3
 
 
 def is_of_asyncio(line: Line) -> bool:
-    """Whether a connection is aio-pika's."""
     return isinstance(line.connection, aio_pika.abc.AbstractConnection)
 
 
@@ -71,7 +71,6 @@ class Putting:
             self.put(body)
 
     def close(self) -> None:
-        """End the group."""
         ended(self._line, self._group.close)
 
     def __enter__(self) -> Self:
@@ -88,13 +87,6 @@ def line(request: pytest.FixtureRequest, amqp_url: str) -> Iterator[Line]:
         yield line
 
 
-@pytest.fixture
-def pika_channel(amqp_url: str) -> Iterator[Any]:
-    with open_line("pika", amqp_url) as line:
-        line.intercept(keys=[GROUP_KEY])
-        yield line.channel()
-
-
 def messages(place: Place, count: int, stream: str | None = None) -> list[Message]:
     """All messages of a stream, once there are so many: not each client waits for confirms."""
     with StreamReader.open(place.stream_url) as reader:
@@ -102,24 +94,24 @@ def messages(place: Place, count: int, stream: str | None = None) -> list[Messag
     return place.messages(stream)
 
 
+def members_in(found: Iterable[Message]) -> list[Membership]:
+    return [each for each in (membership(message.headers) for message in found) if each]
+
+
 def numbers(found: Iterable[Message]) -> list[tuple[int, bool]]:
     """The numbers and flags of messages, which are of one group."""
-    places = [each for each in (membership(message.headers) for message in found) if each]
-    assert len({each.group_id for each in places}) <= 1
-    return [(each.sequence, each.last) for each in places]
+    members = members_in(found)
+    assert len({each.group_id for each in members}) <= 1
+    return [(each.sequence, each.last) for each in members]
 
 
-def position_of(place: Place, group_id: str) -> GroupPosition:
-    """How far a group has come, by reading all of the stream."""
-    found = [membership(message.headers) for message in place.messages()]
-    return assess(group_id, [each for each in found if each])
-
-
-# --- logical order ---------------------------------------------------------------------------------------------
+def up_to(last: int) -> list[tuple[int, bool]]:
+    """The numbers and flags of a whole group in order."""
+    return [(number, number == last) for number in range(1, last + 1)]
 
 
 def test_a_group_gets_its_id_and_numbers(line: Line, place: Place) -> None:
-    """In place of those of another group; its body and all else are the caller's, whose message stays as it is."""
+    """A group's id and numbers replace those of another group, and all else of the caller's message stays."""
     old = Membership(ID, 7, True).headers | {"order_id": "1"}
     given = line.message(b"two", headers=old, message_id="mine", type="line")
     before = line.state(given)
@@ -131,51 +123,42 @@ def test_a_group_gets_its_id_and_numbers(line: Line, place: Place) -> None:
     assert line.state(given) == before
     found = messages(place, 3)
     assert [message.body for message in found] == [b"one", b"two", b"three"]
-    assert [membership(message.headers) for message in found] == [
-        Membership(group.group_id, n, n == 3) for n in (1, 2, 3)
-    ]
+    assert members_in(found) == [Membership(group.group_id, number, last) for number, last in up_to(3)]
     assert found[1].headers["order_id"] == "1"
     assert (found[1].properties.type, found[1].properties.message_id) == ("line", "mine")
     assert all(message.time_source for message in found)
 
 
-def test_groups_may_lie_in_several_streams_beside_one_another(line: Line, place: Place, other_stream: str) -> None:
-    """Each put may name its own exchange and routing key; the numbers go on across them, and are each group's own."""
+def test_groups_may_lie_in_several_streams_beside_one_another(
+    line: Line, place: Place, other_stream: str, channel: BlockingChannel
+) -> None:
+    """Each put may name its own exchange and routing key, and each group's numbers go on across them."""
     exchange = unique_name()
-    with broker_connection(place.amqp) as connection:
-        connection.channel().exchange_declare(exchange, "direct")
-        connection.channel().queue_bind(other_stream, exchange, "elsewhere")
-    channel = line.channel()
-    with Putting(line, place.stream, channel) as group, Putting(line, unique_name(), channel) as beside:
+    channel.exchange_declare(exchange, "direct")
+    channel.queue_bind(other_stream, exchange, "elsewhere")
+    shared = line.channel()
+    with Putting(line, place.stream, shared) as group, Putting(line, unique_name(), shared) as beside:
         group.put()
         beside.put(routing_key=place.stream, last=True)
         group.put(exchange=exchange, routing_key="elsewhere")
         group.put(routing_key=other_stream)
         group.put(last=True)
-    found = [membership(message.headers) for message in messages(place, 3)]
-    assert found == [
-        Membership(group.group_id, 1, False),
-        Membership(beside.group_id, 1, True),
-        Membership(group.group_id, 4, True),
-    ]
+    expected = [(group.group_id, 1, False), (beside.group_id, 1, True), (group.group_id, 4, True)]
+    assert members_in(messages(place, 3)) == [Membership(*each) for each in expected]
     assert numbers(messages(place, 2, other_stream)) == [(2, False), (3, False)]
-    with broker_connection(place.amqp) as connection:
-        connection.channel().exchange_delete(exchange)
+    channel.exchange_delete(exchange)
 
 
 def test_a_group_can_do_without_confirms(line: Line, place: Place) -> None:
-    """The numbers are those of the messages sent."""
+    """Without confirms, messages get the numbers in which they were sent."""
     with Putting(line, place.stream, line.channel(confirms=False)) as group:
         group.put_each([b""] * 50)
         group.put(last=True)
-    assert numbers(messages(place, 51)) == [(number, number == 51) for number in range(1, 52)]
-
-
-# --- the end of a group ----------------------------------------------------------------------------------------
+    assert numbers(messages(place, 51)) == up_to(51)
 
 
 def test_a_group_ends_with_its_last_message(line: Line, place: Place) -> None:
-    """Left without one: an error that names the group; after an exception of the caller's: that one; then: refused."""
+    """Leaving a group before its last message is an error that names it, and a group that has ended refuses puts."""
     group = Putting(line, place.stream)
     with pytest.raises(IncompleteGroup) as caught, group:
         group.put_each([b"", b""])
@@ -197,52 +180,45 @@ def test_a_group_ends_with_its_last_message(line: Line, place: Place) -> None:
             with pytest.raises(InvalidGroup) as refused:
                 each.put(last=last)
             assert refused.value.reason == "group_has_ended"
-    assert numbers(messages(place, 5)) == [(number, number == 5) for number in range(1, 6)]
-
-
-# --- puts that fail --------------------------------------------------------------------------------------------
+    assert numbers(messages(place, 5)) == up_to(5)
 
 
 @pytest.mark.parametrize("line", CONFIRMING, indirect=True)
-def test_a_put_that_failed_leaves_no_gap(line: Line, place: Place) -> None:
-    """Invalid, unroutable, nacked, to a wrong place: the message is nowhere, so the next one gets its number."""
+def test_a_put_that_failed_leaves_no_gap(line: Line, place: Place, connection: BlockingConnection) -> None:
+    """A put that was invalid, unroutable or nacked wrote nothing, so the next message gets its number."""
     full = unique_name()
     channels = [line.channel()]
     if is_of_asyncio(line):
         channels.append(ended(line, line.connection.channel, on_return_raises=False))
-    with broker_connection(place.amqp) as connection:
-        arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
-        connection.channel().queue_declare(full, arguments=arguments)
-        for _ in range(10):
-            connection.channel().basic_publish("", full, b"")
-        for channel in channels:
-            with Putting(line, place.stream, channel) as group:
-                group.put()
-                with pytest.raises(InvalidRelationshipKey):
-                    group.put(line.message(headers={"order_id": 1.5}))
-                with pytest.raises(PublishUnroutable) as unroutable:
-                    group.put(routing_key=unique_name())
-                assert unroutable.value.in_stream is False
-                with pytest.raises(PublishNacked):
-                    group.put(routing_key=full)
-                with pytest.raises(PublishUnroutable):
-                    group.put(last=True, routing_key=unique_name())
-                with pytest.raises(TypeError):
-                    group.put(nonsense=1)
-                assert (group.next_sequence, group.last_sequence, group.is_complete) == (2, None, False)
-                group.put()
-                group.put(last=True)
-        connection.channel().queue_delete(full)
+    bare = connection.channel()
+    bare.queue_declare(full, arguments={"x-max-length": 1, "x-overflow": "reject-publish"}, exclusive=True)
+    for _ in range(10):
+        bare.basic_publish("", full, b"")
+    for channel in channels:
+        with Putting(line, place.stream, channel) as group:
+            group.put()
+            with pytest.raises(InvalidRelationshipKey):
+                group.put(line.message(headers={"order_id": 1.5}))
+            with pytest.raises(PublishUnroutable) as unroutable:
+                group.put(routing_key=unique_name())
+            assert unroutable.value.in_stream is False
+            with pytest.raises(PublishNacked):
+                group.put(routing_key=full)
+            with pytest.raises(PublishUnroutable):
+                group.put(last=True, routing_key=unique_name())
+            with pytest.raises(TypeError):
+                group.put(nonsense=1)
+            assert (group.next_sequence, group.last_sequence, group.is_complete) == (2, None, False)
+            group.put()
+            group.put(last=True)
     found = messages(place, 3 * len(channels))
-    assert [numbers(found[first : first + 3]) for first in range(0, len(found), 3)] == [
-        [(1, False), (2, False), (3, True)]
-    ] * len(channels)
+    assert [numbers(found[first : first + 3]) for first in range(0, len(found), 3)] == [up_to(3)] * len(channels)
 
 
 @pytest.mark.parametrize("arrives", [True, False])
 @pytest.mark.parametrize("client", CONFIRMING)
 def test_behind_a_lost_confirm_a_group_goes_on_where_it_stands(place: Place, client: str, arrives: bool) -> None:
-    """The number of a message that may be there stays taken; by the position it is filled, or gone on behind."""
+    """A number whose confirm was lost stays taken until the group's position says whether its message arrived."""
     with Proxy.to(place.amqp) as proxy, open_line(client, proxy.url(place.amqp)) as line:
         line.intercept(broker=place.broker)
         group = Putting(line, place.stream)
@@ -261,15 +237,15 @@ def test_behind_a_lost_confirm_a_group_goes_on_where_it_stands(place: Place, cli
         line.intercept()
         with Putting(line, place.stream) as continued:
             messages(place, 1 + arrives)
-            continued.resume(position_of(place, group.group_id))
+            continued.resume(assess(group.group_id, members_in(place.messages())))
             assert (continued.group_id, continued.next_sequence) == (group.group_id, 2 + arrives)
             continued.put_each([b""] * (2 - arrives))
             continued.put(last=True)
-    assert numbers(messages(place, 4)) == [(number, number == 4) for number in range(1, 5)]
+    assert numbers(messages(place, 4)) == up_to(4)
 
 
 async def test_with_aio_pika_puts_at_the_same_time_have_numbers_of_their_own(place: Place) -> None:
-    """Confirms need not be awaited one by one; a put that failed among others leaves a gap that the next one fills."""
+    """Concurrent puts get numbers of their own, and the next put fills the gap of one that failed."""
     async with await aio_pika.connect(place.amqp) as connection:
         relatum.intercept(connection)
         async with relatum.AsyncMessageGroup(await connection.channel(), place.stream) as group:
@@ -284,12 +260,12 @@ async def test_with_aio_pika_puts_at_the_same_time_have_numbers_of_their_own(pla
                 await group.put(aio_pika.Message(b""), last=True)
             await group.put(aio_pika.Message(b""))
     found = numbers(place.messages())
-    assert sorted(found) == [(number, number == 101) for number in range(1, 102)]
+    assert sorted(found) == up_to(101)
     assert found[-1] == (31, False)
 
 
 async def test_with_aio_pika_a_put_that_is_given_up_keeps_its_number(place: Place) -> None:
-    """No confirm in time, or a cancellation: the message may be there, and the next one has a number of its own."""
+    """A put that timed out or was cancelled keeps its number, since its message may have arrived."""
     with Proxy.to(place.amqp) as proxy:
         connection = await aio_pika.connect(proxy.url(place.amqp))
         relatum.intercept(connection, broker=place.broker)
@@ -311,14 +287,12 @@ async def test_with_aio_pika_a_put_that_is_given_up_keeps_its_number(place: Plac
         proxy.mode = "pass"
         proxy.reset()
         await asyncio.gather(connection.close(), return_exceptions=True)
-    assert numbers(place.messages()) == [(1, False), (2, False), (3, False), (4, True)]
+    assert numbers(place.messages()) == up_to(4)
 
 
-# --- physical order --------------------------------------------------------------------------------------------
-
-
-def test_several_processes_make_one_group(place: Place, pika_channel: Any) -> None:
-    """In physical order the application gives id, number and flag itself, in any order; a missing flag is added."""
+def test_several_processes_make_one_group(place: Place, channel: BlockingChannel) -> None:
+    """Processes of one group may give id, number and flag themselves in any order; a missing flag is added."""
+    relatum.intercept(channel.connection, keys=[GROUP_KEY])
     group_id = relatum.new_group_id()
     with broker_connection(place.amqp) as second:
         other = relatum.intercept(second).channel()
@@ -327,22 +301,19 @@ def test_several_processes_make_one_group(place: Place, pika_channel: Any) -> No
             other.basic_publish("", place.stream, b"", pika.BasicProperties(headers=headers))
         messages(place, 3)
         without_flag = pika.BasicProperties(headers={"group_id": group_id, "group_sequence": 1})
-        pika_channel.basic_publish("", place.stream, b"", without_flag)
-    position = position_of(place, group_id)
+        channel.basic_publish("", place.stream, b"", without_flag)
+    position = assess(group_id, members_in(place.messages()))
     assert (position.contiguous, position.missing, position.last_sequence) == (2, ((3, 3),), 5)
-    group = relatum.MessageGroup(pika_channel, "", place.stream)
+    group = relatum.MessageGroup(channel, "", place.stream)
     group.resume(position)
     group.put(b"")
     group.close()
     assert numbers(messages(place, 5)) == [(5, True), (2, False), (4, False), (1, False), (3, False)]
-    assert position_of(place, group_id).is_complete
-
-
-# --- what is refused before anything is put --------------------------------------------------------------------
+    assert assess(group_id, members_in(place.messages())).is_complete
 
 
 def test_what_cannot_be_a_group_is_refused(line: Line, place: Place) -> None:
-    """Wrong options, no place, no position, a group past mending, a connection that is not intercepted."""
+    """Wrong options, a missing position, a broken group and a bare connection are refused before any put."""
     channel = line.channel()
     group = Putting(line, place.stream, channel)
     for refuse in (

@@ -1,14 +1,13 @@
 """What each component counts is what happened, and is told to Prometheus under its labels."""
 
-import re
 import urllib.request
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pika
 import pytest
 import sqlalchemy as sa
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from prometheus_client.parser import text_string_to_metric_families
 
 import relatum
@@ -19,9 +18,10 @@ from relatum.errors import ConfigurationError, KeyNotDefined, PublishNacked, Pub
 from relatum.reading import Message
 from relatum.superstreams import Layout
 from relatum_consumer import Relations
-from tests.support import broker_connection, unique_name, wait_until
+from tests.support import unique_name, wait_until
 from tests.support.following import Owner
 from tests.support.groups import whole_group
+from tests.support.pages import blocks_of, run
 from tests.support.place import Place
 from tests.support.ports import free_port
 from tests.support.serial_consuming import serial_bed
@@ -38,10 +38,7 @@ def told(name: str, /, page: str | None = None, **labels: str) -> float:
 
 
 class Growth:
-    """How much counters have grown: those of a process count for all tests.
-
-    Gauges of the process may fall by themselves, when what an earlier test left is taken away.
-    """
+    """How much counters of the process have grown, which count for all tests."""
 
     def __init__(self, **labels: str) -> None:
         self._labels = labels
@@ -52,64 +49,61 @@ class Growth:
         return told(name, **wanted) - told(name, page=self._before, **wanted)
 
 
-def test_a_connection_counts_what_became_of_its_messages(place: Place) -> None:
-    """Sent, unroutable, nacked, skipped values, receipts: as numbers of the connection, and in the exposition."""
+def test_a_connection_counts_what_became_of_its_messages(place: Place, connection: BlockingConnection) -> None:
+    """A connection's statistics and the exposition agree on what was sent, refused, skipped and received."""
     growth = Growth(client="pika")
-    with broker_connection(place.amqp) as connection:
-        servers = {"database": place.database, "broker": place.broker}
-        channel = relatum.intercept(connection, keys=["order_id"], on_invalid="skip", **servers).channel()
-        relatum.publish(channel, "", place.stream, b"").wait()
-        channel.basic_publish("", place.stream, b"", pika.BasicProperties(headers={"order_id": "x" * 5000}))
-        with pytest.raises(PublishUnroutable):
-            channel.basic_publish("", unique_name(), b"", mandatory=True)
-        full = unique_name()
-        channel.queue_declare(full, exclusive=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
-        refused = 0
-        while not refused:
-            try:
-                channel.basic_publish("", full, b"")
-            except PublishNacked:
-                refused += 1
-        seen = relatum.statistics(connection)
-        assert seen.errors == {"unroutable": 1, "nacked": 1}
-        assert seen.skipped == {"too_long": 1}
-        assert (seen.connections, seen.receipt_s.count) == (1, 1)
-        assert growth.of("relatum_publisher_published_total") == seen.published >= 4
-        intercepted = told("relatum_publisher_connections", client="pika")
-        assert intercepted >= 1
-        relatum.release(connection)
-        assert relatum.statistics(connection).connections == 0
-        with pytest.raises(ConfigurationError):
-            relatum.statistics(object())
+    servers = {"database": place.database, "broker": place.broker}
+    channel = relatum.intercept(connection, keys=["order_id"], on_invalid="skip", **servers).channel()
+    relatum.publish(channel, "", place.stream, b"").wait()
+    channel.basic_publish("", place.stream, b"", pika.BasicProperties(headers={"order_id": "x" * 5000}))
+    with pytest.raises(PublishUnroutable):
+        channel.basic_publish("", unique_name(), b"", mandatory=True)
+    full = unique_name()
+    channel.queue_declare(full, exclusive=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+
+    def fill_up() -> None:
+        while True:
+            channel.basic_publish("", full, b"")
+
+    with pytest.raises(PublishNacked):
+        fill_up()
+    seen = relatum.statistics(connection)
+    assert seen.errors == {"unroutable": 1, "nacked": 1}
+    assert seen.skipped == {"too_long": 1}
+    assert (seen.connections, seen.receipt_s.count) == (1, 1)
+    assert growth.of("relatum_publisher_published_total") == seen.published >= 4
+    intercepted = told("relatum_publisher_connections", client="pika")
+    assert intercepted >= 1
+    relatum.release(connection)
+    assert relatum.statistics(connection).connections == 0
+    with pytest.raises(ConfigurationError):
+        relatum.statistics(object())
     assert told("relatum_publisher_connections", client="pika") < intercepted
     assert growth.of("relatum_publisher_published_total") == seen.published
     assert growth.of("relatum_publisher_errors_total", reason="nacked") == 1
     assert growth.of("relatum_publisher_receipt_seconds_count") == 1
 
 
-def test_routers_count_by_super_stream(amqp_url: str, layout: Layout, database_url: str) -> None:
-    """Messages of a context and of none; what is remembered is told while the router is open."""
+def test_routers_count_by_super_stream(channel: BlockingChannel, layout: Layout, database_url: str) -> None:
+    """A router counts messages with and without a context, and reports its known names while it is open."""
     name, labels = layout.super_stream, {"super_stream": layout.super_stream, "kind": "context"}
-    with broker_connection(amqp_url) as connection:
-        channel = connection.channel()
-        channel.confirm_delivery()
-        with relatum.ContextRouter(name, database_url) as router:
-            for context in ("a", "b", "a"):
-                router.publish(channel, b"", pika.BasicProperties(headers={"serialization_context": context}))
-            router.publish(channel, b"")
-            seen = router.statistics()
-            assert (seen.published, seen.unnamed, seen.known_names, seen.unchecked) == (3, 1, 2, 0)
-            assert told("relatum_router_known_names", **labels) == 2
-        affinity = relatum.AffinityRouter(name, database_url, AffinityOptions(header="set"))
-        with affinity, suppress(ConfigurationError):
-            affinity.publish(channel, b"")
+    with relatum.ContextRouter(name, database_url) as router:
+        for context in ("a", "b", "a"):
+            router.publish(channel, b"", pika.BasicProperties(headers={"serialization_context": context}))
+        router.publish(channel, b"")
+        seen = router.statistics()
+        assert (seen.published, seen.unnamed, seen.known_names, seen.unchecked) == (3, 1, 2, 0)
+        assert told("relatum_router_known_names", **labels) == 2
+    affinity = relatum.AffinityRouter(name, database_url, AffinityOptions(header="set"))
+    with affinity, suppress(ConfigurationError):
+        affinity.publish(channel, b"")
     assert told("relatum_router_published_total", **labels) == 3
     assert told("relatum_router_known_names", **labels) == 0
     assert told("relatum_router_unnamed_total", **(labels | {"kind": "affinity"})) == 1
 
 
 def test_collectors_count_by_type(database_url: str) -> None:
-    """Collected, each outcome, retries, the time of bulks: of the types that have an executor here, and no others."""
+    """A collector counts messages, outcomes, retries and bulk times of the types that have an executor."""
     name = unique_name()
     answers = iter([[None, ValueError("once"), Failure("no", retry=False)], [None]])
     collector = MessageCollector(name, database=database_url)
@@ -132,7 +126,7 @@ def test_collectors_count_by_type(database_url: str) -> None:
 
 
 def test_serial_consumers_count_what_they_deliver(amqp_url: str, engine: sa.Engine) -> None:
-    """Delivered counts a batch that is given back again, acknowledged does not."""
+    """A batch that was given back counts as delivered again, and is acknowledged once."""
     options = SerialOptions(batch_s=0.0)
     with (
         serial_bed(amqp_url, engine) as bed,
@@ -158,7 +152,7 @@ def test_serial_consumers_count_what_they_deliver(amqp_url: str, engine: sa.Engi
 
 
 def test_followers_count_what_they_give(place: Place) -> None:
-    """Records, and streams as long as they are followed."""
+    """A follower counts its records, and its streams for as long as they are followed."""
     growth = Growth()
     place.put(*[(b"%d" % number, {}) for number in range(5)])
     with Owner(place.amqp) as owner:
@@ -172,10 +166,9 @@ def test_followers_count_what_they_give(place: Place) -> None:
 
 
 def test_lookups_count_what_was_asked(place: Place) -> None:
-    """Each look-up, how long it took, how it failed; the connections are the reader's to tell, once."""
+    """Lookups count their number, times and errors, and the reader counts their connections."""
     growth = Growth()
-    place.put((b"", {"order_id": "1"}))
-    place.record(keys=["order_id"])
+    place.put_recorded((b"", {"order_id": "1"}), keys=["order_id"])
     with Relations(place.amqp, place.database) as relations:
         assert len(relations.find("order_id", "1")) == 1
         with pytest.raises(KeyNotDefined):
@@ -190,10 +183,9 @@ def test_lookups_count_what_was_asked(place: Place) -> None:
 
 
 def test_consumers_of_groups_count_groups(place: Place) -> None:
-    """Given, acknowledged once however often that is said, and held until then."""
+    """A group counts as held until it is acknowledged, and as acknowledged once however often that is done."""
     name = unique_name()
-    place.put(*whole_group(1, 2), *whole_group(2, 2))
-    place.record(keys=[GROUP_KEY])
+    place.put_recorded(*whole_group(1, 2), *whole_group(2, 2), keys=[GROUP_KEY])
     with Relations(place.amqp, place.database) as relations:
         with relations.groups(place.stream, consumer=name) as groups:
             first, _ = next(groups), next(groups)
@@ -208,12 +200,11 @@ def test_consumers_of_groups_count_groups(place: Place) -> None:
     assert told("relatum_group_consumer_given_total", consumer=name) == 3
 
 
-def test_each_metric_is_told_by_something(place: Place, layout: Layout) -> None:
-    """With a component of each kind there is each name, but of what is counted by reason, if there was any."""
+def test_each_metric_is_told_by_something(place: Place, layout: Layout, connection: BlockingConnection) -> None:
+    """Every declared metric is exposed while a component of each kind runs, except those counted by reason."""
     collector = MessageCollector(unique_name(), database=place.database)
     collector.register_executor("order", lambda bulk: None)
     with (
-        broker_connection(place.amqp) as connection,
         place.recording(keys=["order_id"]),
         relatum.ContextRouter(layout.super_stream, place.database) as router,
         relatum.SerialConsumer(layout.super_stream, "billing", database=place.database, broker=place.amqp),
@@ -234,18 +225,15 @@ def test_each_metric_is_told_by_something(place: Place, layout: Layout) -> None:
     assert {name.removesuffix("_total") for name in names - by_reason} <= families
 
 
-def test_what_the_page_shows_runs(amqp_url: str) -> None:
-    """Each Python block of docs/metrics.md, one after the other: the page is served, and has what was counted."""
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+def test_what_the_page_shows_runs(connection: BlockingConnection) -> None:
+    """Each Python block of docs/metrics.md runs after the one before, and the page is served with what was counted."""
     port = free_port([0])
-    with broker_connection(amqp_url) as connection:
-        names: dict[str, Any] = {"connection": relatum.intercept(connection), "relatum": relatum}
-        for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-            # The process's own registry is for its other tests, too; and the port is a free one.
-            here = block.replace("import REGISTRY", "import CollectorRegistry; REGISTRY = CollectorRegistry()")
-            here = here.replace("metrics.serve(9400)", f"end = metrics.serve({port})")
-            exec(compile(here, "docs/metrics.md", "exec"), names)
-        relatum.release(connection)
+    names: dict[str, Any] = {"connection": relatum.intercept(connection), "relatum": relatum}
+    for block in blocks_of("metrics.md"):
+        # The process's own registry is for its other tests, too; and the port is a free one.
+        here = block.replace("import REGISTRY", "import CollectorRegistry; REGISTRY = CollectorRegistry()")
+        run("metrics.md", here.replace("metrics.serve(9400)", f"end = metrics.serve({port})"), names)
+    relatum.release(connection)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=90) as answer:
         assert "relatum_publisher_published_total" in answer.read().decode()
     assert "relatum_publisher_published_total" in names["page"]

@@ -107,14 +107,11 @@ def bystander(server: LocalRabbitMQ) -> Iterator[Callable[[], None]]:
         yield notices_nothing
 
 
-def _outcome(connection: BlockingConnection, exchange: Any, key: Any) -> Any:
-    """How a publish ends: the class and the text of its error, or None."""
-    channel = connection.channel()
-    try:
-        channel.basic_publish(exchange, key, b"")
-    except Exception as error:
-        return type(error), str(error)
-    return None
+def _error_of(connection: BlockingConnection, exchange: Any, key: Any) -> tuple[type[BaseException], str]:
+    """The class and the text of the error with which a publish ends."""
+    with pytest.raises(Exception) as caught:
+        connection.channel().basic_publish(exchange, key, b"")
+    return caught.type, str(caught.value)
 
 
 @pytest.mark.parametrize("recorder", ["embedded", "external"])
@@ -125,10 +122,7 @@ def test_every_kind_of_exchange_is_published_to_without_harm(
     engine: sa.Engine,
     recorder: Any,
 ) -> None:
-    """A bare client notices nothing, nothing crashes, and what is bound is recorded: the receipts tell where.
-
-    Also by names and kinds of which nothing can be recorded.
-    """
+    """Publishing to exchanges of every kind harms no other client, and receipts say where each message was recorded."""
     with recording(server.broker_url, engine, "PLAIN", "TOPIC"):
         connection = intercepted(keys=["order_id"], recorder=recorder)
         channel, properties = connection.channel(), pika.BasicProperties(headers={"order_id": "1"})
@@ -139,11 +133,9 @@ def test_every_kind_of_exchange_is_published_to_without_harm(
             with pytest.raises(pika.exceptions.ChannelClosedByBroker):
                 relatum.publish(connection.channel(), name, "key", b"")
         places = {name: found[name].wait(90) for name in ("PLAIN", "nobody", "topic")}
-        assert [each.stream for each in places["PLAIN"]] == ["PLAIN"]
-        assert [each.stream for each in places["topic"]] == ["TOPIC"]
-        assert places["nobody"] == ()
-        assert found["PLAIN"].streams == {"PLAIN"}
-        assert found["topic"].streams is None
+        streams = {name: [each.stream for each in where] for name, where in places.items()}
+        assert streams == {"PLAIN": ["PLAIN"], "nobody": [], "topic": ["TOPIC"]}
+        assert (found["PLAIN"].streams, found["topic"].streams) == ({"PLAIN"}, None)
         if recorder == "embedded":
             for name in ("headers", "fanout", "hash-header", "recent", "random"):
                 assert [each.stream for each in found[name].wait(90)] == [name.upper()]
@@ -157,7 +149,7 @@ def test_every_kind_of_exchange_is_published_to_without_harm(
 def test_a_server_that_answers_over_direct_reply_to_harms_no_client(
     server: LocalRabbitMQ, bystander: Callable[[], None], intercepted: Callable[..., BlockingConnection]
 ) -> None:
-    """The client gets the answer and nothing else: before, a question delivered an empty message into its channel."""
+    """A client that waits on direct reply-to gets the answers and nothing else."""
     answers: list[tuple[bytes, Any]] = []
     with broker_connection(server.broker_url) as client_connection:
         client, queue = client_connection.channel(), unique_name("rpc")
@@ -187,10 +179,7 @@ def test_a_server_that_answers_over_direct_reply_to_harms_no_client(
 def test_streams_that_cannot_be_found_out_can_be_told(
     intercepted: Callable[..., BlockingConnection], engine: sa.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where exchanges lead to exchanges, `streams` names what to record and where to look; else it is said once.
-
-    Nothing is said of what Celery's workers tell one another, whatever their app calls it: nobody misses that.
-    """
+    """Streams behind chained exchanges are recorded if `streams` names them, and are else reported once."""
     caplog.set_level(logging.INFO, "relatum.recorder")
     properties = pika.BasicProperties(headers={"order_id": "1"})
     channel = intercepted().channel()
@@ -215,15 +204,15 @@ def test_streams_that_cannot_be_found_out_can_be_told(
 def test_what_a_client_refuses_does_not_end_recording(
     server: LocalRabbitMQ, intercepted: Callable[..., BlockingConnection], engine: sa.Engine
 ) -> None:
-    """Each bad call ends as with bare pika; streams named by bytes, declared or bound later are found and recorded."""
+    """Bad calls end as with bare pika, and streams named by bytes, declared or bound later are recorded."""
     wrong = [("", 5), ("", None), ("", "\ud800"), (5, "x"), (["a"], "x"), ("", "x" * 70_000), (None, "x"), ("", {})]
     connection, exchange = intercepted(), unique_name()
     first, later, bound = [unique_name() for _ in range(3)]
     declare_stream(server.broker_url, first)
     with broker_connection(server.broker_url) as bare:
         for wrong_exchange, key in wrong:
-            expected = _outcome(bare, wrong_exchange, key)
-            assert _outcome(connection, wrong_exchange, key) == expected, (wrong_exchange, key)
+            expected = _error_of(bare, wrong_exchange, key)
+            assert _error_of(connection, wrong_exchange, key) == expected, (wrong_exchange, key)
     channel = connection.channel()
     channel.exchange_declare(exchange, "topic")
     channel.basic_publish(b"", first.encode(), b"")
@@ -242,7 +231,7 @@ def test_what_a_client_refuses_does_not_end_recording(
 def test_releasing_is_quick_though_the_broker_is_frozen(
     server: LocalRabbitMQ, intercepted: Callable[..., BlockingConnection], engine: sa.Engine
 ) -> None:
-    """Two seconds are promised, whatever the broker does; before, each of its connections was waited for in turn."""
+    """Releasing a connection takes two seconds at most while the broker is frozen, and the rest closes later."""
     connection = intercepted()
     channel = connection.channel()
     relatum.publish(channel, "", "PLAIN", b"").wait(90)
@@ -257,17 +246,14 @@ def test_releasing_is_quick_though_the_broker_is_frozen(
                 end()
     finally:
         server.thaw()
-    left = ("relatum-release", "relatum-closing")
-    wait_until(
-        lambda: not [each for each in threading.enumerate() if each.name in left],
-        what="what was left is closed in the background",
-    )
+    left = {"relatum-release", "relatum-closing"}
+    wait_until(lambda: not left & {each.name for each in threading.enumerate()}, what="the end of closing threads")
     with engine.connect() as database:
         assert streams_named(database, "/", ["PLAIN"])
 
 
 def test_reading_leaves_few_counters(server: LocalRabbitMQ, is_long: bool) -> None:
-    """Thousands of reads leave a few counters for each connection: 3.10 keeps one for each subscription id of each."""
+    """Thousands of reads leave few counters in a broker, which keeps one for each subscription id of a connection."""
 
     def counters() -> int:
         return int(re.findall(r"\d+", evaluate(server, "maps:size(osiris_counters:overview())"))[0])

@@ -4,13 +4,14 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError
+from functools import partial
 from typing import Any
 
 import pika
 import pytest
 import sqlalchemy as sa
 
-from relatum.collecting import Bulk, ExecutorOptions, MessageCollector, OutcomeStatus
+from relatum.collecting import Bulk, ExecutorOptions, OutcomeStatus
 from relatum.errors import BrokerUnavailable, InvalidInput, PublishRejected
 from relatum.membership import GROUP_KEY
 from relatum.publishing import DeadLetters, DirectPublisher
@@ -19,7 +20,7 @@ from relatum_consumer import Relations
 from relatum_consumer.groups import GroupConsumer
 from tests.support import until_answered, wait_until
 from tests.support._raw_publisher import RawPublisher, amqp_record
-from tests.support.collectors import AsyncCollectorFace, a_loop
+from tests.support.collectors import COLLECTOR_FACES, Collecting, collectors_of
 from tests.support.groups import group_id, of_group, whole_group
 from tests.support.place import Place
 from tests.support.proxy import Proxy
@@ -30,16 +31,11 @@ LARGE = {f"large-{number}": "x" * 32_000 for number in range(4)} | {"exact": "y"
 """Headers that fit into a frame of 131,072 bytes; with three more they do not."""
 
 
-@pytest.fixture(params=["threads", "asyncio"])
+@pytest.fixture(params=COLLECTOR_FACES)
 def collector_of(place: Place, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """Makes durable collectors, of both faces, that follow the test's stream, and know one type."""
-    options: dict[str, Any] = {"database": place.database, "broker": place.amqp, "streams": [place.stream]}
-    options |= {"name": "billing", "type_of": lambda message: "order"}
-    if request.param == "threads":
-        yield lambda **more: MessageCollector(**options | more)
-        return
-    with a_loop() as loop:
-        yield lambda **more: AsyncCollectorFace(loop, **options | more)
+    with collectors_of(request.param) as make:
+        yield partial(Collecting(place, make).collector, type_of=lambda message: "order")
 
 
 def identified(*ids: str) -> list[tuple[bytes, pika.BasicProperties]]:
@@ -70,7 +66,7 @@ def buried(place: Place, dead_stream: str, reason: str, messages: list[Message] 
 
 
 def test_headers_larger_than_a_frame_are_left_out_of_a_dead_letter(place: Place, dead_stream: str) -> None:
-    """Those go that no longer fit: the broker would close the connection over the whole."""
+    """A dead letter leaves out the headers that no longer fit into a frame."""
     place.put((b"body", pika.BasicProperties(headers=LARGE, correlation_id="c")))
     assert [dict(message.headers) for message in place.messages()] == [LARGE]
     [letter] = buried(place, dead_stream, "bad " * 250)
@@ -82,10 +78,7 @@ def test_headers_larger_than_a_frame_are_left_out_of_a_dead_letter(place: Place,
 
 
 def test_a_dead_letter_of_many_headers_costs_no_more_than_each_of_them(place: Place, dead_stream: str) -> None:
-    """Stream clients write more headers than a frame holds. Adding all sizes up for each took 10 s of the processor.
-
-    Nor does a long reason make a message that no stream takes.
-    """
+    """A dead letter of 60,000 headers and a long reason costs seconds of processor time and fits into a stream."""
     headers = {f"header-{number}": "x" * 20 for number in range(60_000)}
     message = Message.from_amqp("orders", 7, pika.BasicProperties(headers=headers), b"body")
     began_s = time.process_time()
@@ -95,7 +88,7 @@ def test_a_dead_letter_of_many_headers_costs_no_more_than_each_of_them(place: Pl
 
 
 def test_what_the_broker_takes_at_no_time_is_final(place: Place) -> None:
-    """The error is no transient one, and the publisher goes on with the next message."""
+    """A message that the broker never accepts is a permanent error, and the next message is published."""
     never, too_long = pika.BasicProperties(expiration="never"), pika.BasicProperties(message_id="x" * 256)
     with DirectPublisher(BrokerAddress.parse(place.amqp), "a test message") as publisher:
         for properties, expected in ((never, PublishRejected), (too_long, InvalidInput)):
@@ -107,7 +100,7 @@ def test_what_the_broker_takes_at_no_time_is_final(place: Place) -> None:
 
 
 def test_a_broker_that_does_not_answer_counts_as_away(place: Place) -> None:
-    """Where no confirm comes, publishing ends in time, and so does closing; where the broker answers, it goes on."""
+    """Publishing and closing end in time while no confirm comes, and go on once the broker answers."""
     with Proxy.to(place.amqp) as proxy:
         address = BrokerAddress.parse(proxy.url(place.amqp))
         with DirectPublisher(address, "a test message", timeout_s=2.0) as publisher:
@@ -130,7 +123,7 @@ def test_a_broker_that_does_not_answer_counts_as_away(place: Place) -> None:
 def test_a_dead_letter_that_cannot_be_encoded_stops_no_worker(
     place: Place, dead_stream: str, collector_of: Callable[..., Any]
 ) -> None:
-    """The message is dead, and its letter names what AMQP cannot carry; the next ones are consumed."""
+    """A dead letter names what AMQP cannot carry of its message, and the next messages are consumed."""
     with RawPublisher(place.stream_url, place.stream) as publisher:
         publisher.publish(amqp_record(b"bad", message_id="bad", correlation_id="c" * 300))
     place.put((b"bad", pika.BasicProperties(headers=LARGE, message_id="large")))
@@ -140,18 +133,14 @@ def test_a_dead_letter_that_cannot_be_encoded_stops_no_worker(
     assert found == {"bad": (DEAD, "ValueError: no"), "large": (DEAD, "ValueError: no"), "good": (SUCCEEDED, None)}
     letter, _ = place.messages(dead_stream)
     assert (letter.body, letter.properties.message_id, letter.properties.correlation_id) == (b"bad", "bad", None)
-    assert letter.headers.items() >= {
-        ("relatum_dead_reason", "ValueError: no"),
-        ("relatum_dead_stream", place.stream),
-        ("relatum_dead_offset", 0),
-        ("relatum_dead_left_out", "correlation_id"),
-    }
+    told = {"reason": "ValueError: no", "stream": place.stream, "offset": 0, "left_out": "correlation_id"}
+    assert letter.headers.items() >= {f"relatum_dead_{name}": value for name, value in told.items()}.items()
 
 
 def test_dead_letters_are_published_once_though_the_broker_goes_away_among_them(
     place: Place, dead_stream: str, collector_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a bulk's dead letters those that were confirmed are not published again when the others are."""
+    """A bulk's confirmed dead letters are not published again when the others are."""
     place.put(*identified("a", "b", "c"))
     publish, failures = DeadLetters.publish, [BrokerUnavailable("away"), BrokerUnavailable("away")]
 
@@ -171,7 +160,7 @@ def test_dead_letters_are_published_once_though_the_broker_goes_away_among_them(
 def test_a_message_that_no_dead_letter_stream_takes_has_failed(
     place: Place, dead_stream: str, collector_of: Callable[..., Any], joins: bool
 ) -> None:
-    """Its status is final, with both reasons, and those beside it keep their results."""
+    """A message whose dead letter is rejected has failed for both reasons, and others keep their results."""
     place.put(*identified("bad", "good"))
     collector = collector_of(dead_letter_stream=dead_stream)
 
@@ -190,7 +179,7 @@ def test_a_message_that_no_dead_letter_stream_takes_has_failed(
 
 
 def test_a_message_id_that_no_index_holds_stops_no_collector(place: Place, collector_of: Callable[..., Any]) -> None:
-    """The message is known by its place, is consumed, and so are the next ones."""
+    """A message whose id is too long for an index is consumed under its place, and so are the next ones."""
     long, where = secrets.token_urlsafe(2100), f"{place.stream}:0"
     with RawPublisher(place.stream_url, place.stream) as publisher:
         publisher.publish(amqp_record(b"bad", message_id=long), amqp_record(b"good", message_id="good"))
@@ -201,7 +190,7 @@ def test_a_message_id_that_no_index_holds_stops_no_collector(place: Place, colle
 def test_a_message_whose_type_cannot_be_told_is_passed_over(
     place: Place, collector_of: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is named in the log and counted, whatever the application's function does, and the stream goes on."""
+    """A message for which `type_of` raises or returns no text is logged and counted, and the next are consumed."""
     place.put(b"raises", b"lies", *identified("good"))
 
     def type_of(message: Message) -> Any:
@@ -217,14 +206,13 @@ def test_a_message_whose_type_cannot_be_told_is_passed_over(
 
 
 def test_an_executor_cannot_take_messages_out_of_its_bulk(place: Place, collector_of: Callable[..., Any]) -> None:
-    """Nothing of a bulk or of its messages can be changed; what an executor raises is the reason of each."""
+    """An executor cannot change a bulk or its messages, and the error it raises is the reason of each."""
     place.put(*identified("a", "b"))
     collector = collector_of()
 
     def change(bulk: Bulk) -> None:
-        message = bulk.messages[0]
-        changes = [(bulk, name) for name in ("messages", "reason", "id", "type", "connection")]
-        changes += [(message, name) for name in ("place", "message_id", "body", "attempts")]
+        changes: list[tuple[Any, str]] = [(bulk, name) for name in ("messages", "reason", "id", "type", "connection")]
+        changes += [(bulk.messages[0], name) for name in ("place", "message_id", "body", "attempts")]
         for changed, name in changes:
             with pytest.raises(FrozenInstanceError):
                 setattr(changed, name, None)
@@ -237,7 +225,7 @@ def test_an_executor_cannot_take_messages_out_of_its_bulk(place: Place, collecto
 
 
 def test_an_executor_that_commits_by_itself_is_told(place: Place, collector_of: Callable[..., Any]) -> None:
-    """What it wrote is not joined with its results: they are failures that say so."""
+    """The results of an executor that commits the joined transaction itself are failures with that reason."""
     place.put(*identified("a"))
 
     def execute(bulk: Bulk) -> None:
@@ -257,10 +245,9 @@ def unsound(number: int, **headers: Any) -> list[tuple[bytes, dict[str, Any]]]:
 
 
 def test_dead_letters_of_a_group_that_cannot_be_encoded_stop_no_consumer(place: Place, dead_stream: str) -> None:
-    """The group is dead, without what AMQP cannot carry, and the next one is given."""
-    large = {name: value for name, value in LARGE.items() if name != "exact"} | {"exact": "y" * 2_700}
-    place.put(*unsound(1, **large), *whole_group(2, 1))
-    place.record(keys=[GROUP_KEY])
+    """A group becomes dead letters without what AMQP cannot carry, and the next group is given."""
+    large = LARGE | {"exact": "y" * 2_700}
+    place.put_recorded(*unsound(1, **large), *whole_group(2, 1), keys=[GROUP_KEY])
     consumer = GroupConsumer("billing", dead_letter_stream=dead_stream)
     with Relations(place.amqp, place.database) as relations:
         groups = relations.groups(place.stream, consumer=consumer, on_conflict="dead_letter", follow=False)

@@ -1,9 +1,7 @@
 """Spans of look-ups, recorders, collectors and consumers on real servers, and what they link to."""
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest.mock import Mock
@@ -15,7 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
 from relatum import otel
-from relatum.collecting import AsyncMessageCollector, ExecutorOptions, MessageCollector
+from relatum.collecting import AsyncMessageCollector, ExecutorOptions
 from relatum.contexts import SerialConsumer
 from relatum.errors import DatabaseUnavailable, OffsetNotFound
 from relatum.keys import KeyDefinition
@@ -23,7 +21,7 @@ from relatum.store.catalog import add_keys
 from relatum_consumer import Relations
 from relatum_consumer.expectations import Expectation
 from tests.support import wait_until
-from tests.support.collectors import a_loop
+from tests.support.collectors import FOREVER, Collecting, Gate
 from tests.support.place import Place
 from tests.support.serial_consuming import serial_bed
 from tests.support.spans import Spans, collected_spans
@@ -52,10 +50,8 @@ def linked(span: ReadableSpan) -> list[int]:
 
 
 def test_each_look_up_is_a_span_of_its_name(place: Place, relations: Relations, spans: Spans) -> None:
-    """By whichever face; with what came of it, below the span that is current, and above those of what it asks."""
-    headers = {"order_id": "zebra-9", "relatum_time": round(NOW.timestamp() * 1e6)}
-    place.put((b"", headers))
-    place.record(keys=["order_id"])
+    """Each lookup is a span of its name below the current one, with its keys and status but no values."""
+    place.put_recorded((b"", {"order_id": "zebra-9", "relatum_time": round(NOW.timestamp() * 1e6)}), keys=["order_id"])
     spans.clear()
     message = relations.read(place.stream, 0)
     later = NOW + timedelta(seconds=1)
@@ -96,7 +92,7 @@ def test_each_look_up_is_a_span_of_its_name(place: Place, relations: Relations, 
 
 
 def test_a_look_up_that_fails_says_by_what(place: Place, spans: Spans) -> None:
-    """Its error's class; what was away in words."""
+    """The span of a lookup that failed has the error's class, and in words which server was away."""
     with Relations(place.amqp, place.database) as relations, pytest.raises(OffsetNotFound):
         relations.read(place.stream, 7)
     with Relations(place.amqp, "postgresql://nobody@127.0.0.1:1/none") as relations, pytest.raises(DatabaseUnavailable):
@@ -111,11 +107,10 @@ def test_a_look_up_that_fails_says_by_what(place: Place, spans: Spans) -> None:
 
 
 def test_a_recorders_transaction_links_to_who_published(place: Place, spans: Spans) -> None:
-    """A span for each transaction: how much it wrote, and a link to the span of each message, up to 128."""
+    """The span of a transaction counts what it wrote and links to the senders of up to 128 messages."""
     senders = [sender(spans) for _ in range(200)]
     place.put(*[(b"", headers | {"order_id": "zebra-9"}) for _, headers in senders])
-    place.put((b"", {"order_id": "none sent this"}))
-    place.record(keys=["order_id"])
+    place.put_recorded((b"", {"order_id": "none sent this"}), keys=["order_id"])
     recorded = [each for each in spans.ours if each.name == f"record {place.stream}"]
     assert sum(each.attributes["messaging.batch.message_count"] for each in recorded) == 201
     assert sum(each.attributes["relatum.rows"] for each in recorded) == 201
@@ -142,7 +137,7 @@ def test_a_recorders_transaction_links_to_who_published(place: Place, spans: Spa
 
 
 def test_what_postgresql_refuses_is_the_transactions_error(place: Place, spans: Spans) -> None:
-    """By its class; the refused row is not told."""
+    """The span of a refused transaction has the error's class and nothing of the row."""
     place.put((b"", {"order_id": "zebra-9"}))
     place.sql("ALTER TABLE relatum.relationships ADD CHECK (value <> 'zebra-9')")
     with place.recording(keys=["order_id"]):
@@ -155,11 +150,9 @@ def test_what_postgresql_refuses_is_the_transactions_error(place: Place, spans: 
 def published(place: Place, spans: Spans, count: int) -> list[int]:
     """Publish messages for a collector, each sent by a span; gives the ids of those."""
     senders = [sender(spans) for _ in range(count)]
-    properties = [
-        pika.BasicProperties(type="order", message_id=f"m-{n}", correlation_id="c", headers=headers)
-        for n, (_, headers) in enumerate(senders)
-    ]
-    place.put(*[(b"x" * 10_000, each) for each in properties])
+    for number, (_, headers) in enumerate(senders):
+        made = pika.BasicProperties(type="order", message_id=f"m-{number}", correlation_id="c", headers=headers)
+        place.put((b"x" * 10_000, made))
     return [each.span_id for each, _ in senders]
 
 
@@ -167,16 +160,8 @@ def bulks(spans: Spans) -> list[ReadableSpan]:
     return [each for each in spans.ours if "relatum.bulk.type" in each.attributes]
 
 
-@contextmanager
-def collecting(place: Place, execute: Callable[[Any], Any], **options: Any) -> Iterator[MessageCollector]:
-    collector = MessageCollector("billing", database=place.database, broker=place.amqp, streams=[place.stream])
-    collector.register_executor("order", execute, ExecutorOptions(**options))
-    with collector:
-        yield collector
-
-
 def bulk_of(place: Place, spans: Spans, execute: Callable[[Any], Any], **options: Any) -> ReadableSpan:
-    with collecting(place, execute, **options):
+    with Collecting(place).collector(execute, **FOREVER | options):
         wait_until(lambda: bulks(spans), what="a bulk")
     (bulk,) = bulks(spans)
     return bulk
@@ -184,7 +169,7 @@ def bulk_of(place: Place, spans: Spans, execute: Callable[[Any], Any], **options
 
 @pytest.mark.parametrize("joins", [False, True])
 def test_a_bulk_is_a_span_above_what_its_executor_does(place: Place, spans: Spans, joins: bool) -> None:
-    """With links to those who sent its messages, and what became of them; the executor's own spans belong to it."""
+    """The span of a bulk links to its messages' senders, counts their outcomes, and is the executor's parent."""
     senders = published(place, spans, 3)
 
     def execute(bulk: Any) -> None:
@@ -214,7 +199,7 @@ def test_a_bulk_is_a_span_above_what_its_executor_does(place: Place, spans: Span
 
 @pytest.mark.parametrize("joins", [False, True])
 def test_an_executor_that_raises_is_the_bulks_error(place: Place, spans: Spans, joins: bool) -> None:
-    """By the class: what it says may be anything. Where ids are allowed, a link names its message's."""
+    """The span of a bulk has the class of its executor's error and no words of it; links name ids if allowed."""
     otel.configure(ids=True)
     published(place, spans, 1)
 
@@ -230,8 +215,8 @@ def test_an_executor_that_raises_is_the_bulks_error(place: Place, spans: Spans, 
     assert link.attributes["messaging.message.conversation_id"] == "c"
 
 
-def test_an_executor_of_asyncio_is_below_its_bulk(place: Place, spans: Spans) -> None:
-    """A coroutine function in the collector's loop has the bulk's span as its own."""
+async def test_an_executor_of_asyncio_is_below_its_bulk(place: Place, spans: Spans) -> None:
+    """A coroutine function that a collector calls has the bulk's span as its current one."""
     published(place, spans, 1)
     seen: list[int] = []
 
@@ -239,37 +224,27 @@ def test_an_executor_of_asyncio_is_below_its_bulk(place: Place, spans: Spans) ->
         await asyncio.sleep(0)
         seen.append(trace.get_current_span().get_span_context().span_id)
 
-    async def scenario() -> None:
-        collector = AsyncMessageCollector("billing", database=place.database, broker=place.amqp, streams=[place.stream])
-        collector.register_executor("order", execute, ExecutorOptions(bulk_messages=1))
-        async with collector:
-            await asyncio.to_thread(wait_until, lambda: bulks(spans), what="a bulk")
-
-    with a_loop() as loop:
-        loop.run(scenario())
+    collector = Collecting(place, AsyncMessageCollector).collector()
+    collector.register_executor("order", execute, ExecutorOptions(bulk_messages=1))
+    async with collector:
+        await asyncio.to_thread(wait_until, lambda: bulks(spans), what="a bulk")
     assert seen == [bulks(spans)[0].context.span_id]
 
 
 def test_messages_that_were_left_in_their_stream_are_linked_once_they_are_read(place: Place, spans: Spans) -> None:
-    """What a collector has no memory for is read when its turn comes: then it is known who sent it."""
-    senders = published(place, spans, 12)
-    gate = threading.Event()
-
-    def execute(bulk: Any) -> None:
-        assert gate.wait(90)
-
-    with collecting(place, execute, bulk_messages=2, queue_bulks=1, when_full="spill") as collector:
-        try:
+    """A message that a collector had left in its stream is linked to its sender once it is read."""
+    senders, gate = published(place, spans, 12), Gate()
+    options = {"bulk_messages": 2, "queue_bulks": 1, "when_full": "spill"}
+    with Collecting(place).collector(gate, **FOREVER | options) as collector:
+        with gate.closed():
             wait_until(lambda: collector.statistics().held_messages == 12, what="all messages taken")
             wait_until(lambda: collector.statistics().held_bytes < 12 * 10_000, what="bodies left in the stream")
-        finally:
-            gate.set()
         wait_until(lambda: len(bulks(spans)) == 6, what="all bulks")
     assert [each for bulk in bulks(spans) for each in linked(bulk)] == senders
 
 
 def test_a_batch_that_a_function_is_given_is_a_span(place: Place, spans: Spans) -> None:
-    """Above what the function does, with links to those who sent its messages, and by what it raised."""
+    """The span of a batch is the parent of its function's spans, with links to the senders and the error's class."""
     sent, headers = sender(spans)
 
     def handle(batch: Any) -> None:
@@ -300,7 +275,7 @@ def test_a_batch_that_a_function_is_given_is_a_span(place: Place, spans: Spans) 
 
 
 def test_values_of_masked_keys_are_told_nowhere(place: Place, relations: Relations, spans: Spans) -> None:
-    """Also where somebody allowed the key, and under the name of another key that is taken from the same place."""
+    """No span has the value of a masked key, even if the key is allowed or another key reads the same place."""
     otel.configure(values_of=["person", "user", "order_id"])
     place.put((b"", {"person": "zebra-9", "order_id": "17"}))
     keys = [KeyDefinition("person", masked=True), KeyDefinition("user", "header:person"), "order_id"]
@@ -320,21 +295,21 @@ def test_values_of_masked_keys_are_told_nowhere(place: Place, relations: Relatio
 def test_no_row_no_answer_and_no_bulk_is_lost_to_what_raises_in_a_span(
     place: Place, relations: Relations, spans: Spans, broken: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Look-ups answer, a recorder records all, and a collector's bulks succeed, as without OpenTelemetry."""
+    """Lookups, recorders and collectors work as without OpenTelemetry when its sampler or processor raises."""
     processor = SpanProcessor()
     spans.provider.add_span_processor(processor)
     of = {"should_sample": spans.provider.sampler, "extract": propagate.get_global_textmap()}
     for name in broken:
         monkeypatch.setattr(of.get(name, processor), name, Mock(side_effect=ValueError("broken")))
     carrier = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "order_id": "17"}
-    place.put(*[(b"", pika.BasicProperties(type="order", headers=carrier))] * 5)
-    place.record(keys=["order_id"])
+    place.put_recorded(*[(b"", pika.BasicProperties(type="order", headers=carrier))] * 5, keys=["order_id"])
     found = relations.find("order_id", "17")
     assert [each.offset for each in found] == [0, 1, 2, 3, 4]
     assert len(relations.trace(found[0])) == 5
     with pytest.raises(OffsetNotFound):
         relations.read(place.stream, 7)
     done: list[int] = []
-    with collecting(place, lambda bulk: done.append(len(bulk)), bulk_messages=5) as collector:
+    options = FOREVER | {"bulk_messages": 5}
+    with Collecting(place).collector(lambda bulk: done.append(len(bulk)), **options) as collector:
         wait_until(lambda: collector.statistics().held_messages == 0 and done, what="a bulk")
     assert done == [5]

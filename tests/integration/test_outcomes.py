@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 import sqlalchemy as sa
@@ -57,12 +58,15 @@ def outcomes(database_url: str) -> Iterator[Outcomes]:
 
 
 def test_each_state_is_told_apart(collecting: Collecting, outcomes: Outcomes) -> None:
-    """Unknown, collected, forwarded and each final one: never one for another."""
+    """Each state of a message is told apart, and a wait in vain carries the outcome so far."""
     assert outcomes.of("id") == Outcome("id", UNKNOWN)
-    collecting.collect("id")
-    assert outcomes.of("id").status is COLLECTED
-    collecting.hand_on()
-    assert outcomes.of("id").status is FORWARDED
+    steps = {UNKNOWN: lambda: None, COLLECTED: lambda: collecting.collect("id"), FORWARDED: collecting.hand_on}
+    for status, step in steps.items():
+        step()
+        assert outcomes.of("id").status is status
+        with pytest.raises(NotFinishedInTime) as caught:
+            outcomes.wait("id", 0)
+        assert caught.value.outcome.status is status
     collecting.end(SUCCEEDED)
     for offset, status in enumerate((FAILED, DEAD), 1):
         collecting.all_at_once(status.value, status, offset, "no such order")
@@ -116,18 +120,8 @@ def test_a_collector_that_nobody_made_yet_is_waited_for(database: Database, outc
         pass
 
 
-def test_a_wait_in_vain_says_how_far_it_is(collecting: Collecting, outcomes: Outcomes) -> None:
-    """The error carries the outcome so far, and waiting again is fine."""
-    steps = {UNKNOWN: lambda: None, COLLECTED: lambda: collecting.collect("id"), FORWARDED: collecting.hand_on}
-    for status, step in steps.items():
-        step()
-        with pytest.raises(NotFinishedInTime) as caught:
-            outcomes.wait("id", 0)
-        assert caught.value.outcome.status is status
-
-
 def test_a_database_that_is_away_is_waited_for() -> None:
-    """Not for ever: at the end the error says what is wrong."""
+    """A wait lasts its time while the database is away, and then raises what is wrong."""
     with Outcomes(NOWHERE) as asked:
         with pytest.raises(DatabaseUnavailable):
             asked.of("id")
@@ -138,19 +132,19 @@ def test_a_database_that_is_away_is_waited_for() -> None:
 
 
 def test_handlers_are_told_each_status_until_it_is_final(collecting: Collecting, outcomes: Outcomes) -> None:
-    """A handler of a process that only has the id hears that it was collected, and what became of it, once each."""
-    seen: dict[str, list[OutcomeStatus]] = {"first": [], "second": []}
-    outcomes.register_result_handler(lambda outcome: seen["first"].append(outcome.status), "id")
+    """Each handler of an id is called once with every status, and a late one with the final status."""
+    first: list[OutcomeStatus] = []
+    second: list[OutcomeStatus] = []
+    outcomes.register_result_handler(lambda outcome: first.append(outcome.status), "id")
     collecting.collect("id")
-    wait_until(lambda: seen["first"] == [COLLECTED], what="the first handler")
-    outcomes.register_result_handler(lambda outcome: seen["second"].append(outcome.status), "id")
-    wait_until(lambda: seen["second"] == [COLLECTED], what="the second handler")
+    wait_until(lambda: first == [COLLECTED], what="the first handler")
+    outcomes.register_result_handler(lambda outcome: second.append(outcome.status), "id")
+    wait_until(lambda: second == [COLLECTED], what="the second handler")
     collecting.hand_on()
-    wait_until(lambda: seen["first"][-1] is FORWARDED, what="the next status")
+    wait_until(lambda: first[-1] is FORWARDED, what="the next status")
     collecting.end(SUCCEEDED)
-    every = [COLLECTED, FORWARDED, SUCCEEDED]
-    wait_until(lambda: seen["second"] == every, what="the last status")
-    assert seen["first"] == every
+    wait_until(lambda: second == [COLLECTED, FORWARDED, SUCCEEDED], what="the last status")
+    assert first == second
     # One that comes late is told what is final already.
     late = threading.Event()
     outcomes.register_result_handler(lambda outcome: late.set(), "id")
@@ -161,14 +155,10 @@ def test_handlers_are_told_each_status_until_it_is_final(collecting: Collecting,
 def test_a_handler_that_raises_or_exits_breaks_nothing(
     collecting: Collecting, outcomes: Outcomes, caplog: pytest.LogCaptureFixture, error: type[BaseException]
 ) -> None:
-    """It is logged with the message's id, and the thread that tells all handlers goes on."""
+    """A handler's error is logged with the message's id, and other handlers are called."""
     told = threading.Event()
-
-    def broken(outcome: Outcome) -> None:
-        raise error
-
     collecting.all_at_once("id", SUCCEEDED)
-    outcomes.register_result_handler(broken, "id")
+    outcomes.register_result_handler(Mock(side_effect=error), "id")
     with caplog.at_level("ERROR", "relatum.collector"):
         wait_until(lambda: "message id (succeeded)" in caplog.text, what="the log")
     outcomes.register_result_handler(lambda outcome: told.set(), "id")
@@ -177,7 +167,7 @@ def test_a_handler_that_raises_or_exits_breaks_nothing(
 
 
 def test_a_handler_that_takes_its_time_delays_no_wait(collecting: Collecting, outcomes: Outcomes) -> None:
-    """It has a thread of its own; and it may close what calls it."""
+    """A slow handler delays no wait, and it may close the outcomes that call it."""
     called, done, closed = threading.Event(), threading.Event(), threading.Event()
 
     def slow(outcome: Outcome) -> None:
@@ -195,18 +185,24 @@ def test_a_handler_that_takes_its_time_delays_no_wait(collecting: Collecting, ou
 
 
 async def test_many_tasks_wait_and_hold_no_thread(collecting: Collecting, database_url: str) -> None:
-    """One thread asks for all of them; each ends by its own time."""
+    """The asyncio face answers as the blocking one does, and one thread asks for all tasks that wait."""
     async with AsyncOutcomes(database_url) as asked:
+        assert (await asked.of("id")).status is UNKNOWN
         waits = [asyncio.create_task(asked.wait("id", 90)) for _ in range(200)]
         with pytest.raises(NotFinishedInTime):
             await asked.wait("id", 0.2)
         assert [thread.name for thread in threading.enumerate()].count("relatum-outcomes") == 1
+        seen: asyncio.Queue[Outcome] = asyncio.Queue()
+        asked.register_result_handler(seen.put_nowait, "id")
         await asyncio.to_thread(collecting.all_at_once, "id", SUCCEEDED)
-        assert {outcome.status for outcome in await asyncio.gather(*waits)} == {SUCCEEDED}
+        assert {outcome.status for outcome in await asyncio.gather(*waits, asked.wait("id"))} == {SUCCEEDED}
+        assert (await asked.of_many(["id"]))["id"].is_final
+        while (await seen.get()).status is not SUCCEEDED:
+            pass
 
 
 def test_closing_ends_the_thread(database_url: str) -> None:
-    """No thread is left behind."""
+    """Closing ends the thread, and later calls are refused."""
     asked = Outcomes(database_url)
     asked.register_result_handler(print, "id")
     asked.close()
@@ -243,32 +239,9 @@ async def test_arguments_are_checked_before_anything_is_asked() -> None:
             await asynchronous.of_many(None)  # type: ignore[arg-type]
 
 
-async def test_the_async_twin_answers_the_same(collecting: Collecting, database_url: str) -> None:
-    """One, many, waiting, waiting in vain, and a handler in the loop."""
-    async with AsyncOutcomes(database_url) as outcomes:
-        assert (await outcomes.of("id")).status is UNKNOWN
-        with pytest.raises(NotFinishedInTime):
-            await outcomes.wait("id", 0.05)
-        seen: asyncio.Queue[Outcome] = asyncio.Queue()
-        outcomes.register_result_handler(seen.put_nowait, "id")
-        await asyncio.to_thread(collecting.all_at_once, "id", SUCCEEDED)
-        assert (await outcomes.wait("id")).status is SUCCEEDED
-        assert (await outcomes.of_many(["id"]))["id"].is_final
-        async with asyncio.timeout(240):
-            while (await seen.get()).status is not SUCCEEDED:
-                pass
-
-
-def collected_later(database: Database, message_id: str, status: OutcomeStatus) -> threading.Thread:
-    """Collect and consume a message in another thread."""
-    thread = threading.Thread(target=lambda: Collecting(database).all_at_once(message_id, status, reason="as told"))
-    thread.start()
-    return thread
-
-
 @pytest.mark.parametrize(("client", "status"), [("pika", SUCCEEDED), ("pika", FAILED), ("aio-pika robust", SUCCEEDED)])
 def test_a_receipt_waits_for_the_outcome(place: Place, database: Database, client: str, status: OutcomeStatus) -> None:
-    """The publisher learns what became of its message, and until then how far it is."""
+    """A receipt gives the outcome of its message, and until then how far the message is."""
     with open_line(client, place.amqp) as line:
         line.intercept(database=place.database, keys=["order_id"], broker=place.broker)
         receipt = line.receipt(line.channel(), line.message(b"pay"), place.stream)
@@ -281,10 +254,10 @@ def test_a_receipt_waits_for_the_outcome(place: Place, database: Database, clien
             for timeout_s in (-1, "3"):
                 with pytest.raises(InvalidInput, match="timeout_s"):
                     line.result(call(timeout_s))
-        thread = collected_later(database, receipt.message_id, status)
-        outcome = line.result(receipt.outcome(timeout_s=90))
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(Collecting(database).all_at_once, receipt.message_id, status, reason="as told")
+            outcome = line.result(receipt.outcome(timeout_s=90))
         # What succeeded needs none.
         assert (outcome.status, outcome.reason) == (status, "as told" if status is FAILED else None)
         assert line.result(receipt.outcome(collector="billing")) == outcome
-        thread.join()
         line.result(receipt.wait())

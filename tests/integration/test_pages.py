@@ -4,8 +4,8 @@ import inspect
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,11 +29,9 @@ from tests.support.pages import blocks_of, names_there, run, text_of
 from tests.support.place import Place
 from tests.support.super_streams import bodies, delete_by_hand
 
-# --- affinity and super streams ---------------------------------------------------------------------------
-
 
 def test_affinity(layout: Layout, place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each block runs after the one before; what joins a set lies with it, and the open sets are listed."""
+    """Each block runs after the one before, the messages of a set share a partition, and open sets are listed."""
     with names_there(place.amqp, place.database) as names:
         names["AffinityOptions"] = AffinityOptions
         for block in blocks_of("affinity.md", renamed={"invoices": layout.super_stream}):
@@ -55,7 +53,7 @@ def name(amqp_url: str) -> Iterator[str]:
 
 
 def test_super_streams(place: Place, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each block runs after the one before; all messages are there, and what is said to be printed is."""
+    """Each block runs after the one before, publishes all messages, and prints what the page says."""
     with names_there(place.amqp, place.database) as names:
         for block in blocks_of("super-streams.md", renamed={"flights": name}):
             run("super-streams.md", block, names)
@@ -68,18 +66,15 @@ def test_super_streams(place: Place, name: str, capsys: pytest.CaptureFixture[st
 
 
 def test_the_page_of_super_streams_names_each_option() -> None:
-    """What a super stream to publish to, and what new streams, can be given stands in the tables."""
+    """The tables of the page have each option of a super stream and of new streams."""
     page = text_of("super-streams.md")
-    for parameters in (inspect.signature(relatum.SuperStream), inspect.signature(StreamOptions)):
-        for parameter in parameters.parameters:
+    for options in (relatum.SuperStream, StreamOptions):
+        for parameter in inspect.signature(options).parameters:
             assert f"| `{parameter}` |" in page, parameter
 
 
-# --- groups -----------------------------------------------------------------------------------------------
-
-
 def test_putting_groups(place: Place) -> None:
-    """Each block runs after the one before; the groups they make are whole, where they put a last message."""
+    """Each block runs after the one before, and the groups with a last message are complete."""
     with ExitStack() as stack:
         names = stack.enter_context(names_there(place.amqp, place.database))
         names["relations"] = stack.enter_context(Relations(place.broker, place.database))
@@ -107,9 +102,8 @@ def test_putting_groups(place: Place) -> None:
 
 
 def test_getting_groups(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """A whole group and one that lacks a message: each block says so in its own way."""
-    place.put(*whole_group(1, 2), of_group(2, 1, time_us=1), of_group(2, 3, last=True))
-    place.record(keys=[GROUP_KEY])
+    """The blocks print the complete group, and what the incomplete one lacks."""
+    place.put_recorded(*whole_group(1, 2), of_group(2, 1, time_us=1), of_group(2, 3, last=True), keys=[GROUP_KEY])
     outputs = []
     with Relations(place.amqp, place.database) as relations:
         names = {"relations": relations, "group_id": group_id(2), "timedelta": timedelta}
@@ -121,11 +115,8 @@ def test_getting_groups(place: Place, capsys: pytest.CaptureFixture[str]) -> Non
     assert incomplete.startswith(f"{group_id(2)} ((2, 2),) 1970-01-01 00:00:00.000001+00:00")
 
 
-# --- the collector ----------------------------------------------------------------------------------------
-
-
 def test_collector(place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages are published, written by the executor once each, and their outcomes found in each way shown."""
+    """The page's executor writes each message once, and each way shown finds the outcomes."""
     monkeypatch.setenv("RELATUM_DATABASE_URL", place.database)
     monkeypatch.setenv("RELATUM_BROKER_URL", place.amqp)
     dead, urls = f"{place.stream}-dead", {"postgresql://user@host/name": place.database}
@@ -155,12 +146,10 @@ def test_collector(place: Place, capsys: pytest.CaptureFixture[str], monkeypatch
     run("collector.md", made, here)
     receipt, found = here["receipt"], here["found"]
     assert sorted(message_id for (message_id,) in booked) == sorted(["first", "second", receipt.message_id])
-    assert here["outcome"].status is OutcomeStatus.SUCCEEDED
-    assert [found[message_id].status for message_id in ("first", "second")] == [OutcomeStatus.SUCCEEDED] * 2
+    statuses = [outcome.status for outcome in (here["outcome"], found["first"], found["second"])]
+    assert statuses == [OutcomeStatus.SUCCEEDED] * 3
     assert f"{receipt.message_id} succeeded" in capsys.readouterr().out
 
-
-# --- OpenTelemetry ---------------------------------------------------------------------------------------
 
 USE = """
 from relatum_consumer import Relations
@@ -191,21 +180,18 @@ class Receiver(ThreadingHTTPServer):
 
 
 def test_opentelemetry(place: Place) -> None:
-    """The block of the page, then a lookup: its span is at the other end of OTLP."""
-    place.put((b"", {"order_id": "17"}))
-    place.record(keys=["order_id"])
+    """After the page's block, the span of a lookup arrives over OTLP."""
+    place.put_recorded((b"", {"order_id": "17"}), keys=["order_id"])
     (block,) = blocks_of("opentelemetry.md")
     program = f"BROKER, DATABASE = {place.amqp!r}, {place.database!r}\n{block}{USE}"
-    with Receiver() as receiver:
-        thread = threading.Thread(target=receiver.serve_forever)
-        thread.start()
+    with Receiver() as receiver, ThreadPoolExecutor(1) as pool:
+        pool.submit(receiver.serve_forever)
         try:
             url = f"http://127.0.0.1:{receiver.server_port}"
             environment = os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "PYTHONPATH": os.pathsep.join(sys.path)}
             subprocess.run([sys.executable, "-c", program], check=True, timeout=300, env=environment)
         finally:
             receiver.shutdown()
-            thread.join(90)
     traces = [ExportTraceServiceRequest.FromString(body) for body in receiver.bodies["/v1/traces"]]
     scopes = [scope for trace in traces for resource in trace.resource_spans for scope in resource.scope_spans]
     assert ("relatum", "relatum find") in {(scope.scope.name, span.name) for scope in scopes for span in scope.spans}

@@ -23,13 +23,17 @@ from tests.support import new_streams, unique_name, wait_until
 from tests.support.parts import MESSAGES, Parts
 from tests.support.place import Place
 from tests.support.plans import nodes_of, plan_of, text_of
-from tests.support.standstill import in_time
+from tests.support.standstill import in_time, somebody_waits
+
+
+def parts_of(engine: sa.Engine, stream: str) -> Parts:
+    with engine.begin() as connection:
+        return Parts(engine, ensure_stream(connection, "/", stream).stream_id)
 
 
 @pytest.fixture
 def parts(engine: sa.Engine) -> Parts:
-    with engine.begin() as connection:
-        return Parts(engine, ensure_stream(connection, "/", "s").stream_id)
+    return parts_of(engine, "s")
 
 
 @pytest.fixture
@@ -75,10 +79,7 @@ def test_a_consumer_reads_parts_that_were_made_later_and_makes_none(parts: Parts
 
 
 def test_many_make_the_next_part_at_once(parts: Parts) -> None:
-    """However many recorders look at the same time, there is one next part, and none of them fails.
-
-    Rows are written beside part 0 from the start; the part after that is there before it is needed.
-    """
+    """Recorders that look at the same time make one next part together, and none of them fails."""
     assert [(part.part, part.is_opened) for part in parts.all()] == [(0, True), (1, True)]
     turn_parts(parts.engine)
     assert [(part.part, part.is_opened) for part in parts.all()] == [(0, True), (1, True), (2, False)]
@@ -116,14 +117,13 @@ def test_a_part_that_is_written_is_not_closed(parts: Parts) -> None:
     assert parts.offsets(2) == list(range(MESSAGES, MESSAGES + 3))
 
 
-def test_who_chose_a_part_that_is_closed_meanwhile_writes_into_another(parts: Parts) -> None:
-    """A recorder that waits for the row of a part while that is closed does not write into it."""
-    waiting = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+def test_who_chose_a_part_that_is_closed_meanwhile_writes_into_another(parts: Parts, database_url: str) -> None:
+    """A recorder that waited for a part's row while the part was closed writes into the next one."""
     turn_parts(parts.engine)
     with parts.engine.begin() as closing, ThreadPoolExecutor(1) as pool:
         closing.execute(sa.text("SELECT FROM relatum.table_parts WHERE part = 1 FOR UPDATE"))
         writing = pool.submit(parts.write, range(MESSAGES))
-        wait_until(lambda: parts.sql(waiting), what="the recorder waits")
+        somebody_waits(database_url)
         closing.execute(sa.text("UPDATE relatum.table_parts SET closed_at = now() WHERE part = 1"))
         closing.commit()
         writing.result()
@@ -184,15 +184,9 @@ def test_nobody_queues_behind_a_long_reader(closed: Parts, tend: Callable[[Parts
     wait_until(lambda: bool(tend(closed)) or closed.all()[1][:4] != (1, True, True, False), what="it is done")
 
 
-def made_stream(parts: Parts, name: str) -> int:
-    """The id of another stream."""
-    with parts.engine.begin() as connection:
-        return ensure_stream(connection, "/", name).stream_id
-
-
 def test_what_somebody_needs_is_not_dropped(closed: Parts) -> None:
-    """A part goes when all its streams have dropped its messages, are replaced or forgotten; and a row may be late."""
-    other = replace(closed, stream_id=made_stream(closed, "other"))
+    """A part is dropped once every stream with rows in it has dropped those messages."""
+    other = parts_of(closed.engine, "other")
     closed.sql("INSERT INTO relatum.part_streams VALUES (0, 9, 10, 1, :other)", other=other.stream_id)
     assert drop_parts(closed.engine) == {}
     other.retain(9)
@@ -212,8 +206,8 @@ def a_day_passes(parts: Parts) -> None:
 
 
 def test_a_stream_that_is_kept_for_long_keeps_no_part_of_others(parts: Parts) -> None:
-    """Its rows are moved, a day after that was said, and the part goes a day later; each is there once all the time."""
-    kept = replace(parts, stream_id=made_stream(parts, "kept"))
+    """The rows of a long-kept stream leave a part a day after it is marked, and the part is dropped a day later."""
+    kept = parts_of(parts.engine, "kept")
     turn_parts(parts.engine)
     parts.write(range(MESSAGES))
     kept.write([1, 2, 3])
@@ -244,7 +238,7 @@ def test_a_stream_that_is_kept_for_long_keeps_no_part_of_others(parts: Parts) ->
 
 
 def test_look_ups_go_on_while_parts_go(parts: Parts) -> None:
-    """Who asks for what is retained while parts are made, closed and dropped gets it, each time."""
+    """A retained message is found each time it is asked for while parts are made, closed and dropped."""
     over = threading.Event()
     parts.write([10**6])
     query = sa.text("SELECT count(*) FROM relatum.relationships WHERE stream_offset = 1000000 AND key_id = 1")
@@ -273,17 +267,14 @@ def test_look_ups_go_on_while_parts_go(parts: Parts) -> None:
             over.set()
         assert all(each.result() for each in looking)
     parts.close()
-    wait_until(
-        lambda: drop_parts(parts.engine) is not None and len(parts.all()) == 4, what="parts that are not needed go"
-    )
+    wait_until(lambda: drop_parts(parts.engine) is not None and len(parts.all()) == 4, what="the parts to be dropped")
     assert parts.offsets() == [10**6]
 
 
 def test_recorders_go_from_part_to_part(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two recorders write while parts fill up, are closed and made compact: each message has its row once."""
-    monkeypatch.setattr(upkeep, "PART_BYTES", 8192)
-    monkeypatch.setattr(upkeep, "TURN_S", 0.02)
-    monkeypatch.setattr(upkeep, "TEND_S", 0.02)
+    """Each message has its row once though parts fill up, close and become compact under two recorders."""
+    for limit, value in {"PART_BYTES": 8192, "TURN_S": 0.02, "TEND_S": 0.02}.items():
+        monkeypatch.setattr(upkeep, limit, value)
     add_keys(place.engine, ["order"])
     with new_streams(place.amqp, 2) as streams:
         with place.recording(streams[0]), place.recording(streams[1]):
@@ -299,22 +290,18 @@ def test_recorders_go_from_part_to_part(place: Place, monkeypatch: pytest.Monkey
 
 
 def test_a_plan_made_for_an_empty_part_does_not_outlive_that(parts: Parts) -> None:
-    """A session that asked while a part was known to be empty asks its index once it has rows."""
+    """A session that planned while a part was empty probes the part's index once it has rows."""
     turn_parts(parts.engine)
     with parts.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(sa.text("VACUUM ANALYZE"))
         connection.execute(sa.text("SET plan_cache_mode = force_generic_plan"))
-        connection.execute(
-            sa.text("PREPARE asked AS SELECT * FROM relatum.relationships WHERE key_id = 1 AND value = $1")
-        )
+        query = "PREPARE asked AS SELECT * FROM relatum.relationships WHERE key_id = 1 AND value = $1"
+        connection.execute(sa.text(query))
         explained = sa.text("EXPLAIN EXECUTE asked('v')")
         assert "Seq Scan on relationships_1" in "\n".join(connection.scalars(explained))
         parts.write(range(40_000))
         turn_parts(parts.engine)
         assert "Seq Scan on relationships_1" not in "\n".join(connection.scalars(explained))
-
-
-# --- beside others: recorders that are killed, the release before, look-ups that leave some out -----------------------
 
 
 def test_what_is_in_no_other_part_is_asked_of_one(parts: Parts, database_url: str) -> None:
@@ -360,10 +347,7 @@ def test_a_part_is_closed_by_what_was_committed_alone(parts: Parts) -> None:
 
 
 def test_a_recorder_of_the_release_before_goes_on(closed: Parts) -> None:
-    """It writes by the columns that it knows, into part 0, which is never closed; it deletes rows by their places.
-
-    Each part has the same places: no row of another part is deleted.
-    """
+    """A recorder of the release before writes into part 0 and deletes no row of another part by its `ctid`."""
     columns = "stream_offset, time_us, stream_id, key_id, value"
     retention = (
         "DELETE FROM relatum.relationships WHERE ctid = ANY (ARRAY(SELECT ctid FROM relatum.relationships "
@@ -385,7 +369,7 @@ def test_a_recorder_of_the_release_before_goes_on(closed: Parts) -> None:
 
 @pytest.mark.parametrize("step", ["make_part()", "close_part(1)", "finish_part(1)", "empty_part(1)", "drop_part(1)"])
 def test_a_recorder_that_is_lost_in_a_step_leaves_nothing_of_it(closed: Parts, database_url: str, step: str) -> None:
-    """Neither a half of a part nor a lock: all rows are found afterwards, and the step is done by another."""
+    """A step whose session is lost changes nothing and holds no lock, and another recorder does it."""
     before_it = {
         "make_part()": ["UPDATE relatum.table_parts SET opened_at = now()"],
         "close_part(1)": [

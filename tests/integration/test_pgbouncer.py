@@ -3,24 +3,25 @@
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pika
 import psycopg
 import pytest
 import sqlalchemy as sa
+from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
 from relatum.collecting import Bulk, ExecutorOptions, OutcomeStatus
 from relatum.contexts import SerialConsumer, SerialOptions
 from relatum.errors import ConfigurationError, DatabaseUnavailable
-from relatum.store.database import as_engine, make_engine
+from relatum.store.database import as_engine
 from relatum.store.translation import translated_errors
 from relatum.superstreams import Layout
 from relatum_consumer import AsyncRelations, Relations
 from relatum_migrations import current, head, upgrade
-from tests.support import broker_connection, recording, unique_name, wait_recorded, wait_until
+from tests.support import recording, unique_name, wait_recorded, wait_until
 from tests.support.commits import written
 from tests.support.pgbouncer import holds_statements, pgbouncer
 from tests.support.place import Place
@@ -34,10 +35,7 @@ SESSIONS = 3
 
 @pytest.fixture(params=["", "max_prepared_statements = 0"] if holds_statements() else [""])
 def pooled_url(request: pytest.FixtureRequest, database_url: str, tmp_path: Path) -> Iterator[str]:
-    """The test's database through pgbouncer; each of its sessions holds statements of another client.
-
-    They have the names that psycopg gives: whoever prepares, or executes what it prepared, meets them.
-    """
+    """The test's database through pgbouncer, each of whose sessions holds statements of another psycopg."""
     with pgbouncer(database_url, tmp_path, pool_size=SESSIONS, more=request.param) as url:
         with ExitStack() as at_once:
             for _ in range(SESSIONS):
@@ -47,15 +45,14 @@ def pooled_url(request: pytest.FixtureRequest, database_url: str, tmp_path: Path
         yield url
 
 
-def test_rows_and_answers_are_the_streams(place: Place, layout: Layout, pooled_url: str) -> None:
-    """Affinity routers, a recorder and look-ups of many threads share three sessions, and each answer is right."""
+def test_rows_and_answers_are_the_streams(
+    place: Place, layout: Layout, pooled_url: str, channel: BlockingChannel
+) -> None:
+    """Routers, a recorder and lookups of many threads and tasks share three sessions, and every answer is right."""
     with ExitStack() as stack:
         streams = [partition.stream for partition in layout]
-        engine = make_engine(pooled_url)
-        stack.callback(engine.dispose)
+        engine = stack.enter_context(as_engine(pooled_url))
         stack.enter_context(recording(place.amqp, engine, *streams, keys=["order_id", "host"]))
-        channel = stack.enter_context(broker_connection(place.amqp)).channel()
-        channel.confirm_delivery()
         with relatum.AffinityRouter(layout.super_stream, pooled_url) as router:
             for number in range(60):
                 headers = {"affinity_set": f"set {number % 6}", "order_id": number % 20, "host": f"h{number % 2}"}
@@ -73,17 +70,17 @@ def test_rows_and_answers_are_the_streams(place: Place, layout: Layout, pooled_u
         with ThreadPoolExecutor(8) as threads:
             asked = [order for order in range(20) for _ in range(5)]
             assert list(threads.map(found, asked)) == [expected[order] for order in asked]
-        assert asyncio.run(_found_by_tasks(place.amqp, pooled_url, streams)) == [3] * 100
 
+        async def found_by_tasks() -> list[int]:
+            async with AsyncRelations(place.amqp, pooled_url, timeout_s=240) as relations:
+                asked = [relations.find("order_id", number % 20, streams=streams) for number in range(100)]
+                return [len(answer.ids) for answer in await asyncio.gather(*asked)]
 
-async def _found_by_tasks(amqp_url: str, pooled_url: str, streams: list[str]) -> list[int]:
-    async with AsyncRelations(amqp_url, pooled_url, timeout_s=240) as relations:
-        asked = [relations.find("order_id", number % 20, streams=streams) for number in range(100)]
-        return [len(answer.ids) for answer in await asyncio.gather(*asked)]
+        assert asyncio.run(found_by_tasks()) == [3] * 100
 
 
 def test_each_message_counts_once_for_a_serial_consumer(place: Place, pooled_url: str) -> None:
-    """Positions move with what the application writes, in one transaction each."""
+    """Each message counts once for a serial consumer, whose position moves with the application's rows."""
     written.create(place.engine)
     with as_engine(pooled_url) as pooled, serial_bed(place.amqp, pooled) as bed:
         for number in range(40):
@@ -105,8 +102,8 @@ def _bodies(engine: sa.Engine) -> list[str]:
         return list(connection.scalars(sa.select(written.c.body).order_by(written.c.id)))
 
 
-def test_each_message_is_collected_once(place: Place, pooled_url: str) -> None:
-    """Bulks are written in transactions that store their results too; publishers learn what became of theirs."""
+def test_each_message_is_collected_once(place: Place, pooled_url: str, channel: BlockingChannel) -> None:
+    """Each message is written once, in the transaction of its result, and its publisher learns the outcome."""
     written.create(place.engine)
 
     def write(bulk: Bulk) -> None:
@@ -121,20 +118,18 @@ def test_each_message_is_collected_once(place: Place, pooled_url: str) -> None:
     name = unique_name("collector")
     collector = relatum.MessageCollector(name, database=pooled_url, broker=place.amqp, streams=[place.stream])
     collector.register_executor("order", write, ExecutorOptions(bulk_messages=7, max_age_s=0.1, joins_transaction=True))
-    with broker_connection(place.amqp) as connection:
-        relatum.intercept(connection, database=pooled_url, keys=["customer"])
-        channel = connection.channel()
-        with collector:
-            receipts = [publish(number) for number in range(30)]
-            outcomes = [receipt.outcome(timeout_s=60, collector=name).status for receipt in receipts]
-            assert outcomes == [OutcomeStatus.SUCCEEDED] * 30
-            wait_until(lambda: receipts[-1].wait(90), what="the last message is recorded")
-        relatum.release(connection)
+    relatum.intercept(channel.connection, database=pooled_url, keys=["customer"])
+    with collector:
+        receipts = [publish(number) for number in range(30)]
+        outcomes = [receipt.outcome(timeout_s=60, collector=name).status for receipt in receipts]
+        assert outcomes == [OutcomeStatus.SUCCEEDED] * 30
+        wait_until(lambda: receipts[-1].wait(90), what="the last message is recorded")
+    relatum.release(channel.connection)
     assert sorted(map(int, _bodies(place.engine))) == list(range(30))
 
 
 def test_the_schema_is_made_through_a_pooler(empty_database_url: str, tmp_path: Path) -> None:
-    """A migration's lock and its tables are one transaction's, which is one session's."""
+    """The schema can be made through a pooler, by several at once."""
     with pgbouncer(empty_database_url, tmp_path, pool_size=1) as url:
         with ThreadPoolExecutor(3) as threads:
             list(threads.map(upgrade, [url] * 3))
@@ -142,42 +137,31 @@ def test_the_schema_is_made_through_a_pooler(empty_database_url: str, tmp_path: 
 
 
 def test_statements_are_prepared_where_no_pooler_is(database_url: str, tmp_path: Path) -> None:
-    """A session of one's own keeps psycopg's threshold; one of a pooler prepares nothing, unless the URL says so."""
+    """Sessions keep psycopg's threshold, and those of a pooler prepare nothing, unless the URL says otherwise."""
     with pgbouncer(database_url, tmp_path) as url:
-        thresholds = {
-            database_url: 5,
-            f"{database_url}?pgbouncer=true": None,
-            url: None,
-            f"{url}?pgbouncer=false": 5,
-        }
-        for each, expected in thresholds.items():
-            engine = make_engine(each)
-            with engine.connect() as connection:
+        prepared = {database_url: 5, f"{database_url}?pgbouncer=true": None, url: None, f"{url}?pgbouncer=false": 5}
+        for each, expected in prepared.items():
+            with as_engine(each) as engine, engine.connect() as connection:
                 driver = connection.connection.driver_connection
                 assert isinstance(driver, psycopg.Connection)
                 assert driver.prepare_threshold == expected
-            engine.dispose()
 
 
 def test_a_callers_engine_that_prepares_is_told_what_to_do(pooled_url: str) -> None:
-    """Statements of other sessions are a matter of configuration, named as such; without preparing, all is well."""
-    theirs = sa.create_engine(pooled_url.replace("postgresql://", "postgresql+psycopg://"))
-    with pytest.raises(ConfigurationError, match="pgbouncer=true"), translated_errors():
-        _ask(theirs)
-    theirs.dispose()
-    theirs = sa.create_engine(theirs.url, connect_args={"prepare_threshold": None})
-    _ask(theirs)
-    theirs.dispose()
-
-
-def _ask(engine: sa.Engine) -> None:
-    with engine.connect() as connection:
-        for _ in range(20):
-            connection.execute(sa.text("SELECT :number + 1"), {"number": 1})
+    """An engine that prepares statements behind a pooler gets an error that says what to set, and then works."""
+    for arguments, outcome in (
+        ({}, pytest.raises(ConfigurationError, match="pgbouncer=true")),
+        ({"prepare_threshold": None}, nullcontext()),
+    ):
+        theirs = sa.create_engine(pooled_url.replace("postgresql:", "postgresql+psycopg:"), connect_args=arguments)
+        with outcome, translated_errors(), theirs.connect() as connection:
+            for _ in range(20):
+                connection.execute(sa.text("SELECT :number + 1"), {"number": 1})
+        theirs.dispose()
 
 
 def test_what_a_pooler_refuses_at_the_start_is_named(database_url: str, tmp_path: Path) -> None:
-    """Nothing that is repeated would help."""
+    """A parameter that a pooler refuses at the start is a configuration error that names it."""
     with pgbouncer(database_url, tmp_path) as url:
         for query, said in (("?options=-csearch_path%3Dx", "startup parameter"), ("?replication=true", "replication")):
             with as_engine(url + query) as engine, pytest.raises(ConfigurationError, match=said), translated_errors():
@@ -185,7 +169,7 @@ def test_what_a_pooler_refuses_at_the_start_is_named(database_url: str, tmp_path
 
 
 def test_a_pooler_that_takes_no_more_clients_is_waited_for(database_url: str, tmp_path: Path) -> None:
-    """Its limit of connections passes, and says so."""
+    """A pooler without room for a client is a transient error with that reason."""
     with pgbouncer(database_url, tmp_path, clients_max=1) as url, psycopg.connect(url), as_engine(url) as engine:
         with pytest.raises(DatabaseUnavailable) as refused, translated_errors():
             engine.connect()

@@ -6,7 +6,6 @@ from uuid import UUID
 import psycopg
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.dialects import registry
 
 from relatum.contexts import _move_store as moving
 from relatum.contexts import _partitions as retiring
@@ -17,7 +16,7 @@ from relatum.contexts import _serial_status as status
 from relatum.contexts import _serial_store as consuming
 from relatum.contexts import _super_stream_rows as opening
 from relatum.contexts._router_sets import RECORDED
-from tests.support.plans import MAKE_PARTS, PARTS, nodes_of, plan_of
+from tests.support.plans import MAKE_PARTS, PARTS, nodes_of, pages_in, plan_of_statement, text_of
 
 NAMES = 150_000
 MOVES = 30_000
@@ -109,10 +108,7 @@ OF_MOVES: dict[str, tuple[Any, dict[str, Any]]] = {
     "set fenced": (moving.SET_FENCED, MOVE | {"attempt": 1, "fence_offset": 5}),
     "set aborting": (moving.SET_ABORTING, OURS | MOVE | {"reason": None}),
     "lock moving": (moving.LOCK_MOVING, OURS | MOVE),
-    "go on": (
-        moving.GO_ON,
-        OURS | MOVE | {"names": MOVED, "partition_id": 4, "epoch": 5, "generation": 5},
-    ),
+    "go on": (moving.GO_ON, OURS | MOVE | {"names": MOVED, "partition_id": 4, "epoch": 5, "generation": 5}),
     "attend": (moving.ATTEND, MOVE | {"holder": "me", "lease_s": 5.0}),
     "keep attending": (moving.KEEP_ATTENDING, MOVE | {"holder": "me", "lease_s": 5.0}),
     "take abandoned": (moving.TAKE_ABANDONED, OURS | {"holder": "me", "lease_s": 5.0}),
@@ -136,14 +132,8 @@ LAST = {"last_offset": 4, "last_fingerprint": 1, "last_chunk_ms": 2}
 RANGE = {**ME, "from_offset": 100, "to_offset": 1000}
 
 OF_CONSUMERS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "advance": (
-        consuming.ADVANCE,
-        {**ME, "version": 0, "position": 5, **LAST, **TOKEN},
-    ),
-    "advance unread": (
-        consuming.ADVANCE,
-        {**ME, "version": 0, "position": 5, **dict.fromkeys(LAST), **TOKEN},
-    ),
+    "advance": (consuming.ADVANCE, {**ME, "version": 0, "position": 5, **LAST, **TOKEN}),
+    "advance unread": (consuming.ADVANCE, {**ME, "version": 0, "position": 5, **dict.fromkeys(LAST), **TOKEN}),
     "begin": (consuming.BEGIN, ME),
     "renew": (consuming.PARTITIONS.renew, {**MEMBER, "lease_s": 4.0}),
     "alive": (consuming.PARTITIONS.alive, MEMBER),
@@ -173,14 +163,6 @@ SMALL = {"super_streams", "super_stream_partitions"}
 """Tables that may be scanned: one row a super stream, one a partition, and one a router that publishes."""
 
 
-def sql_of(statement: Any) -> tuple[str, dict[str, Any]]:
-    """A statement as psycopg gets it, with the parameters it brings itself."""
-    compiled = statement.compile(
-        dialect=registry.load("postgresql.psycopg")(), compile_kwargs={"render_postcompile": True}
-    )
-    return str(compiled), dict(compiled.params)
-
-
 OF_NAMES = {"serial_consumers", "settlements"}
 """One row a consumer's name, and none here."""
 
@@ -200,12 +182,11 @@ CASES = [
 def test_each_statement_uses_its_index(filled: psycopg.Connection[Any], case: tuple[Any, ...], mode: str) -> None:
     """No big table is scanned, and few rows and pages are read, whether values are known or not."""
     name, statement, wanted, may_be_scanned, most_rows, most_pages = case
-    sql, own = sql_of(statement)
-    plan = plan_of(filled, mode, sql, own | wanted)
+    plan = plan_of_statement(filled, mode, statement, wanted)
     scanned = {node["Relation Name"] for node in nodes_of(plan) if node["Node Type"] == "Seq Scan"}
     assert scanned <= may_be_scanned, plan
     rows = max(node["Actual Rows"] * node["Actual Loops"] for node in nodes_of(plan))
-    pages = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    pages = pages_in(plan)
     factor = 5 if "too many" in name else 1
     assert most_rows is None or rows < most_rows * factor, plan
     assert most_pages is None or pages < most_pages * factor, plan
@@ -214,23 +195,20 @@ def test_each_statement_uses_its_index(filled: psycopg.Connection[Any], case: tu
 def test_moving_a_position_moves_nothing_in_an_index(filled: psycopg.Connection[Any]) -> None:
     """Each batch writes one row, which stays on its page where there is room."""
     query = b"SELECT pg_stat_get_xact_tuples_hot_updated('relatum.serial_positions'::regclass)"
+    statement, parameters = OF_CONSUMERS["advance"]
     with filled.transaction(force_rollback=True):
-        before = filled.execute(query).fetchone()
-        statement, parameters = OF_CONSUMERS["advance"]
-        sql, own = sql_of(statement)
-        filled.execute(sql.encode(), own | parameters)
-        after = filled.execute(query).fetchone()
-    assert before is not None
-    assert after == (before[0] + 1,)
+        ((before,),) = filled.execute(query).fetchall()
+        filled.execute(text_of(statement).encode(), parameters)
+        ((after,),) = filled.execute(query).fetchall()
+    assert after == before + 1
 
 
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
 def test_predecessor_is_found_by_the_index(filled: psycopg.Connection[Any], mode: str) -> None:
-    """The rows of an id are found by the index of values, few pages read, and no row of another id is looked at."""
-    sql, own = sql_of(RECORDED)
+    """A predecessor is found through the index of values in few pages, without a row of another id."""
     parameters = {"key_id": 1, "value": "m7774", "partitions": ["orders-1", "orders-25", "orders-50"], "vhost": "/"}
-    plan = plan_of(filled, mode, sql, own | parameters)
+    plan = plan_of_statement(filled, mode, RECORDED, parameters)
     reads = [node for node in nodes_of(plan) if node.get("Relation Name") == "relationships"]
     assert {node["Index Name"] for node in reads} == {"relationships_lookup"}, plan
     assert plan["Actual Rows"] == 1, plan
-    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 5 * PARTS, plan
+    assert pages_in(plan) < 5 * PARTS, plan

@@ -12,17 +12,11 @@ from relatum import Broker
 from relatum.contexts import SerializationContexts, forget_placements
 from relatum.contexts._placement_prune import forget_moves, forget_released
 from relatum.contexts._placement_store import CHANGES_MAX, PlacementStore
-from relatum.contexts._placements import PartitionRow, PartitionState, PlacementState
-from relatum.errors import (
-    DatabaseUnavailable,
-    MoveConflict,
-    RowRefused,
-    SuperStreamConflict,
-    TooManyOpenSets,
-)
+from relatum.contexts._placements import Move, PartitionRow, PartitionState, PlacementState
+from relatum.errors import DatabaseUnavailable, MoveConflict, RowRefused, SuperStreamConflict, TooManyOpenSets
 from relatum.limits import INTEGER_MAX
 from relatum.superstreams import Layout
-from tests.support import wait_until
+from tests.support.standstill import somebody_waits
 from tests.support.tables import placements, serial_consumers, serial_holds, super_stream_partitions
 
 LAYOUT = Layout.numbered("orders", 3)
@@ -53,14 +47,23 @@ def counted(store: PlacementStore) -> list[int]:
     return counts
 
 
-def test_what_publishers_rely_on_comes_from_no_standby(
-    store: PlacementStore, engine: sa.Engine, database_url: str
-) -> None:
-    """A standby may be behind: none of these answers is taken from it. Here a function says that it is one."""
+def execute(store: PlacementStore, *statements: sa.Executable) -> None:
+    """Execute statements in one transaction."""
+    with store.database.engine.begin() as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def existing(move: Move | None) -> Move:
+    assert move is not None
+    return move
+
+
+def test_what_publishers_rely_on_comes_from_no_standby(store: PlacementStore, database_url: str) -> None:
+    """No answer that a publisher relies on comes from a server that calls itself a standby, since it may be behind."""
     store.place(["x"], in_place(0))
-    with engine.begin() as connection:
-        connection.execute(sa.text("CREATE SCHEMA behind"))
-        connection.execute(sa.text("CREATE FUNCTION behind.pg_is_in_recovery() RETURNS boolean RETURN true"))
+    standby_says = "CREATE FUNCTION behind.pg_is_in_recovery() RETURNS boolean RETURN true"
+    execute(store, sa.text("CREATE SCHEMA behind"), sa.text(standby_says))
     path = "?options=-csearch_path%3Dbehind%2Cpg_catalog"
     with PlacementStore(database_url + path, "/", "orders") as standby:
         standby.open(HEADER, LAYOUT)
@@ -81,25 +84,23 @@ def in_state(store: PlacementStore, state: PlacementState) -> int:
 
 
 class Moves:
-    """Moves of one name each, as a mover stores them."""
+    """Moves of one name each, as a mover stores them; a move goes by its number."""
 
     def __init__(self, store: PlacementStore, contexts: SerializationContexts) -> None:
         self._store, self._moves = store, contexts._moves
 
     def begin(self, name: str, target: int) -> int:
-        """Begin a move to a partition; gives its number."""
         source, to = self._store.find([name])[name].stream, self._store.partitions()[target].stream
         begun = self._moves.begin(source, to, frozenset([name]), 0, 0, name)
         return self._moves.let_fence(begun.move_id).move_id
 
     def end(self, move_id: int, offset: int = 5) -> None:
-        """End it: fence and marker lie there."""
+        """End it, with fence and marker at the offset."""
         attempt = self._moves.look(move_id).attempt
         self._moves.set_fenced(move_id, attempt, offset)
         self._moves.switch(move_id, attempt, offset)
 
     def move(self, name: str, target: int, offset: int = 5) -> int:
-        """Move a name; gives the move's number."""
         move_id = self.begin(name, target)
         self.end(move_id, offset)
         return move_id
@@ -112,7 +113,7 @@ def moves(store: PlacementStore, database_url: str) -> Iterator[Moves]:
 
 
 def test_where_a_fence_without_an_epoch_lies_is_not_stored(store: PlacementStore, moves: Moves) -> None:
-    """A mover of an earlier release may have found one, and says so when the move's own fence has its epoch."""
+    """The offset of a fence without an epoch, as of an earlier release's mover, is not stored."""
     store.place(["x"], in_place(0))
     move_id = moves.begin("x", 1)
     moves._moves.set_fenced(move_id, 1, 5)
@@ -121,7 +122,7 @@ def test_where_a_fence_without_an_epoch_lies_is_not_stored(store: PlacementStore
 
 
 def test_a_partition_that_is_bound_by_another_key_is_noticed(store: PlacementStore) -> None:
-    """What was cached with the old key counts as wrong."""
+    """A partition that is bound by another key makes every cached placement wrong."""
     store.place(["a"], in_place(1))
     before = store.generation()
     store.open(HEADER, Layout.of("orders", [("orders-0", "0"), ("orders-1", "one"), ("orders-2", "2")]))
@@ -130,7 +131,7 @@ def test_a_partition_that_is_bound_by_another_key_is_noticed(store: PlacementSto
 
 
 def test_placing_and_releasing_at_once_keeps_the_counts(database_url: str, store: PlacementStore) -> None:
-    """Sets that open, end and open again in many threads: epochs ascend for each, and every count is right."""
+    """Every count is right and epochs ascend while many threads place and release the same names."""
     seen: dict[str, list[int]] = {}
     lock = threading.Lock()
 
@@ -154,7 +155,7 @@ def test_placing_and_releasing_at_once_keeps_the_counts(database_url: str, store
 
 
 def test_a_released_name_is_placed_anew_with_a_higher_epoch(store: PlacementStore) -> None:
-    """What ended is noticed by its generation; the name may go elsewhere then, and its old end does not end it."""
+    """A released name shows up as a change and may be placed elsewhere, where its old release has no effect."""
     first = store.place(["a"], in_place(0))["a"]
     since = store.generation()
     assert store.release([("a", first.epoch)]) == frozenset()
@@ -173,7 +174,7 @@ def test_a_released_name_is_placed_anew_with_a_higher_epoch(store: PlacementStor
 
 
 def test_a_set_that_moves_cannot_be_released_until_it_has_arrived(store: PlacementStore, moves: Moves) -> None:
-    """The end of a set that is under way waits, and then counts although the move gave it another epoch."""
+    """A set that moves cannot be released; once it has arrived, a release with its old epoch counts."""
     placed = store.place(["a", "b"], in_place(0))
     move_id = moves.begin("a", 1)
     assert store.find(["a"])["a"].state is PlacementState.MOVING
@@ -188,24 +189,15 @@ def test_a_set_that_moves_cannot_be_released_until_it_has_arrived(store: Placeme
     assert counted(store) == [0, 0, 0]
 
 
-def test_a_set_is_released_that_arrives_just_then(store: PlacementStore, moves: Moves) -> None:
-    """Who waits for the end of a move, with the row in view as it was before, releases the set where it is now."""
+def test_a_set_is_released_that_arrives_just_then(store: PlacementStore, moves: Moves, database_url: str) -> None:
+    """A release that waited for the end of a move releases the set where the move has left it."""
     epoch = store.place(["a"], in_place(0))["a"].epoch
     move_id = moves.begin("a", 1)
-    is_waiting = sa.text(
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    )
-
-    def waits() -> bool:
-        with store.database.engine.connect() as another:
-            return bool(another.execute(is_waiting).scalar_one())
-
     with ThreadPoolExecutor(1) as threads:
         with store.database.engine.begin() as connection:
-            locked = sa.select(placements.c.name).where(placements.c.name == "a").with_for_update()
-            connection.execute(locked)
+            connection.execute(sa.select(placements.c.name).where(placements.c.name == "a").with_for_update())
             released = threads.submit(store.release, [("a", epoch)])
-            wait_until(waits, what="the release waits")
+            somebody_waits(database_url)
             arrived = {"state": "open", "move_id": None, "epoch": epoch + 1}
             connection.execute(sa.update(placements).where(placements.c.name == "a").values(arrived))
         assert released.result(90) == frozenset()
@@ -215,7 +207,7 @@ def test_a_set_is_released_that_arrives_just_then(store: PlacementStore, moves: 
 
 
 def test_no_more_sets_are_open_than_may_be(database_url: str, store: PlacementStore) -> None:
-    """However many ask at once; what does not fit is not placed at all."""
+    """No more sets than the limit are ever open, and names that do not fit are not placed at all."""
 
     def place(number: int) -> tuple[int, int] | None:
         with PlacementStore(database_url, "/", "orders") as mine:
@@ -236,26 +228,21 @@ def test_no_more_sets_are_open_than_may_be(database_url: str, store: PlacementSt
     assert store.find([name, "x"]).keys() == {name}
 
 
-def test_only_a_retired_partition_is_taken_for_one(store: PlacementStore, engine: sa.Engine) -> None:
-    """Whatever else PostgreSQL refuses is told as that."""
-    with engine.begin() as connection:
-        connection.execute(
-            sa.text(
-                "CREATE FUNCTION divide() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM 1 / 0; END $$; "
-                "CREATE TRIGGER divides BEFORE INSERT ON relatum.placements FOR EACH ROW EXECUTE FUNCTION divide()"
-            )
-        )
+def test_only_a_retired_partition_is_taken_for_one(store: PlacementStore) -> None:
+    """A row that PostgreSQL refuses for another reason is reported with that reason."""
+    function = "CREATE FUNCTION divide() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM 1 / 0; END $$"
+    trigger = "CREATE TRIGGER divides BEFORE INSERT ON relatum.placements FOR EACH ROW EXECUTE FUNCTION divide()"
+    execute(store, sa.text(function), sa.text(trigger))
     with pytest.raises(RowRefused, match="division by zero"):
         store.place(["a"], least)
 
 
 def test_nothing_new_is_placed_in_a_retired_partition(store: PlacementStore) -> None:
-    """Not even where the partition was retired between the choice and the write."""
+    """A retired partition gets no new name, even if it was retired between the choice and the write."""
 
     def retire(stream: str) -> None:
-        with store.database.engine.begin() as connection:
-            where = super_stream_partitions.c.stream == stream
-            connection.execute(sa.update(super_stream_partitions).where(where).values(state="retired"))
+        where = super_stream_partitions.c.stream == stream
+        execute(store, sa.update(super_stream_partitions).where(where).values(state="retired"))
 
     def choose(_name: str, partitions: Sequence[PartitionRow]) -> PartitionRow:
         retire(partitions[0].stream)
@@ -270,34 +257,28 @@ def test_nothing_new_is_placed_in_a_retired_partition(store: PlacementStore) -> 
 
 
 def test_more_changes_than_can_be_told_are_everything(store: PlacementStore) -> None:
-    """One who slept long is told to forget all, not handed a table."""
-    with store.database.engine.begin() as connection:
-        row = "INSERT INTO relatum.placements (super_stream_id, name, partition_id, epoch, first_epoch, generation) "
-        rows = row + f"SELECT {store.super_stream_id}, 'n' || n, {store.partitions()[0].partition_id}, n, n, 2 + n % 2 "
-        connection.execute(sa.text(rows + f"FROM generate_series(1, {CHANGES_MAX + 1}) AS n"))
-        connection.execute(sa.text("UPDATE relatum.super_streams SET generation = 3"))
+    """A publisher that missed more changes than the limit is told to forget everything."""
+    row = "INSERT INTO relatum.placements (super_stream_id, name, partition_id, epoch, first_epoch, generation) "
+    rows = row + f"SELECT {store.super_stream_id}, 'n' || n, {store.partitions()[0].partition_id}, n, n, 2 + n % 2 "
+    rows += f"FROM generate_series(1, {CHANGES_MAX + 1}) AS n"
+    execute(store, sa.text(rows), sa.text("UPDATE relatum.super_streams SET generation = 3"))
     assert store.changes(1) == (3, None)
     generation, changed = store.changes(2)
-    assert generation == 3
-    assert len(changed or ()) == CHANGES_MAX // 2 + 1
+    assert (generation, len(changed or ())) == (3, CHANGES_MAX // 2 + 1)
 
 
 def test_the_first_move_after_an_epoch_is_found(store: PlacementStore, moves: Moves) -> None:
-    """Out of the partition or into it; of this name alone, and of a higher epoch than the message's."""
+    """A message is fenced by the first move of its name out of or into its partition above the message's epoch."""
     first = store.place(["a", "b"], in_place(0))["a"]
     assert store.fence_after("a", first.epoch, "orders-0") is None
     one = moves.move("a", 1)
     second = store.find(["a"])["a"]
     two = moves.begin("a", 0)
-    found = store.fence_after("a", first.epoch, "orders-0")
-    assert found is not None
-    assert (found.move_id, found.source, found.target, found.fence_offset) == (one, "orders-0", "orders-1", 5)
-    into = store.fence_after("a", found.fence_epoch, "orders-0")
-    assert into is not None
+    out = existing(store.fence_after("a", first.epoch, "orders-0"))
+    assert (out.move_id, out.source, out.target, out.fence_offset) == (one, "orders-0", "orders-1", 5)
+    into = existing(store.fence_after("a", out.fence_epoch, "orders-0"))
     assert (into.move_id, into.fence_offset, into.target) == (two, None, "orders-0")
-    out = store.fence_after("a", second.epoch, "orders-1")
-    assert out is not None
-    assert out.move_id == two
+    assert existing(store.fence_after("a", second.epoch, "orders-1")).move_id == two
     assert store.fence_after("a", into.epoch, "orders-0") is None
     assert store.fence_after("b", 0, "orders-0") is None
     assert store.fence_after("a", 0, "orders-2") is None
@@ -305,16 +286,20 @@ def test_the_first_move_after_an_epoch_is_found(store: PlacementStore, moves: Mo
     assert store.move_of(999) is None
 
 
+def release_earlier(store: PlacementStore, interval: str) -> None:
+    """Have the name "a" released that much earlier than now."""
+    released_at = sa.func.now() - sa.text(f"interval '{interval}'")
+    execute(store, sa.update(placements).where(placements.c.name == "a").values(released_at=released_at))
+
+
 def test_what_was_released_long_ago_is_forgotten(store: PlacementStore) -> None:
-    """Its row goes, and those who may still have it cached are told to forget everything."""
+    """A name that was released an hour ago is deleted, and publishers that may have it cached forget everything."""
     placed = store.place(["a", "b", "c"], least)
     since = store.generation()
     store.release([("a", placed["a"].epoch)])
     of_a = store.generation()
     store.release([("b", placed["b"].epoch)])
-    with store.database.engine.begin() as connection:
-        old = sa.update(placements).where(placements.c.name == "a")
-        connection.execute(old.values(released_at=sa.func.now() - sa.text("interval '61 minutes'")))
+    release_earlier(store, "61 minutes")
     assert forget_released(store.database.engine, store.super_stream_id) == 1
     assert forget_released(store.database.engine, store.super_stream_id) == 0
     assert in_state(store, PlacementState.RELEASED) == 1
@@ -324,7 +309,7 @@ def test_what_was_released_long_ago_is_forgotten(store: PlacementStore) -> None:
 
 
 def test_the_last_move_of_a_context_at_each_end_is_kept(store: PlacementStore, moves: Moves) -> None:
-    """Earlier ones go when retention has dropped both; what a sleeping publisher sends is judged by the last."""
+    """Moves are forgotten once retention has dropped both ends, but for the last of a context at each end."""
     store.place(["a", "b"], in_place(0))
     ids = [row.partition_id for row in store.partitions()]
     moved = [moves.move(*each) for each in (("a", 1, 10), ("a", 0, 20), ("a", 1, 30), ("b", 1, 5))]
@@ -338,39 +323,30 @@ def test_the_last_move_of_a_context_at_each_end_is_kept(store: PlacementStore, m
     assert kept({ids[0]: 99}) == moved
     hold = {"consumer_id": 1, "partition_id": ids[1], "move_id": moved[0], "marker_offset": 10, "cursor": 11}
     hold |= {"epoch": 1, "fence_offset": 10, "source_id": ids[0]}
-    with store.database.engine.begin() as connection:
-        consumer = {"super_stream_id": store.super_stream_id, "name": "billing"}
-        connection.execute(sa.insert(serial_consumers).values(consumer))
-        connection.execute(sa.insert(serial_holds).values(hold))
+    consumer = {"super_stream_id": store.super_stream_id, "name": "billing"}
+    execute(store, sa.insert(serial_consumers).values(consumer), sa.insert(serial_holds).values(hold))
     assert kept({ids[0]: 21, ids[1]: 21}) == moved
-    with store.database.engine.begin() as connection:
-        connection.execute(sa.delete(serial_holds))
+    execute(store, sa.delete(serial_holds))
     assert kept({ids[0]: 21, ids[1]: 21}) == moved[1:]
     assert kept({ids[0]: 31, ids[1]: 31}) == kept({ids[0]: 99, ids[1]: INTEGER_MAX}) == moved[2:]
-    found = store.fence_after("a", 1, "orders-0")
-    assert found is not None
-    assert found.move_id == moved[2]
+    assert existing(store.fence_after("a", 1, "orders-0")).move_id == moved[2]
     assert kept({ids[0]: INTEGER_MAX, ids[1]: INTEGER_MAX}) == []
 
 
 def test_pruning_looks_at_what_the_streams_still_hold(database_url: str, broker: Broker, stream_name: str) -> None:
-    """A virtual host's super streams are all pruned; a stream that is not there says nothing, unless it is retired."""
+    """All super streams of a virtual host are pruned; a missing stream counts as dropped only if it is retired."""
     layout = Layout.of(stream_name, [(stream_name, "0"), (f"{stream_name}-gone", "1"), (f"{stream_name}-lost", "2")])
-    address = broker
-    with PlacementStore(database_url, address.vhost, stream_name) as store:
-        assert forget_placements(store.database.engine, address) == 0
+    with PlacementStore(database_url, broker.vhost, stream_name) as store:
+        assert forget_placements(store.database.engine, broker) == 0
         store.open(HEADER, layout)
         placed = store.place(["a", "b"], in_place(1))
         with SerializationContexts(stream_name, database_url) as contexts:
             move_id = Moves(store, contexts).move("b", 2)
         store.release([("a", placed["a"].epoch)])
-        with store.database.engine.begin() as connection:
-            long_ago = sa.func.now() - sa.text("interval '2 hours'")
-            connection.execute(sa.update(placements).where(placements.c.name == "a").values(released_at=long_ago))
+        release_earlier(store, "2 hours")
         assert forget_placements(store.database.engine, broker) == 1
         assert store.move_of(move_id) is not None
-        with store.database.engine.begin() as connection:
-            is_gone = super_stream_partitions.c.place > 0
-            connection.execute(sa.update(super_stream_partitions).where(is_gone).values(state="retired"))
-        assert forget_placements(store.database.engine, address) == 2
+        is_gone = super_stream_partitions.c.place > 0
+        execute(store, sa.update(super_stream_partitions).where(is_gone).values(state="retired"))
+        assert forget_placements(store.database.engine, broker) == 2
         assert store.move_of(move_id) is None

@@ -38,13 +38,13 @@ def database(database_url: str) -> Iterator[Database]:
 
 
 def sessions(url: str) -> int:
-    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'relatum'"
+    query = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'relatum'"
     with psycopg.connect(url) as connection:
-        return int(connection.execute(query).fetchall()[0][0])
+        return connection.execute(query).rowcount
 
 
 def test_many_threads_share_few_connections_in_turn(database: Database, database_url: str) -> None:
-    """Statements and transactions alike, of which none waits for long behind those that came later."""
+    """Statements and transactions of many threads share two connections, and none waits long behind later ones."""
     latest = 0.0
 
     def ask(number: int) -> None:
@@ -68,7 +68,7 @@ def test_many_threads_share_few_connections_in_turn(database: Database, database
 
 
 def test_a_refused_login_is_one_error_at_once_and_one_login() -> None:
-    """Nobody goes on logging in behind the caller's back."""
+    """A refused login is an error at once, and nobody logs in again without being asked."""
     with (
         answering(refusal("28P01", 'password authentication failed for user "user"')) as url,
         Proxy.to(url) as proxy,
@@ -81,15 +81,15 @@ def test_a_refused_login_is_one_error_at_once_and_one_login() -> None:
 
 
 def test_who_waits_is_let_in_where_another_could_not_connect(database_url: str) -> None:
-    """The room of a connection that did not come is the next one's."""
+    """A caller that waits for room gets it once another's connection has failed."""
     with Proxy.to(database_url) as proxy, closing(Database(proxy.url(database_url), connections_max=1)) as database:
         proxy.mode = "frozen"
+
+        def ask(seconds: float) -> int:
+            with within(seconds):
+                return len(database.rows(ONE, {}))
+
         with ThreadPoolExecutor(2) as threads:
-
-            def ask(seconds: float) -> int:
-                with within(seconds):
-                    return len(database.rows(ONE, {}))
-
             first = threads.submit(ask, 1.0)
             wait_until(lambda: database.pool.in_use == 1, what="one connects")
             second = threads.submit(ask, 60.0)
@@ -101,7 +101,7 @@ def test_who_waits_is_let_in_where_another_could_not_connect(database_url: str) 
 
 
 def test_a_component_that_ends_ends_its_own_waits(database: Database, database_url: str) -> None:
-    """Others of the same `Database` wait on, and have their answer."""
+    """A component that ends ends its own waits, and others of the same `Database` get their answer."""
     ending = Deadline(None)
     component = Database(database, ending=ending)
     with locked(database_url, "streams") as holding, ThreadPoolExecutor(2) as threads:
@@ -119,7 +119,7 @@ def test_a_component_that_ends_ends_its_own_waits(database: Database, database_u
 
 
 def test_a_notice_is_logged_once(database: Database, caplog: pytest.LogCaptureFixture) -> None:
-    """However often SQLAlchemy was given the connection before."""
+    """A notice is logged once, however often the connection was used before."""
     for _ in range(10):
         database.run(lambda connection: connection.execute(ONE))
     with caplog.at_level(logging.INFO, logger="sqlalchemy.dialects.postgresql"):
@@ -128,13 +128,13 @@ def test_a_notice_is_logged_once(database: Database, caplog: pytest.LogCaptureFi
 
 
 def test_a_connection_of_which_work_is_left_open_is_the_next_ones_as_new(database: Database) -> None:
-    """A transaction that nobody ended, a result that nobody read: nothing of them is left."""
+    """A connection that was dropped in a transaction comes back without a trace of it."""
     connection = database.engine.connect()
     connection.execute(sa.text("CREATE TEMPORARY TABLE left_open (n int) ON COMMIT PRESERVE ROWS"))
     driver = connection.connection.driver_connection
     assert driver is not None
-    driver.close()  # as the garbage collector has it closed
-    driver.close()
+    for _ in range(2):
+        driver.close()  # as the garbage collector has it closed
     assert (database.pool.in_use, database.pool.idle) == (0, 1)
     with database.engine.connect() as other:
         assert other.connection.driver_connection is driver
@@ -142,7 +142,7 @@ def test_a_connection_of_which_work_is_left_open_is_the_next_ones_as_new(databas
 
 
 def test_threads_that_are_interrupted_leave_no_connection_behind(database: Database) -> None:
-    """Deadlines brought forward at random moments, of those who wait, connect or ask."""
+    """A thread whose deadline is brought forward while it waits, connects or asks leaves no connection in use."""
 
     def ask(number: int) -> None:
         with within(None) as deadline:
@@ -164,7 +164,7 @@ def test_threads_that_are_interrupted_leave_no_connection_behind(database: Datab
 def test_a_call_that_ends_amid_the_first_questions_about_a_server_gives_its_connection_back(
     database_url: str, monkeypatch: pytest.MonkeyPatch, answered: int, is_hung_up: bool
 ) -> None:
-    """SQLAlchemy asks what server it is before the caller has the connection, and forgets it where that fails."""
+    """A call that ends amid SQLAlchemy's first questions about the server gives its connection back."""
     ending, left = Deadline(None), [answered]
     wait = TimedConnection.wait
 
@@ -186,7 +186,7 @@ def test_a_call_that_ends_amid_the_first_questions_about_a_server_gives_its_conn
 
 
 def test_a_transaction_that_has_no_time_to_begin_leaves_its_connection_as_it_was(database_url: str) -> None:
-    """Nothing is asked over it, and the next one has it."""
+    """A transaction without time to begin asks nothing over its connection, which the next one gets."""
     ending = Deadline(None)
     with closing(Database(database_url, ending=ending, connections_max=1, idle_s=1.0)) as database:
         with database.transaction() as connection:
@@ -203,7 +203,7 @@ def test_a_transaction_that_has_no_time_to_begin_leaves_its_connection_as_it_was
 def test_a_transaction_of_another_isolation_gives_its_connection_back_as_its_time_ends(
     database_url: str, level: str
 ) -> None:
-    """SQLAlchemy sets the level back behind the transaction, and forgets a connection where that fails."""
+    """A transaction of another isolation level gives its connection back though its time ends within it."""
     ending = Deadline(None)
     with closing(Database(database_url, ending=ending)) as database:
         engine = database.engine.execution_options(isolation_level=level)
@@ -213,7 +213,7 @@ def test_a_transaction_of_another_isolation_gives_its_connection_back_as_its_tim
 
 
 def test_the_isolation_of_one_transaction_is_not_that_of_the_next(database_url: str) -> None:
-    """Both have the same connection."""
+    """A transaction has its own isolation level, not that of the last one over the same connection."""
     isolation = sql("SELECT current_setting('transaction_isolation') AS level, pg_backend_pid() AS session")
     with closing(Database(database_url, connections_max=1)) as database:
         with at_one_moment(database.engine) as connection:
@@ -225,7 +225,7 @@ def test_the_isolation_of_one_transaction_is_not_that_of_the_next(database_url: 
 
 
 def test_no_private_name_of_psycopg_is_ours(database: Database) -> None:
-    """What a connection overrides or calls of psycopg's is documented there: the next release keeps it."""
+    """A connection overrides and calls only documented names of psycopg, which the next release keeps."""
     with database.engine.connect() as connection:
         kind = type(connection.connection.driver_connection)
     assert issubclass(kind, psycopg.Connection)

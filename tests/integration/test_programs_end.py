@@ -7,7 +7,7 @@ import time
 import pytest
 
 from relatum.superstreams import Layout
-from tests.support import in_a_try, rows_of
+from tests.support import in_a_try
 from tests.support.place import FailingPlace, Place
 
 ALL_OPEN = """
@@ -85,7 +85,7 @@ def program(script: str, *arguments: str) -> "subprocess.Popen[str]":
 
 @pytest.mark.parametrize("frozen", ["database frozen", "broker frozen"])
 def test_a_program_ends_that_closed_nothing(frozen: str, place: Place, layout: Layout) -> None:
-    """Whatever of ours waits for a server then: no thread of ours is waited for."""
+    """A program that closed nothing ends within seconds while a server is frozen."""
 
     def ends_soon() -> bool:
         line = FailingPlace(place, "blocking")
@@ -109,7 +109,7 @@ def test_a_program_ends_that_closed_nothing(frozen: str, place: Place, layout: L
 
 
 def test_what_a_program_does_at_its_very_end_works(place: Place) -> None:
-    """Handlers of `atexit` publish, let the connection go, and look up; and all is recorded."""
+    """Handlers of `atexit` can publish, release the connection and look up, and all is recorded."""
     running = program(AT_EXIT, place.amqp, place.stream_url, place.database, place.stream)
     assert running.communicate(timeout=120) == ("found\n", "")
-    assert [value for _, value, _ in rows_of(place.engine, place.stream)] == ["first", "last"]
+    assert place.values() == ["first", "last"]

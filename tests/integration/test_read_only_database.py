@@ -27,12 +27,10 @@ READ_ONLY = "?options=-cdefault_transaction_read_only%3Don"
 
 @pytest.mark.differs
 def test_commands_that_write_say_that_the_database_is_read_only(place: Place, empty_database_url: str) -> None:
-    """One line that names the cause, and the exit code of a database that is away, since it may pass."""
-    place.put((b"", {"host": "h"}))
-    place.record(keys=["host"])
+    """A command that writes to a read-only database says so and exits as for a database that is away."""
+    place.put_recorded((b"", {"host": "h"}), keys=["host"])
     add_keys(place.engine, [KeyDefinition("later")])
-    with psycopg.connect(place.database) as connection:
-        connection.execute("DELETE FROM relatum.relationships")
+    place.sql("DELETE FROM relatum.relationships")
     for arguments in (
         ["migrate"],
         ["keys", "add", "order_id"],
@@ -50,7 +48,7 @@ def test_commands_that_write_say_that_the_database_is_read_only(place: Place, em
 
 
 def test_work_goes_on_at_a_standby(amqp_url: str, stream_name: str, other_stream: str, tmp_path: Path) -> None:
-    """It answers what was recorded; recorders that know it alone, or both, wait, and record once it is promoted."""
+    """A standby answers lookups, and recorders that reach it go on once it is promoted."""
     with LocalPostgreSQL(tmp_path / "primary", durable=False, start_timeout_s=START_S) as primary:
         upgrade(primary.database_url)
         with (
@@ -83,7 +81,7 @@ def test_work_goes_on_at_a_standby(amqp_url: str, stream_name: str, other_stream
 
 
 def test_connections_to_a_server_that_takes_no_writes_are_given_up(database_url: str) -> None:
-    """Whoever was connected when writes were shut off reaches, the next time, what the URL names then."""
+    """A connection to a server that takes no writes is given up, so the next call connects anew."""
     name = psycopg.conninfo.conninfo_to_dict(database_url)["dbname"]
     setting = psycopg.sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = {}")
     with as_engine(database_url) as engine, psycopg.connect(database_url, autocommit=True) as owner:

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import aio_pika
@@ -28,13 +29,20 @@ def recorded(place: Place) -> dict[str, Any]:
     return {"database": place.database, "broker": place.broker}
 
 
+@contextmanager
+def open_intercepted(place: Place, **options: Any) -> Iterator[BlockingChannel]:
+    """A channel of a connection that is intercepted with these options."""
+    with broker_connection(place.amqp) as connection:
+        relatum.intercept(connection, **options)
+        yield connection.channel()
+        relatum.release(connection)
+
+
 @pytest.fixture
 def channel(place: Place, recorded: dict[str, Any]) -> Iterator[BlockingChannel]:
     """A channel of a connection whose process records too."""
-    with broker_connection(place.amqp) as connection:
-        relatum.intercept(connection, keys=["order_id"], **recorded)
-        yield connection.channel()
-        relatum.release(connection)
+    with open_intercepted(place, keys=["order_id"], **recorded) as channel:
+        yield channel
 
 
 def body_at(place: Place, at: relatum.MessageId) -> bytes:
@@ -42,10 +50,7 @@ def body_at(place: Place, at: relatum.MessageId) -> bytes:
 
 
 def test_a_receipt_gives_one_place_for_each_stream(channel: BlockingChannel, place: Place, other_stream: str) -> None:
-    """An exchange that leads to two streams: two places, by the streams' names, each with the message.
-
-    Also of messages under one id of the caller's: each receipt gives the places of its own.
-    """
+    """A receipt gives a place in each stream its own message was routed to, even among messages of one id."""
     fanout = unique_name()
     channel.exchange_declare(fanout, "fanout")
     for stream in (place.stream, other_stream):
@@ -60,7 +65,7 @@ def test_a_receipt_gives_one_place_for_each_stream(channel: BlockingChannel, pla
 
 
 def test_a_body_that_is_none_is_refused_before_it_is_sent(channel: BlockingChannel, stream_name: str) -> None:
-    """With a receipt that is one clear error; pika's own publish says what it said before."""
+    """A body of a wrong type is one clear error with a receipt, and pika's own error without one."""
     for body in (None, memoryview(b"x"), bytearray(b"x"), 5, ["x"]):
         with pytest.raises(InvalidInput, match="body= takes bytes or text"):
             relatum.publish(channel, "", stream_name, body)  # type: ignore[arg-type]
@@ -73,7 +78,7 @@ def test_a_body_that_is_none_is_refused_before_it_is_sent(channel: BlockingChann
 def test_what_lies_in_no_stream_is_confirmed_without_places(
     channel: BlockingChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a classic queue by the default exchange a warning says so, once; what need not be routed may be dropped."""
+    """A message that reached no stream is confirmed without places, and a classic queue is warned of once."""
     name = unique_name()
     channel.queue_declare(name, exclusive=True)
     for _ in range(2):
@@ -85,24 +90,22 @@ def test_what_lies_in_no_stream_is_confirmed_without_places(
 
 @pytest.mark.parametrize("is_away", [False, True])
 def test_not_recorded_in_time_says_where_the_message_is(place: Place, recorded: dict[str, Any], is_away: bool) -> None:
-    """Without a recorder, or its database, a message is confirmed and in the stream, and the wait ends in time."""
+    """Without a recorder or its database, the wait ends in time and says that the message is in the stream."""
     recorded["recorder"] = "external"
     if is_away:
         recorded |= {"recorder": "embedded", "database": "postgresql://nobody@127.0.0.1:9/none"}
-    with broker_connection(place.amqp) as connection:
-        relatum.intercept(connection, **recorded)
-        receipt = relatum.publish(connection.channel(), "", place.stream, b"alone")
+    with open_intercepted(place, **recorded) as channel:
+        receipt = relatum.publish(channel, "", place.stream, b"alone")
         assert receipt.is_confirmed
         with pytest.raises(NotRecordedInTime) as caught:
             receipt.wait(0.2)
         assert (caught.value.in_stream, caught.value.found) == (True, ())
         (at,) = receipt.settle()
         assert body_at(place, at) == b"alone"
-        relatum.release(connection)
 
 
 async def test_one_thread_asks_for_all_receipts(place: Place, recorded: dict[str, Any]) -> None:
-    """However many tasks wait: each gets the place of its own, and one that is cancelled is nobody else's business."""
+    """One thread waits for all receipts: each task gets its own place, and a cancelled one disturbs no other."""
     recorded["recorder"] = "external"
     async with await aio_pika.connect(place.amqp) as connection:
         relatum.intercept(connection, **recorded)
@@ -131,11 +134,9 @@ async def test_one_thread_asks_for_all_receipts(place: Place, recorded: dict[str
 def test_a_stream_that_lacks_the_message_is_waited_for_to_its_end(
     place: Place, recorded: dict[str, Any], other_stream: str
 ) -> None:
-    """Of an exchange that leads to one of two streams, there is nothing more once the other is recorded that far."""
-    recorded["recorder"] = "external"
-    with broker_connection(place.amqp) as connection:
-        relatum.intercept(connection, **recorded)
-        channel, direct = connection.channel(), unique_name()
+    """A wait ends once every stream the message may be in is recorded beyond the time it was published."""
+    with open_intercepted(place, **recorded | {"recorder": "external"}) as channel:
+        direct = unique_name()
         channel.exchange_declare(direct, "direct")
         for key, stream in (("here", place.stream), ("there", other_stream)):
             channel.queue_bind(stream, direct, key)
@@ -154,18 +155,11 @@ def test_a_stream_that_lacks_the_message_is_waited_for_to_its_end(
         assert time.monotonic() - began < 60
         assert receipt.streams is None
         channel.exchange_delete(direct)
-        relatum.release(connection)
-
-
-# --- callback connections --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("confirming_already", [False, True])
 def test_a_callback_connection_gives_receipts(place: Place, recorded: dict[str, Any], confirming_already: bool) -> None:
-    """Receipts among ordinary publishes: each is decided by its own confirm; the caller's confirms come too.
-
-    Their callbacks are called then; the thread that must receive the confirm is told so, instead of waiting.
-    """
+    """Each receipt of a callback connection has its own confirm, and the connection's thread may not wait for one."""
     confirms: list[Any] = []
     with running(place.amqp, **recorded) as (connection, on_thread):
         channel = open_channel(connection, on_thread)
@@ -190,11 +184,8 @@ def test_a_callback_connection_gives_receipts(place: Place, recorded: dict[str, 
 
 
 def test_a_lost_callback_connection_leaves_the_outcome_unknown(place: Place, recorded: dict[str, Any]) -> None:
-    """The connection ends before the confirm: the receipt says so, and settles it from the stream."""
-    with (
-        Proxy.to(place.amqp) as proxy,
-        running(proxy.url(place.amqp), **recorded) as (connection, on_thread),
-    ):
+    """A receipt whose connection ended before the confirm is of unknown outcome, which the stream settles."""
+    with Proxy.to(place.amqp) as proxy, running(proxy.url(place.amqp), **recorded) as (connection, on_thread):
         channel = open_channel(connection, on_thread)
         on_thread(relatum.publish, channel, "", place.stream, b"first").wait()
         proxy.mode = "blackhole_replies"
@@ -211,7 +202,7 @@ def test_a_lost_callback_connection_leaves_the_outcome_unknown(place: Place, rec
 
 
 def test_a_channel_that_confirms_already_gives_no_receipts(place: Place, recorded: dict[str, Any]) -> None:
-    """Its delivery tags are not known, also after a release: the error says what to do; another channel gives them."""
+    """A channel that confirmed before it was intercepted gives no receipts, and another channel does."""
     with running(place.amqp, **recorded) as (connection, on_thread):
         channel = open_channel(connection, on_thread)
         receipt = on_thread(relatum.publish, channel, "", place.stream, b"0")
@@ -224,11 +215,8 @@ def test_a_channel_that_confirms_already_gives_no_receipts(place: Place, recorde
         assert on_thread(relatum.publish, open_channel(connection, on_thread), "", place.stream, b"").wait(90)
 
 
-# --- what a process shares -------------------------------------------------------------------------------------
-
-
 def test_connections_share_one_recorder(place: Place, recorded: dict[str, Any], earlier: Threads) -> None:
-    """Two connections of one process to the same servers have one recorder, which goes with the last of them."""
+    """Connections of one process to the same servers share one recorder, which ends with the last of them."""
     connections = [BlockingConnection(pika.URLParameters(place.amqp)) for _ in range(2)]
     for connection in connections:
         relatum.intercept(connection, **recorded)
@@ -239,16 +227,14 @@ def test_connections_share_one_recorder(place: Place, recorded: dict[str, Any], 
     for connection in connections:
         connection.close()
 
-    # Threads that wait for servers end once they are idle.
-    def ended() -> bool:
-        left = {thread.name for thread in earlier.begun()}
-        return not any(name.startswith("relatum-") for name in left)
-
-    wait_until(ended, what="threads that end")
+    wait_until(
+        lambda: not [thread for thread in earlier.begun() if thread.name.startswith("relatum-")],
+        what="the end of threads that wait for servers",
+    )
 
 
 def test_a_connection_may_be_dropped_while_a_lock_is_held(place: Place) -> None:
-    """The garbage collector takes away what was not released, in any thread, in the midst of anything."""
+    """The garbage collector may take a connection that was not released while a lock is held."""
     program = """
 import gc, sys
 import pika, relatum
@@ -269,11 +255,8 @@ print("dropped")
     assert (dropped.stdout, dropped.stderr) == ("dropped\n", "")
 
 
-# --- aio-pika --------------------------------------------------------------------------------------------------------
-
-
 async def test_an_awaited_receipt_says_what_it_needs(place: Place) -> None:
-    """Confirms, an exchange of aio-pika's, the asyncio function: errors that say so, and nothing is sent."""
+    """Without confirms, an intercepted channel or the asyncio function, nothing is sent and the error says why."""
     async with await aio_pika.connect(place.amqp) as connection:
         relatum.intercept(connection, database=place.database, recorder="external")
         channel = await connection.channel(publisher_confirms=False)

@@ -41,9 +41,11 @@ class Place:
         """Publish messages one by one, each confirmed."""
         publish_plain(self.amqp, to or self.stream, messages)
 
-    def put_recorded(self, *messages: Plain, to: str | None = None) -> None:
+    def put_recorded(
+        self, *messages: Plain, to: str | None = None, keys: Iterable[str | KeyDefinition] | None = None
+    ) -> None:
         self.put(*messages, to=to)
-        self.record(to or self.stream)
+        self.record(to or self.stream, keys=keys)
 
     def record(self, *streams: str, keys: Iterable[str | KeyDefinition] | None = None) -> None:
         """Record all that is in the stream, or in others, now: by the file's `KEYS`, or by others."""
