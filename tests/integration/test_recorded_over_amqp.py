@@ -2,14 +2,12 @@
 
 import struct
 import zlib
-from collections.abc import Iterator
 from dataclasses import replace
 
 import psycopg
-import pytest
 
 import relatum_migrations
-from relatum.store.database import make_engine
+from relatum.store.database import as_engine
 from relatum_consumer import Relations, Status
 from tests.integration.test_foreign import headed, in_batch, text, zipped
 from tests.support import wait_until
@@ -31,26 +29,19 @@ TOLD = """
 both as seen with 0.4 and RabbitMQ 4."""
 
 
-@pytest.fixture
-def old(empty_database_url: str, place: Place) -> Iterator[Place]:
-    """A database of 0.4, with a stream that it recorded over AMQP 0.9.1, migrated."""
+def test_it_is_unproven_and_later_right(empty_database_url: str, place: Place) -> None:
+    """What 0.4 recorded gives no wrong answer and proves no absence, until a recorder records it again."""
+    stream, not_yet = place.stream, Status.NOT_RECORDED_YET
     number = b"\x82" + struct.pack(">d", 42.7)
-    with RawPublisher(place.stream_url, place.stream) as publisher:
+    with RawPublisher(place.stream_url, stream) as publisher:
         publisher.publish(headed(number), headed(text("seen")), zipped(in_batch(["b", "c"])), headed(text("last")))
     make_release_0_4(empty_database_url)
     fingerprint = zlib.crc32(b"body", zlib.crc32(b"\0"))
     with psycopg.connect(empty_database_url) as connection:
-        connection.execute(TOLD.replace("NAME", place.stream).replace("FINGERPRINT", str(fingerprint)).encode())
+        connection.execute(TOLD.replace("NAME", stream).replace("FINGERPRINT", str(fingerprint)).encode())
     relatum_migrations.upgrade(empty_database_url)
-    engine = make_engine(empty_database_url)
-    yield replace(place, database=empty_database_url, engine=engine)
-    engine.dispose()
-
-
-def test_it_is_unproven_and_later_right(old: Place) -> None:
-    """Nothing wrong is found, nothing is absent, and no stream is called another; a recorder puts all right."""
-    stream, not_yet = old.stream, Status.NOT_RECORDED_YET
-    with Relations(old.amqp, old.database) as relations:
+    with as_engine(empty_database_url) as engine, Relations(place.amqp, empty_database_url) as relations:
+        old = replace(place, database=empty_database_url, engine=engine)
         assert relations.find("order_id", "seen").ids == ((stream, 1),)
         wrong = relations.find("order_id", "42")
         assert (wrong.status, wrong.ids, wrong.unread) == (not_yet, (), ((stream, 0),))

@@ -3,6 +3,7 @@
 import re
 import threading
 import time
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
 
 from relatum import metrics
-from relatum.errors import SchemaMissing
+from relatum.errors import ConfigurationError, SchemaMissing
 from relatum.keys import KeyDefinition
 from relatum.reading import StreamBounds, StreamReader
-from relatum.recording import Recorder, prune, set_record_time, status
+from relatum.recording import Recorder, prune, status
 from relatum.recording.embedded import EmbeddedRecorder
 from relatum.recording.tails import is_same
 from relatum.store.catalog import add_keys, ensure_stream, remove_key
@@ -36,11 +37,10 @@ from tests.support import (
     wait_recorded,
     wait_until,
 )
-from tests.support._raw_publisher import RawPublisher, uncompressed
 from tests.support.place import Place
 
 BIG = [(b"x" * 10_000, {"order_id": f"big{n}"}) for n in range(100)]
-"""More than a stream that retains little keeps."""
+"""More than a fleeting stream retains."""
 
 
 def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
@@ -48,7 +48,7 @@ def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
 
 
 def test_what_is_derived_can_be_emptied_and_filled_again(place: Place) -> None:
-    """The statement that the page on upkeep shows empties what is derived; a recorder fills it with the same."""
+    """The statement of the page on troubleshooting empties what is derived, and a recorder fills it with the same."""
     page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
     found = re.search(r"^TRUNCATE .*?;", page, re.DOTALL | re.MULTILINE)
     assert found
@@ -62,7 +62,7 @@ def test_what_is_derived_can_be_emptied_and_filled_again(place: Place) -> None:
 
 
 def test_every_kind_of_message_is_covered_and_bad_values_are_counted(place: Place) -> None:
-    """Values that cannot be keys are skipped for their reason; the message is covered, and the metrics count it all."""
+    """A value that cannot be a key is skipped and counted by its reason, and its message is covered."""
     values = ["good", "x" * 1025, 1, True, None, datetime(2020, 1, 1, tzinfo=UTC), "a\tb\\c\nd"]
     registry = CollectorRegistry()
     registry.register(metrics.collector())
@@ -79,7 +79,7 @@ def test_every_kind_of_message_is_covered_and_bad_values_are_counted(place: Plac
 
 
 def test_keys_come_from_properties_x_headers_and_composites(place: Place) -> None:
-    """RabbitMQ keeps these in four different places, depending on its version; a key finds them all."""
+    """A key finds properties, headers that begin with x-, and composites of both, in any version of RabbitMQ."""
     names = ("correlation_id", "message_id", "type", "app_id", "user_id", "reply_to")
     keys = [KeyDefinition(name, source=f"property:{name}") for name in names]
     keys += [KeyDefinition("x-device"), KeyDefinition("both", source=["x-device", "property:correlation_id"])]
@@ -92,7 +92,7 @@ def test_keys_come_from_properties_x_headers_and_composites(place: Place) -> Non
 
 
 def test_a_key_added_while_recording_is_recorded_from_then_on_and_back_filled(place: Place) -> None:
-    """The coverage says where the new key begins; a back-fill covers the rest, once. A removed key's rows go again."""
+    """A key added while recording is recorded from then on, back-filled once, and pruned once it is removed."""
     place.put(*orders(10))
     with place.recording(keys=["order_id"]):
         place.wait_recorded()
@@ -112,7 +112,7 @@ def test_a_key_added_while_recording_is_recorded_from_then_on_and_back_filled(pl
 
 
 def test_a_stream_is_the_same_whatever_was_published_since_its_bounds_were_asked(place: Place) -> None:
-    """A position recorded meanwhile lies beyond bounds that were asked before; the stream itself tells."""
+    """A stream is known by its messages, also where its position is beyond bounds that were read before."""
     place.put(*orders(3))
     place.record(keys=["order_id"])
     with place.engine.connect() as connection, StreamReader.open(place.amqp) as reader:
@@ -124,7 +124,7 @@ def test_a_stream_is_the_same_whatever_was_published_since_its_bounds_were_asked
 
 
 def test_what_is_no_stream_is_waited_for_and_not_written(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """A misspelt name and a queue are named in the log, once; the table knows neither before it is a stream."""
+    """A missing stream and a queue are each logged once, and are in the table only once they are streams."""
     missing, queue = unique_name("missing"), unique_name("queue")
     with broker_connection(place.amqp) as connection:
         connection.channel().queue_declare(queue, durable=True)
@@ -183,7 +183,7 @@ def test_a_stream_declared_again_while_nobody_recorded_is_noticed(place: Place, 
 
 
 def test_retention_that_overtakes_the_recorder_is_recorded_as_a_hole(fleeting: Place) -> None:
-    """RabbitMQ moves a reader forward without a word; the coverage says what was lost, and pruning forgets it."""
+    """What retention drops before it is recorded is a hole in the coverage, and pruning forgets it."""
     lost = []
     for messages in (orders(10), BIG):
         fleeting.put(*messages)
@@ -204,7 +204,7 @@ def test_retention_that_overtakes_the_recorder_is_recorded_as_a_hole(fleeting: P
 
 
 def test_what_retention_had_dropped_before_recording_began_is_no_gap(fleeting: Place) -> None:
-    """Nobody has to close it, and it is no hole that was torn while somebody recorded."""
+    """What retention dropped before a stream was first recorded is neither a gap nor a hole."""
     fleeting.put(*BIG)
     with fleeting.recording(keys=["order_id"]) as recorder:
         fleeting.wait_recorded()
@@ -215,20 +215,10 @@ def test_what_retention_had_dropped_before_recording_began_is_no_gap(fleeting: P
     assert fleeting.sql("SELECT FROM relatum.streams WHERE first_offset IS NOT NULL")
 
 
-def test_times_switched_off_for_a_stream_are_not_recorded(place: Place) -> None:
-    """The coverage says so too, so that nobody takes silence for an answer."""
-    set_record_time(place.amqp, place.database, place.stream, on=False)
-    place.put(*orders(5))
-    place.record(keys=["order_id"])
-    covered = place.status().covered
-    assert (covered["time"], covered["order_id"]) == ([], [(0, 5)])
-    assert place.sql("SELECT FROM relatum.time_blocks") == []
-
-
 def test_a_name_that_becomes_a_super_streams_is_no_missing_stream_any_more(
     amqp_url: str, engine: sa.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A broker that starts may know streams first: once it knows the super stream, its partitions are recorded."""
+    """The partitions of a super stream are recorded although its name was first missed as a stream."""
     name = unique_name()
     try:
         with recording(amqp_url, engine, name, keys=["order_id"]) as recorder:
@@ -244,19 +234,8 @@ def test_a_name_that_becomes_a_super_streams_is_no_missing_stream_any_more(
         delete_super_stream(amqp_url, name)
 
 
-def test_verify_beside_a_back_fill_finds_no_difference(place: Place) -> None:
-    """Rows and coverage are compared as of one moment: a repair must not delete what a back-fill writes meanwhile."""
-    message = b"\0\x53\x74\xc1\x08\x02\xa1\x04host\xa1\x00" + b"\0\x53\x75\xa0\x00"
-    with RawPublisher(place.stream_url, place.stream) as publisher:
-        publisher.publish(*[uncompressed([message] * 1000)] * 21)
-    place.record(keys=[])
-    add_keys(place.engine, ["host"])
-    report = place.verify(progress=lambda _: place.backfill() and None)
-    assert report.ok, report.streams[0].differences[:3]
-
-
 def test_an_embedded_recorder_finds_streams_declared_after_the_first_publish(amqp_url: str, engine: sa.Engine) -> None:
-    """A route that led nowhere is asked again while it is published to; partitions are known by their super stream."""
+    """A route that led nowhere is asked for again while it is published to, and its partitions are recorded."""
     super_stream = unique_name()
     partition = f"{super_stream}-0"
     recorder = EmbeddedRecorder(amqp_url, engine.url)
@@ -279,8 +258,7 @@ def test_an_embedded_recorder_finds_streams_declared_after_the_first_publish(amq
 
 
 def test_a_new_stream_does_not_wait_for_thousands_of_known_names(amqp_url: str, engine: sa.Engine) -> None:
-    """Names and exchanges that are asked about again and again have their turn after one that is new."""
-    recorder = EmbeddedRecorder(amqp_url, engine.url)
+    """A new stream is recorded before thousands of known names and exchanges are asked about again."""
 
     def is_soon_recorded(stream: str) -> bool:
         begun = time.monotonic()
@@ -294,18 +272,15 @@ def test_a_new_stream_does_not_wait_for_thousands_of_known_names(amqp_url: str, 
         wait_until(lambda: recorded_to(engine, stream) == 1, what="the message recorded", every_s=0.01)
         return time.monotonic() - asked < (asked - begun) / 3
 
-    try:
-        with new_streams(amqp_url, 3) as streams:
-            for stream in streams:
-                publish_plain(amqp_url, stream, orders(1))
-            left = iter(streams)
-            in_a_try(lambda: is_soon_recorded(next(left)), len(streams), what="the first row of a new stream")
-    finally:
-        recorder.close()
+    with new_streams(amqp_url, 3) as streams, closing(EmbeddedRecorder(amqp_url, engine.url)) as recorder:
+        for stream in streams:
+            publish_plain(amqp_url, stream, orders(1))
+        left = iter(streams)
+        in_a_try(lambda: is_soon_recorded(next(left)), len(streams), what="the first row of a new stream")
 
 
 def test_a_recorder_that_cannot_record_does_not_delay_its_end(place: Place) -> None:
-    """With the database away, or the stream in another's hands, closing waits for neither."""
+    """An embedded recorder closes at once with the database away, or the stream in another's hands."""
     place.put(*orders(5))
     with place.recording(keys=["order_id"]):
         place.wait_recorded()
@@ -327,6 +302,8 @@ def tail_keys(place: Place) -> int:
 
 
 def test_a_database_without_the_schema_ends_the_recorder(amqp_url: str, empty_database_url: str) -> None:
-    """Waiting would not cure it; the error says which command to run."""
+    """A recorder without the schema ends with the command to run, and one that may have no connection is refused."""
     with pytest.raises(SchemaMissing, match="relatum migrate"):
         Recorder(amqp_url, empty_database_url, ["orders"]).run(threading.Event())
+    with pytest.raises(ConfigurationError, match="connection"):
+        Recorder(amqp_url, empty_database_url, ["orders"], database_connections_max=0)

@@ -3,11 +3,11 @@
 import operator
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import psycopg
 import pytest
@@ -29,38 +29,49 @@ RECORD = b"\0\x53\x74\xc1\x0c\x02\xa1\x05order\xa1\x02o1\0\x53\x75\xa0\0"
 """A message as it lies in a stream: the header order=o1, an empty body."""
 
 
+Tails: TypeAlias = dict[str, CoverageRow]
+SharesOf: TypeAlias = Callable[..., list[Share]]
+
+
 @pytest.fixture
 def definitions(engine: sa.Engine) -> list[KeyDefinition]:
     return add_keys(engine, ["order"])
 
 
 @pytest.fixture
-def tails(engine: sa.Engine, definitions: list[KeyDefinition]) -> dict[str, CoverageRow]:
+def tails(engine: sa.Engine, definitions: list[KeyDefinition]) -> Tails:
     key_ids = [each.key_id for each in definitions]
     with engine.begin() as connection:
         rows = [ensure_stream(connection, "/", f"s{n}") for n in range(COUNT)]
         return {row.name: open_tail(connection, new_tail(row.stream_id, 0, key_ids, with_time=True)) for row in rows}
 
 
-def shares_of(tails: Sequence[CoverageRow], definitions: Sequence[KeyDefinition], messages: int = 3) -> list[Share]:
-    shares = []
-    for tail in tails:
-        batch = Batch(tail.stream_id, Extractor(definitions), with_time=True)
-        start = tail.to_offset
+@pytest.fixture
+def shares_of(tails: Tails, definitions: list[KeyDefinition]) -> SharesOf:
+    """Makes shares of some messages for each of some tails, or of all."""
+
+    def share(tail: CoverageRow, messages: int) -> Share:
+        batch, start = Batch(tail.stream_id, Extractor(definitions), with_time=True), tail.to_offset
         batch.add(RecordBatch("s", start, range(start, start + messages), [RECORD] * messages, 1_700_000_000_000, 1))
-        shares.append(Share(tail, batch, None))
-    return shares
+        return Share(tail, batch, None)
+
+    return lambda *chosen, messages=3: [share(tail, messages) for tail in chosen or tails.values()]
 
 
-def test_who_lost_its_race_loses_only_its_own_rows(
-    engine: sa.Engine, tails: dict[str, CoverageRow], definitions: list[KeyDefinition]
+def test_a_lost_race_or_a_lock_concerns_its_own_stream_alone(
+    engine: sa.Engine, database_url: str, tails: Tails, shares_of: SharesOf
 ) -> None:
-    """Of five streams in one transaction another recorder was faster with one."""
-    commit_shares(engine, shares_of([tails["s2"]], definitions, 2))
-    shares = shares_of(list(tails.values()), definitions)
-    commit_shares(engine, shares)
-    assert [share.is_committed for share in shares] == [True, True, False, True, True]
-    assert not any(share.is_held_up for share in shares)
+    """A commit leaves out a stream that another recorder was faster with, and one that is locked for now."""
+    commit_shares(engine, shares_of(tails["s2"], messages=2))
+    shares = shares_of()
+    with psycopg.connect(database_url) as other:
+        locked = shares[1].row.coverage_id
+        other.execute("SELECT FROM relatum.coverage WHERE coverage_id = %s FOR UPDATE", [locked])
+        commit_shares(engine, shares)
+    assert [share.is_committed for share in shares] == [True, False, False, True, True]
+    assert [share.is_held_up for share in shares] == [False, True, False, False, False]
+    commit_shares(engine, [shares[1]])
+    assert shares[1].is_committed
     assert [len(rows_of(engine, name)) for name in tails] == [3, 3, 2, 3, 3]
     assert [recorded_to(engine, name) for name in tails] == [3, 3, 2, 3, 3]
     with engine.connect() as connection:
@@ -71,27 +82,11 @@ def test_who_lost_its_race_loses_only_its_own_rows(
         assert (found.to_offset, found.position) == (share.row.to_offset, share.row.position), "as they are left"
 
 
-def test_a_stream_that_somebody_has_locked_holds_up_no_other(
-    engine: sa.Engine, database_url: str, tails: dict[str, CoverageRow], definitions: list[KeyDefinition]
-) -> None:
-    """Its rows wait for the next time; the transaction does not wait."""
-    shares = shares_of(list(tails.values()), definitions)
-    with psycopg.connect(database_url) as other:
-        locked = shares[1].row.coverage_id
-        other.execute("SELECT FROM relatum.coverage WHERE coverage_id = %s FOR UPDATE", [locked])
-        commit_shares(engine, shares)
-    assert [share.is_committed for share in shares] == [True, False, True, True, True]
-    assert [share.is_held_up for share in shares] == [False, True, False, False, False]
-    commit_shares(engine, [shares[1]])
-    assert shares[1].is_committed
-    assert [len(rows_of(engine, name)) for name in tails] == [3] * COUNT
-
-
 def test_two_that_commit_the_same_streams_at_once_write_each_row_once(
-    engine: sa.Engine, tails: dict[str, CoverageRow], definitions: list[KeyDefinition]
+    engine: sa.Engine, tails: Tails, shares_of: SharesOf
 ) -> None:
-    """In whatever order they name the streams, neither waits for the other for ever."""
-    both = [shares_of(list(tails.values()), definitions), shares_of(list(tails.values())[::-1], definitions)]
+    """Two commits of the same streams in opposite orders both end, and write each row once."""
+    both = [shares_of(), shares_of(*reversed(tails.values()))]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(partial(commit_shares, engine), both))
     won = [share.row.stream_id for shares in both for share in shares if share.is_committed]
@@ -101,14 +96,9 @@ def test_two_that_commit_the_same_streams_at_once_write_each_row_once(
 
 @pytest.mark.parametrize("amid", ["psycopg.Copy.write", "relatum.recording.commit.add_checkpoints"])
 def test_one_that_stands_still_amid_a_commit_holds_up_nobody(
-    engine: sa.Engine,
-    database_url: str,
-    tails: dict[str, CoverageRow],
-    definitions: list[KeyDefinition],
-    amid: str,
-    monkeypatch: pytest.MonkeyPatch,
+    engine: sa.Engine, tails: Tails, shares_of: SharesOf, amid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a recorder that is frozen, whether it has sent its rows or not: another one records the streams."""
+    """Another recorder records the streams of one that stands still, whether it has sent its rows or not."""
     stands_still, goes_on = threading.Event(), threading.Event()
     original = operator.attrgetter(amid.partition(".")[2])(sys.modules[amid.partition(".")[0]])
 
@@ -119,8 +109,8 @@ def test_one_that_stands_still_amid_a_commit_holds_up_nobody(
         return original(*args)
 
     monkeypatch.setattr(amid, stand_still)
-    frozen_shares, shares = (shares_of(list(tails.values()), definitions) for _ in range(2))
-    frozen_engine = make_engine(database_url, idle_s=1.0)
+    frozen_shares, shares = shares_of(), shares_of()
+    frozen_engine = make_engine(engine.url, idle_s=1.0)
     with ThreadPoolExecutor(1, "frozen") as pool:
         frozen = pool.submit(commit_shares, frozen_engine, frozen_shares)
         try:
@@ -145,7 +135,7 @@ def test_one_that_stands_still_amid_a_commit_holds_up_nobody(
 def test_a_row_that_postgresql_refuses_holds_up_its_own_stream_alone(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The others are recorded on and on; the one that is refused is named, and goes on once it is mended."""
+    """A stream whose row PostgreSQL refuses is named once and waits, while the others are recorded."""
 
     def told(name: str) -> list[str]:
         return [line for each in caplog.records if name in (line := each.getMessage()) and each.levelname == "WARNING"]
@@ -188,22 +178,21 @@ def test_what_moves_is_read_once_and_not_for_each_row(engine: sa.Engine) -> None
 @pytest.mark.parametrize("has_moved", [False, True])
 @pytest.mark.parametrize("how", ["another's id", "closed"])
 def test_a_tail_that_is_another_one_by_now_is_not_moved(
-    engine: sa.Engine, tails: dict[str, CoverageRow], definitions: list[KeyDefinition], has_moved: bool, how: str
+    engine: sa.Engine, tails: Tails, shares_of: SharesOf, has_moved: bool, how: str
 ) -> None:
-    """A standby that lacks the last commits gives ids anew; and who slept finds a tail closed that ends alike."""
-    shares = shares_of([tails["s2"]], definitions)
+    """A commit does not move a tail that was closed, or whose id a standby gave to another one."""
+    shares = shares_of(tails["s2"])
     if has_moved:
         commit_shares(engine, shares)
-        shares = shares_of([shares[0].row], definitions)
+        shares = shares_of(shares[0].row)
+    again = (
+        "UPDATE relatum.coverage SET recorded_at = clock_timestamp(), last_fingerprint = last_fingerprint + 1 "
+        "WHERE coverage_id = :id"
+    )
     with engine.begin() as connection:
         if how == "closed":
             assert close_tails(connection, [shares[0].row])
         else:
-            # What another one says in its place.
-            again = (
-                "UPDATE relatum.coverage SET recorded_at = clock_timestamp(), "
-                "last_fingerprint = last_fingerprint + 1 WHERE coverage_id = :id"
-            )
             connection.execute(sa.text(again), {"id": tails["s2"].coverage_id})
     with engine.connect() as connection:
         assert not close_tails(connection, [shares[0].row])

@@ -14,7 +14,6 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relatum.errors import ConfigurationError
 from relatum.limits import RECORDER_CONNECTIONS_MAX
 from relatum.recording import Recorder
 from tests.support import broker_connection, delete_stream, new_streams, recording, unique_name, wait_until
@@ -48,7 +47,6 @@ class Streams:
 
 @pytest.fixture(scope="module")
 def streams(amqp_url: str) -> Iterator[Streams]:
-    """Streams of all tests here: it is the databases that are new."""
     prefix = unique_name()
     made = Streams(amqp_url, [f"{prefix}-{n}" for n in range(MANY)])
     with broker_connection(amqp_url) as connection:
@@ -68,7 +66,6 @@ def rest(seconds: float) -> float:
 
 
 def wait_all_recorded(engine: sa.Engine, streams: Streams, count: int) -> None:
-    """Wait until all messages of so many streams are recorded."""
     query = sa.text(
         "SELECT coalesce(sum(to_offset), 0) FROM relatum.coverage JOIN relatum.streams USING (stream_id) "
         "WHERE is_tail AND name = ANY(:names)"
@@ -126,10 +123,7 @@ def test_a_hundred_streams_take_a_dozen_threads_and_a_handful_of_connections(
 def test_one_that_ends_as_it_begins_leaves_nothing_open(
     streams: Streams, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever was being opened is closed: a connection left to the garbage collector is a warning. It is no outage.
-
-    What was asked when the stop came is just left: nothing is said to wait, or to be tried again.
-    """
+    """A recorder that is stopped as it begins closes what it opens, and logs no warning."""
     for number in range(6):
         recorder = Recorder(streams.amqp, database_url, streams.names[:5])
         with running(recorder):
@@ -143,17 +137,11 @@ def test_one_that_ends_as_it_begins_leaves_nothing_open(
     assert not [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
 
 
-def test_no_connection_at_all_is_a_clear_error() -> None:
-    """A recorder without a connection could do nothing."""
-    with pytest.raises(ConfigurationError, match="connection"):
-        Recorder("amqp://localhost", "postgresql://localhost/d", ["s"], database_connections_max=0)
-
-
 @pytest.mark.parametrize("is_standby", [False, True], ids=["holder", "standby"])
 def test_at_rest_a_process_asks_little_whatever_the_number_of_streams(
     engine: sa.Engine, database_url: str, streams: Streams, is_standby: bool
 ) -> None:
-    """At most two transactions a second, and none that ends in a rollback: not that of a read either."""
+    """A recorder at rest makes at most two transactions a second, and rolls none back."""
     with running(Recorder(streams.amqp, database_url, streams.names[:SOME], keys=["k"])):
         wait_all_recorded(engine, streams, SOME)
         ends: Counter[str] = Counter()
@@ -176,7 +164,6 @@ def count(ends: Counter[str], kind: str, _connection: sa.Connection) -> None:
 
 
 def all_known(engine: sa.Engine, names: list[str]) -> bool:
-    """Whether somebody records all these streams."""
     query = sa.text("SELECT count(*) FROM relatum.streams WHERE name = ANY(:names) AND lease_holder IS NOT NULL")
     with engine.begin() as connection:
         return bool(connection.execute(query, {"names": names}).scalar_one() == len(names))

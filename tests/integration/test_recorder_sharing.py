@@ -53,7 +53,6 @@ class Members:
         return recorder
 
     def leave(self, holder: str) -> None:
-        """One ends as it is told to."""
         self._members[holder].close()
 
     def shares(self) -> Counter[str]:
@@ -65,7 +64,6 @@ class Members:
         return Counter(holder for (holder,) in holders)
 
     def wait_for(self, **shares: int) -> None:
-        """Wait until the members have so many."""
         wait_until(lambda: self.shares() == Counter(shares), what=f"shares of {shares}")
 
     def settle(self, **shares: int) -> None:
@@ -74,7 +72,6 @@ class Members:
         self.publish()
 
     def publish(self) -> None:
-        """Some messages to each, and they are recorded."""
         with broker_connection(self._place.amqp) as connection:
             channel = connection.channel()
             for name, n in product(self._names, range(self.published, self.published + 3)):
@@ -88,7 +85,6 @@ class Members:
         )
 
     def check(self) -> None:
-        """Each message's row is there, once."""
         for name in self._names:
             assert [value for _, value, _ in self._place.rows(name)] == [f"o{n}" for n in range(self.published)]
         assert verify(self._place.amqp, self._place.database, self._names).ok
@@ -105,7 +101,7 @@ def members_of(place: Place, names: list[str]) -> Iterator[Members]:
 
 
 def test_members_share_as_they_come_and_go(place: Place, names: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    """The second takes its half, the third its third, and who leaves gives its own back; nothing is lost or doubled."""
+    """Members share the streams evenly as they join and leave, and no row is lost or doubled."""
     caplog.set_level("INFO", "relatum.recorder")
     with members_of(place, names) as members:
         first = members.join("a")
@@ -125,7 +121,7 @@ def test_members_share_as_they_come_and_go(place: Place, names: list[str], caplo
 
 
 def test_what_one_had_that_is_silent_is_taken_over_and_its_return_harms_nothing(place: Place, names: list[str]) -> None:
-    """A member that stood still for longer than its lease goes on as one that has just come."""
+    """A member that stood still for longer than its lease is replaced, and joins again."""
     with members_of(place, names) as members:
         members.join("a")
         members.join("b")
@@ -140,7 +136,7 @@ def test_what_one_had_that_is_silent_is_taken_over_and_its_return_harms_nothing(
 def test_what_one_had_that_is_cut_off_from_the_broker_is_taken_over(
     streams: int, place: Place, names: list[str], quick_reach: None
 ) -> None:
-    """A member that lives, and reaches the database alone, keeps no stream from those who reach the broker, too."""
+    """A member that reaches the database alone leaves its streams to those that reach the broker, too."""
     del names[streams:]
     with Proxy.to(place.stream_url) as proxy, members_of(place, names) as members:
         cut_off = members.join("a", proxy.url(place.stream_url))
@@ -165,7 +161,7 @@ def test_what_one_had_that_is_cut_off_from_the_broker_is_taken_over(
 def test_what_one_had_whose_password_is_refused_is_taken_over(
     own_broker: LocalRabbitMQ, place: Place, quick_reach: None
 ) -> None:
-    """A member whose password was changed keeps no stream from those whom the broker lets in, and comes back."""
+    """A member whose password the broker refuses leaves its streams to others until it is let in again."""
     server, names = own_broker, [unique_name("rotated") for _ in range(2)]
     add_users(server, {names[0]: (".*", ".*", ".*")})
     password = 'ok = rabbit_auth_backend_internal:change_password(<<"{}">>, <<"{}">>, <<"x">>)'
@@ -185,7 +181,7 @@ def test_what_one_had_whose_password_is_refused_is_taken_over(
 
 
 def test_who_died_is_replaced(place: Place, names: list[str]) -> None:
-    """Streams that somebody of another name records are left to it, until its lease runs out."""
+    """Streams of another recorder are left to it until its lease runs out."""
     with members_of(place, names) as members:
         members.join("a")
         members.settle(a=6)
@@ -200,7 +196,7 @@ def test_who_died_is_replaced(place: Place, names: list[str]) -> None:
 def test_one_that_begins_again_by_its_name_with_other_streams_keeps_none_of_the_former(
     place: Place, names: list[str]
 ) -> None:
-    """What a member of that name had that was killed is free for others, though the name lives."""
+    """A member that was killed and comes back with fewer streams leaves the other ones free."""
     with members_of(place, names) as members, members_of(place, names[:2]) as fewer:
         members.join("a")
         members.settle(a=6)
@@ -214,7 +210,7 @@ def test_one_that_begins_again_by_its_name_with_other_streams_keeps_none_of_the_
 
 
 def test_two_that_both_believe_to_have_a_stream_write_each_row_once(place: Place, names: list[str]) -> None:
-    """Two names know nothing of each other, and somebody tampers with who holds what, again and again."""
+    """Each row is written once although the holder of a stream is changed under its recorders again and again."""
     with members_of(place, names) as members, members_of(place, names[:4]) as others:
         members.join("a")
         members.publish()
@@ -228,7 +224,7 @@ def test_two_that_both_believe_to_have_a_stream_write_each_row_once(place: Place
 def test_a_member_with_nothing_to_do_says_so_once(
     place: Place, names: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of one stream and two members, one stands by."""
+    """The second member of one stream logs once that it stands by, and takes over."""
     caplog.set_level("INFO", "relatum.recorder")
 
     def said(part: str) -> int:

@@ -17,11 +17,10 @@ from relatum.errors import (
     StreamReplaced,
 )
 from relatum.keys import KeyDefinition
-from relatum.recording import backfill
 from relatum.store.catalog import add_keys, remove_key
 from relatum.superstreams import add_partition
 from relatum_consumer import AsyncRelations, Relations, Status
-from tests.support import delete_stream, recording, unique_name, wait_until
+from tests.support import delete_stream, unique_name, wait_until
 from tests.support.place import Place
 from tests.support.super_streams import super_stream
 
@@ -29,18 +28,14 @@ KEYS = ["order_id", "host"]
 
 
 def order(number: Any, host: str = "h", time_us: int | None = None) -> tuple[bytes, dict[str, Any]]:
-    """A message with two keys, and a time if given."""
     time = {} if time_us is None else {"relatum_time": time_us}
     return b"order", {"order_id": number, "host": host} | time
-
-
-# --- what is found ----------------------------------------------------------------------------------------
 
 
 def test_all_messages_that_share_a_key_are_found_and_never_the_message_itself(
     place: Place, relations: Relations, other_stream: str
 ) -> None:
-    """The union over keys and streams, each hit with all keys it shares, oldest first."""
+    """Related messages are those of all streams that share a key, each with its shared keys, oldest first."""
     place.put(order("a", "x", 50), order("a", "y", 20), order("b", "x", 40))
     place.put(order("a", "x", 10), order("c", "z", 30), order("b", "z", 60), to=other_stream)
     place.record(place.stream, other_stream)
@@ -63,7 +58,7 @@ def test_all_messages_that_share_a_key_are_found_and_never_the_message_itself(
 def test_each_order_and_limit_gives_the_head_of_the_whole(
     place: Place, relations: Relations, other_stream: str
 ) -> None:
-    """Times out of the order of offsets, some equal: time, then stream, then offset; and exactly that much of it."""
+    """A limited answer is the head of all messages ordered by time, stream and offset, or by offset alone."""
     times = {place.stream: [30, 10, 20, 20, 50], other_stream: [20, 60, 10, 5, 20]}
     for stream, each in times.items():
         place.put(*[order("a", time_us=time) for time in each], to=stream)
@@ -102,7 +97,7 @@ def test_values_are_compared_in_canonical_form(place: Place, relations: Relation
 
 
 def test_composite_and_property_keys(place: Place, relations: Relations) -> None:
-    """A composite is asked for by a tuple; a property is taken from the properties."""
+    """A tuple asks for a composite key, and a key of a property finds the property's value."""
     keys = [
         KeyDefinition("place", source=["site", "rack"]),
         KeyDefinition("correlation", source="property:correlation_id"),
@@ -121,7 +116,7 @@ def test_composite_and_property_keys(place: Place, relations: Relations) -> None
 
 
 def test_a_super_stream_counts_as_one(place: Place, relations: Relations) -> None:
-    """Its name stands for all its partitions, those not recorded too."""
+    """A super stream's name means all its partitions, also those that are not recorded."""
     with super_stream(place.broker, 3) as layout:
         name = layout.super_stream
         for number, each in enumerate(layout):
@@ -140,12 +135,13 @@ def test_a_super_stream_counts_as_one(place: Place, relations: Relations) -> Non
         assert relations.find("order_id", "b", streams=name, complete=True).ids == ((late, 0),)
 
 
-# --- what is not found ------------------------------------------------------------------------------------
-
-
-def test_absent_is_said_only_when_all_is_recorded(place: Place, relations: Relations) -> None:
-    """One message more than what is recorded makes it `not_recorded_yet`; with `complete` it is read."""
+def test_absent_is_said_only_when_all_is_recorded(place: Place, relations: Relations, other_stream: str) -> None:
+    """A look-up says `absent` only where all is recorded or the stream is empty, or with `complete` once it is read."""
+    add_keys(place.engine, KEYS)
     place.put(order("a"))
+    assert relations.find("order_id", "a", streams=place.stream).status is Status.NOT_RECORDED_YET
+    assert relations.find("order_id", "a", streams=place.stream, complete=True).ids == ((place.stream, 0),)
+    assert relations.find("order_id", "a", streams=other_stream).status is Status.ABSENT
     place.record()
     message = relations.read(place.stream, 0)
     assert relations.find("order_id", "b").status is Status.ABSENT
@@ -163,35 +159,10 @@ def test_absent_is_said_only_when_all_is_recorded(place: Place, relations: Relat
     assert relations.find("order_id", "c").status is Status.ABSENT
 
 
-def test_a_key_added_later_is_not_recorded_before_its_back_fill(place: Place, relations: Relations) -> None:
-    """Coverage is by key: the older messages are uncovered for the new one."""
-    place.put(order("a", "x"), order("b", "y"))
-    place.record(keys=["order_id"])
-    add_keys(place.engine, ["host"])
-    assert relations.find("order_id", "z").status is Status.ABSENT
-    assert relations.find("host", "x").status is Status.NOT_RECORDED_YET
-    assert relations.find("host", "x", complete=True).ids == ((place.stream, 0),)
-    assert relations.find("host", "z", complete=True).status is Status.ABSENT
-    backfill(place.amqp, place.database, place.stream)
-    assert relations.find("host", "x").ids == ((place.stream, 0),)
-    assert relations.find("host", "z").status is Status.ABSENT
-
-
-def test_a_stream_that_was_never_recorded_is_absence_only_where_it_is_empty(
-    place: Place, relations: Relations, other_stream: str
-) -> None:
-    """The broker knows it, the database does not: nothing is known of it until it is read."""
-    add_keys(place.engine, KEYS)
-    place.put(order("a"))
-    assert relations.find("order_id", "a", streams=place.stream).status is Status.NOT_RECORDED_YET
-    assert relations.find("order_id", "a", streams=place.stream, complete=True).ids == ((place.stream, 0),)
-    assert relations.find("order_id", "a", streams=other_stream).status is Status.ABSENT
-
-
 def test_what_retention_dropped_is_expired_and_does_not_hide_the_rest(
     place: Place, relations: Relations, short_stream: str
 ) -> None:
-    """All gone is `expired`; a limit is filled from what is retained, and the lost ids are told."""
+    """A value whose messages retention dropped is `expired`; where some are left these fill the limit."""
     place.put(order("old"), order("both"), order("both"), to=short_stream)
     place.put(*[b"x" * 10_000] * 60, to=short_stream)
     place.put(order("both"), order("both"), to=short_stream)
@@ -216,7 +187,7 @@ def test_what_retention_dropped_is_expired_and_does_not_hide_the_rest(
 def test_a_stream_declared_again_is_named_and_never_answered_from(
     place: Place, relations: Relations, other_stream: str, count: int
 ) -> None:
-    """Shorter, longer or empty: where it is named it is `StreamReplaced`, else left out, and nothing is proven."""
+    """A stream declared again raises `StreamReplaced` where it is named, and else is left out of unproven answers."""
     place.put(order("a"), to=other_stream)
     place.put(*[order(f"o{n}") for n in range(9)], order("a"))
     place.record(place.stream, other_stream)
@@ -241,48 +212,33 @@ def test_a_stream_declared_again_is_named_and_never_answered_from(
     assert relations.find("order_id", "a", streams=other_stream).ids == ((other_stream, 0),)
 
 
-def test_a_stream_declared_again_answers_once_it_is_recorded(place: Place, relations: Relations) -> None:
-    """The look-ups of one process go on across the change."""
-    place.put(order("a"), order("b"))
-    place.record()
-    assert relations.find("order_id", "b").ids == ((place.stream, 1),)
-    place.declare_again()
-    place.put(order("b"), order("c"), order("d"))
-    with recording(place.amqp, place.engine, place.stream):
-        place.wait_recorded()
-    assert relations.find("order_id", "b").ids == ((place.stream, 0),)
-    assert relations.find("order_id", "a").status is Status.ABSENT
-
-
 @pytest.mark.differs
-@pytest.mark.parametrize("change", ["value = 'b'", "time_us = time_us + 1", "stream_offset = 2", "stream_offset = 99"])
+@pytest.mark.parametrize(
+    ("change", "recorded_to"),
+    [
+        ("value = 'b'", 3),
+        ("time_us = time_us + 1", 3),
+        ("stream_offset = 2", 3),
+        ("stream_offset = 99", 3),
+        ("stream_offset = 7", 8),  # the stream has lost its tail
+    ],
+)
 def test_a_row_that_the_message_does_not_confirm_is_never_answered_from(
-    place: Place, relations: Relations, change: str
+    place: Place, relations: Relations, change: str, recorded_to: int
 ) -> None:
-    """Another value, another time, another offset, an offset past the end."""
+    """A row with another value, time or offset than a message has is an error that says how to go on."""
     place.put(order("a"), order("b"), order("c"))
     place.record()
+    place.sql("UPDATE relatum.coverage SET last_offset = :end - 1, to_offset = :end", end=recorded_to)
     place.sql(f"UPDATE relatum.relationships SET {change} WHERE value = 'a'")
-    with pytest.raises(StreamReplaced):
-        relations.find("order_id", "b" if "value" in change else "a")
-
-
-@pytest.mark.differs
-def test_a_stream_that_lost_its_tail_is_never_answered_from(place: Place, relations: Relations) -> None:
-    """The error says what to do."""
-    place.put(order("c"))
-    place.record()
-    # As if a message more had been recorded, which the stream lost since.
-    place.sql("UPDATE relatum.coverage SET last_offset = 7, to_offset = 8")
-    place.sql("UPDATE relatum.relationships SET stream_offset = 7")
     with pytest.raises(StreamReplaced, match=f"relatum record {place.stream}"):
-        relations.find("order_id", "c", streams=place.stream)
+        relations.find("order_id", "b" if "value" in change else "a")
 
 
 def test_a_deleted_stream_is_not_found_by_name_and_holds_nothing_otherwise(
     place: Place, relations: Relations, other_stream: str
 ) -> None:
-    """Named, it is `StreamNotFound`; among all recorded streams its messages are told to be deleted."""
+    """A deleted stream raises `StreamNotFound` where it is named; else its messages are reported as deleted."""
     place.put(order("a"))
     place.put(order("b"), to=other_stream)
     place.record(place.stream, other_stream)
@@ -304,7 +260,7 @@ def test_a_deleted_stream_is_not_found_by_name_and_holds_nothing_otherwise(
 
 
 def test_waiting_in_vain_gives_the_answer_of_that_moment(place: Place, relations: Relations) -> None:
-    """No error: what is known when the time is over."""
+    """A wait that finds nothing gives what is known when its time is over."""
     place.put(order("a"), (b"", {}))
     place.record()
     first = relations.read(place.stream, 0)
@@ -319,11 +275,8 @@ def test_waiting_in_vain_gives_the_answer_of_that_moment(place: Place, relations
     assert relations.wait_related(relations.read(place.stream, 1), timeout_s=60).status is Status.ABSENT
 
 
-# --- errors -----------------------------------------------------------------------------------------------
-
-
 def test_names_that_nobody_knows_are_errors(place: Place, relations: Relations) -> None:
-    """Keys and streams, whether something would be found without them or not."""
+    """Unknown keys and streams, and impossible values, are errors that name them, whatever else is found."""
     place.put(order("a"), order("a"))
     place.record()
     message = relations.read(place.stream, 0)
@@ -359,7 +312,7 @@ def test_names_that_nobody_knows_are_errors(place: Place, relations: Relations) 
 
 
 def test_a_connection_that_the_database_closed_is_replaced(place: Place, relations: Relations) -> None:
-    """The caller does not notice."""
+    """Look-ups go on after PostgreSQL has ended their sessions."""
     place.put(order("a"))
     place.record()
     place.engine.dispose()
@@ -373,7 +326,7 @@ def test_a_connection_that_the_database_closed_is_replaced(place: Place, relatio
 
 
 async def test_tasks_may_share_one_and_be_cancelled(place: Place) -> None:
-    """Cancelling some at any moment harms none of the others."""
+    """Tasks share one object, and cancelling some of them at any moment leaves the other answers right."""
     place.put(*[order(f"o{n % 10}") for n in range(50)])
     place.record()
 

@@ -16,7 +16,7 @@ from relatum_consumer import Relations, Status
 from relatum_consumer.lookups.time_index import BLOCKS_BESIDE, BLOCKS_BETWEEN, WIDTH_CLASSES, WIDTHS_US, Block
 from tests.support import delete_stream, new_streams, publish_plain, unique_name
 from tests.support import times as slow
-from tests.support._recording import TimeBlock, time_blocks
+from tests.support._recording import time_blocks
 from tests.support.place import Place
 from tests.support.super_streams import super_stream
 
@@ -25,7 +25,6 @@ KEYS = ["host"]
 
 
 def publish(place: Place, times: list[int], to: str | None = None) -> None:
-    """Publish messages of these times, of three hosts in turn."""
     messages = [(b"", {"relatum_time": time, "host": f"h{n % 3}"}) for n, time in enumerate(times)]
     publish_plain(place.amqp, to or place.stream, messages, confirm=False)
 
@@ -77,50 +76,43 @@ def test_every_look_up_by_time_is_exact(place: Place, chance: random.Random) -> 
                 assert [m.offset for m in found] == [place[2] for place in around]
 
 
-def test_the_statements_find_the_blocks_that_looking_at_every_block_finds(place: Place) -> None:
-    """Between two moments, and from one to a message beyond it, for blocks of every width, beyond what is retained."""
+def test_the_statements_find_the_blocks_that_looking_at_every_block_finds(place: Place, database: Database) -> None:
+    """The statements find the retained blocks of any width between two moments, and from one to the next message."""
     chance = random.Random(3)
     times = [chance.choice([n * 100, chance.randrange(10**5), chance.randrange(10**12), 5000]) for n in range(6000)]
-    rows = [block for n in range(0, 6000, 700) for block in _blocks(times[n : n + 700], n)]
+    parts = [(range(6000)[n : n + 700], times[n : n + 700]) for n in range(0, 6000, 700)]
+    rows = [block for offsets, of_part in parts for block in time_blocks(offsets, of_part, None)[0]]
     with place.engine.begin() as connection:
         connection.execute(
             sa.text("INSERT INTO relatum.time_blocks VALUES (:min_us, :max_us, :first_offset, :last_offset, 1, :c)"),
             [block._asdict() | {"c": block.width_class} for block in rows],
         )
-    database = Database(place.database, pool_size=1)
     fixed = {"stream_id": 1, "classes": list(WIDTH_CLASSES), "widths": list(WIDTHS_US)}
 
     def select(sql: Any, **given: int) -> list[Block]:
         return sorted(Block(*row) for row in database.rows(sql, fixed | given))
 
-    try:
-        for _ in range(150):
-            t = chance.choice([chance.randrange(10**5), chance.randrange(10**12), chance.choice(times)])
-            floor = chance.choice([0, 0, 3000])
-            known = [Block(*row) for row in rows if row.last_offset >= floor]
-            witness = min((block.min_us for block in known if block.min_us > t), default=t)
-            found = select(BLOCKS_BESIDE["after"], t=t, floor=floor)
-            assert found == sorted(block for block in known if block.min_us <= witness and block.max_us >= t)
-            # Backwards the message beyond need not be the nearest.
-            found = select(BLOCKS_BESIDE["before"], t=t, floor=floor)
-            beyond = [block.max_us for block in found if block.max_us < t]
-            assert bool(beyond) == any(block.max_us < t for block in known)
-            low = min(beyond, default=t)
-            assert found == sorted(block for block in known if block.min_us <= t and block.max_us >= low)
-            high = t + chance.randrange(10**5)
-            between = fixed | {"stream_ids": [7, 1], "low": t, "high": high, "floor": floor}
-            found = sorted(Block(*row[1:]) for row in database.rows(BLOCKS_BETWEEN, between))
-            assert found == sorted(block for block in known if block.min_us <= high and block.max_us >= t)
-    finally:
-        database.close()
-
-
-def _blocks(times: list[int], start: int) -> list[TimeBlock]:
-    return time_blocks(range(start, start + len(times)), times, None)[0]
+    for _ in range(150):
+        t = chance.choice([chance.randrange(10**5), chance.randrange(10**12), chance.choice(times)])
+        floor = chance.choice([0, 0, 3000])
+        known = [Block(*row) for row in rows if row.last_offset >= floor]
+        witness = min((block.min_us for block in known if block.min_us > t), default=t)
+        found = select(BLOCKS_BESIDE["after"], t=t, floor=floor)
+        assert found == sorted(block for block in known if block.min_us <= witness and block.max_us >= t)
+        # Backwards the message beyond need not be the nearest.
+        found = select(BLOCKS_BESIDE["before"], t=t, floor=floor)
+        beyond = [block.max_us for block in found if block.max_us < t]
+        assert bool(beyond) == any(block.max_us < t for block in known)
+        low = min(beyond, default=t)
+        assert found == sorted(block for block in known if block.min_us <= t and block.max_us >= low)
+        high = t + chance.randrange(10**5)
+        between = fixed | {"stream_ids": [7, 1], "low": t, "high": high, "floor": floor}
+        found = sorted(Block(*row[1:]) for row in database.rows(BLOCKS_BETWEEN, between))
+        assert found == sorted(block for block in known if block.min_us <= high and block.max_us >= t)
 
 
 def test_what_is_not_recorded_yet_is_left_out_unless_it_is_asked_for(place: Place, relations: Relations) -> None:
-    """Exact over what is recorded; with `complete` over all that is there; of a stream that nobody records, too."""
+    """Look-ups are exact over what is recorded, and with `complete` over all that is in the stream."""
     publish(place, [10 * SECOND, 20 * SECOND])
     assert relations.after(moment_of(0), place.stream).status is Status.NOT_RECORDED_YET
     assert relations.after(moment_of(0), place.stream, complete=True).ids == ((place.stream, 0),)
@@ -202,7 +194,7 @@ def test_a_super_stream_is_one_order(place: Place, relations: Relations) -> None
 
 
 def test_a_moment_may_be_any_datetime(place: Place, relations: Relations) -> None:
-    """One without a zone is UTC; the ends of the calendar are moments too; who says no time has that of its chunk."""
+    """A moment without a zone is UTC, the ends of the calendar are moments, and a chunk's time is the default."""
     publish(place, [0, SECOND])
     place.record()
     naive = datetime(1970, 1, 1, 0, 0, 0)
@@ -222,11 +214,15 @@ def test_a_moment_may_be_any_datetime(place: Place, relations: Relations) -> Non
 def test_times_switched_off_are_an_error_and_not_an_absence(
     place: Place, relations: Relations, other_stream: str
 ) -> None:
-    """For that stream, whatever is asked by time; switched on again, they are found once they were back-filled."""
+    """Times switched off are neither recorded nor covered, and are an error until they are back-filled."""
     set_record_time(place.amqp, place.database, other_stream, on=False)
-    publish(place, [SECOND])
     publish(place, [SECOND, 0], other_stream)
-    place.record(place.stream, other_stream)
+    place.record(other_stream)
+    covered = place.status(other_stream).covered
+    assert (covered["time"], covered["host"]) == ([], [(0, 2)])
+    assert place.sql("SELECT FROM relatum.time_blocks") == []
+    publish(place, [SECOND])
+    place.record()
     message = relations.read(place.stream, 0)
     for look_up in (relations.after, relations.before, relations.nearest, relations.window):
         with pytest.raises(TimeNotRecorded) as caught:
@@ -244,7 +240,7 @@ def test_times_switched_off_are_an_error_and_not_an_absence(
 
 @pytest.mark.differs
 def test_a_stream_declared_again_is_never_answered_from_by_time(place: Place, relations: Relations) -> None:
-    """Blocks that the messages do not confirm, and blocks past the end."""
+    """Blocks that the messages do not confirm, or past the end, raise `StreamReplaced`."""
     publish(place, [n * SECOND for n in range(300)])
     place.record()
     place.declare_again()

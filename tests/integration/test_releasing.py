@@ -15,7 +15,6 @@ from tests.support.standstill import in_time
 RELEASE_S = 2.0
 """What `release` takes at most, as its documentation says."""
 
-
 TROUBLES = ("database refused", "database frozen", "locked coverage")
 """PostgreSQL is not there; it answers nothing; somebody else holds a table that is written to."""
 
@@ -45,7 +44,6 @@ def left_by(client: str, at: FailingPlace, *acts: str | Callable[[], object], **
 
 
 def wait_first(place: Place) -> None:
-    """Wait until the first message is recorded."""
     wait_until(lambda: place.recorded_to() == 1, what="the first message recorded")
 
 
@@ -60,7 +58,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_what_is_left_is_said_and_recorded_next(
     failing: FailingPlace, place: Place, caplog: pytest.LogCaptureFixture, client: str, trouble: str
 ) -> None:
-    """One warning and `statistics` say how many of which stream; a recorder that starts later has all, once."""
+    """A warning and `statistics` say how many messages of a stream are left, and a later recorder has all, once."""
     with ExitStack() as stack:
 
         def begin() -> None:
@@ -78,7 +76,7 @@ def test_what_is_left_is_said_and_recorded_next(
 def test_what_was_never_looked_at_is_said(
     failing: FailingPlace, place: Place, caplog: pytest.LogCaptureFixture, client: str, trouble: str
 ) -> None:
-    """Where PostgreSQL never answered, nobody knows how many: the stream is named all the same."""
+    """Where PostgreSQL never answered, the stream is named without the number of its messages."""
     with failing.fault(trouble):
         assert left_by(client, failing, "a", "b") == {place.stream: None}
     [line] = said(caplog)
@@ -91,7 +89,7 @@ def test_what_was_never_looked_at_is_said(
 def test_nothing_is_said_where_nothing_is_left(
     failing: FailingPlace, place: Place, caplog: pytest.LogCaptureFixture, client: str
 ) -> None:
-    """Also where PostgreSQL stops once all is recorded, and of a stream that was deleted."""
+    """Nothing is said where all is recorded before PostgreSQL stops, nor of a stream that was deleted."""
     gone = unique_name()
     declare_stream(place.amqp, gone)
     with ExitStack() as stack:

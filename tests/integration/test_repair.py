@@ -1,4 +1,4 @@
-"""What a repair must leave alone: what has expired, who waits for receipts, and by what a stream is known again."""
+"""What a repair must leave alone: what has expired, what look-ups find, and by what a stream is known again."""
 
 import threading
 from collections import Counter
@@ -11,7 +11,6 @@ import psycopg
 import pytest
 
 from relatum.errors import StreamReplaced
-from relatum.headers import RECEIPT_HEADER
 from relatum.reading import position_of
 from relatum.recording import repair
 from relatum_consumer import Relations, Status
@@ -48,13 +47,12 @@ def refused(place: Place, condition: str = "true") -> Iterator[None]:
 
 
 def mend(place: Place) -> list[str]:
-    """Verify the stream, and repair what was found."""
     return repair(place.verify(), place.database, dry_run=False)
 
 
 @pytest.mark.parametrize("lost", ["stream_offset BETWEEN 40 AND 60", "stream_offset >= 90", "true"])
 def test_a_stream_declared_again_while_a_repair_is_half_done_is_noticed(place: Place, lost: str) -> None:
-    """Stopped in the middle, at the end, or at all of a stream: no range of the old one proves anything of the new."""
+    """A stream declared again is noticed although a repair of any part of the old one was cut short."""
     place.put(*orders(35))
     place.record(keys=["order_id"])
     for start in (35, 65):
@@ -75,8 +73,8 @@ def test_a_stream_declared_again_while_a_repair_is_half_done_is_noticed(place: P
     assert place.status().generation == 2
 
 
-def test_a_repair_leaves_what_has_expired(fleeting: Place) -> None:
-    """Rows of messages that retention took stay until they are pruned: they say `expired`, not `absent`."""
+def test_a_repair_leaves_what_has_expired(fleeting: Place, relations: Relations) -> None:
+    """A repair leaves the rows of messages that retention took, which are `expired` and not `absent`."""
     fleeting.put(*orders(10))
     fleeting.record(keys=["order_id"])
     with fleeting.recording():
@@ -88,12 +86,11 @@ def test_a_repair_leaves_what_has_expired(fleeting: Place) -> None:
     fleeting.sql(f"DELETE FROM relatum.relationships WHERE stream_offset >= {first}")
     assert mend(fleeting)
     assert [row for row in fleeting.rows() if row[2] < first] == before
-    with Relations(fleeting.amqp, fleeting.database) as relations:
-        assert relations.find("order_id", "o3").status is Status.EXPIRED
+    assert relations.find("order_id", "o3").status is Status.EXPIRED
 
 
 def test_a_repair_that_is_killed_leaves_one_window_open(place: Place) -> None:
-    """It records a window anew before it takes the next one; what it left is closed by whoever comes."""
+    """A repair that is killed leaves at most one window open, which a back-fill closes."""
     host = b"\0\x53\x74\xc1\x0b\x02\xa1\x04host\xa1\x02h1" + b"\0\x53\x75\xa0\x00"
     with RawPublisher(place.stream_url, place.stream) as publisher:
         publisher.publish(*[uncompressed([host] * 1000)] * 45)
@@ -112,24 +109,8 @@ def test_a_repair_that_is_killed_leaves_one_window_open(place: Place) -> None:
     assert [offset for _, _, offset in place.rows()] == list(range(45_000))
 
 
-def test_a_repair_keeps_receipts_and_no_range(place: Place) -> None:
-    """Publishers may still wait for receipts; a scan of a group consumer that has read the old range is refused."""
-    place.put(*[(b"", {"order_id": f"o{n}", RECEIPT_HEADER: f"receipt-{n}"}) for n in range(10)])
-    place.record(keys=["order_id"])
-    receipts, ranges = (
-        "SELECT message_id, stream_offset FROM relatum.receipts",
-        "SELECT coverage_id FROM relatum.coverage",
-    )
-    before, of_ranges = sorted(place.sql(receipts)), set(place.sql(ranges))
-    assert len(before) == 10
-    place.sql("DELETE FROM relatum.relationships WHERE stream_offset = 7")
-    assert mend(place)
-    assert sorted(place.sql(receipts)) == before
-    assert not of_ranges & set(place.sql(ranges))
-
-
 def test_lookups_see_nothing_of_a_repair(place: Place) -> None:
-    """What is right is found while the offsets that it lies in are recorded again, over and over."""
+    """Look-ups find what is right while a repair records its offsets again."""
     place.put(*[(b"", {"order_id": f"o{n}", "host": f"h{n}"}) for n in range(50)])
     place.record(keys=["order_id", "host"])
     stop = threading.Event()
@@ -154,7 +135,7 @@ def test_lookups_see_nothing_of_a_repair(place: Place) -> None:
 
 @pytest.mark.differs
 def test_a_stream_that_lost_its_tail_is_known_by_what_is_left(place: Place) -> None:
-    """Cut back to where no block of the time index lies on both sides, every range has a position to be known by."""
+    """A stream that lost its tail is known by its checkpoints, and every recorded range gets a position."""
     place.put(*orders(20))
     place.record(keys=["order_id"])
     place.put(*orders(20, start=20))

@@ -105,18 +105,6 @@ def moves(faces: Faces, contexts: SerializationContexts, home: str, engine: sa.E
 
 of_tasks = pytest.mark.parametrize("faces", [("asyncio", CONTEXTS)], indirect=True, ids=" ".join)
 
-# --- where messages go --------------------------------------------------------------------------------------------
-
-
-def test_a_context_goes_where_its_name_hashes_to(faces: Faces, layout: Layout, partitions: Partitions) -> None:
-    """Without other wishes a context is placed as RabbitMQ's own clients route its name as a key."""
-    names = [f"account {number}" for number in range(12)]
-    with faces.opened() as router:
-        for name in names:
-            router.publish(name.encode(), name)
-    for stream, bodies in partitions.bodies().items():
-        assert [body.decode() for body in bodies] == [name for name in names if layout.route(name).stream == stream]
-
 
 def test_the_message_arrives_as_it_was_but_for_one_header(
     channel: BlockingChannel, layout: Layout, database_url: str, partitions: Partitions, home: str
@@ -139,7 +127,7 @@ def test_the_message_arrives_as_it_was_but_for_one_header(
 
 @both_kinds
 def test_routers_that_place_a_name_at_the_same_moment_agree(faces: Faces) -> None:
-    """Routers of random beginnings publish the first messages of the same names: each is in one partition."""
+    """Routers that publish the first messages of the same names at once place each name in one partition."""
     publishers, names = 6, [f"name {number}" for number in range(15)]
     together = threading.Barrier(publishers)
     blocking = replace(faces, face="blocking")
@@ -175,7 +163,7 @@ async def test_tasks_publish_a_name_in_the_order_they_began(
 
 @both_kinds
 def test_messages_of_no_name_need_neither_database_nor_confirms(faces: Faces, database_url: str) -> None:
-    """They are spread over the partitions; what has a name needs both, and is not sent."""
+    """Messages without a name are spread over the partitions; one with a name needs the database and confirms."""
     with Proxy.to(database_url) as proxy:
         nowhere = proxy.url(database_url)
     with faces.opened(nowhere, has_confirms=False) as plain, faces.opened(nowhere) as router:
@@ -189,19 +177,26 @@ def test_messages_of_no_name_need_neither_database_nor_confirms(faces: Faces, da
 
 
 @both_kinds
-def test_a_super_stream_has_one_header(faces: Faces, layout: Layout) -> None:
-    """A router that names by another header than the others is refused, and nothing is sent."""
-    with faces.opened() as router, faces.opened(header="account") as other:
+def test_another_header_or_a_missing_super_stream_is_refused(faces: Faces, layout: Layout) -> None:
+    """A router with another header, or of a super stream that does not exist, raises an error that names it."""
+    missing = unique_name()
+    with (
+        faces.opened() as router,
+        faces.opened(header="account") as other,
+        faces.opened(super_stream=missing) as nowhere,
+    ):
         router.publish(b"", "x")
-        with pytest.raises(SuperStreamConflict) as caught:
+        with pytest.raises(SuperStreamConflict) as conflict:
             other.publish(b"", account="x")
-    assert caught.value.super_stream == layout.super_stream
+        with pytest.raises(SuperStreamNotFound) as not_found:
+            nowhere.publish(b"", "x")
+    assert (conflict.value.super_stream, not_found.value.super_stream) == (layout.super_stream, missing)
 
 
-def test_added_partitions_move_no_context(
+def test_a_context_goes_where_its_name_hashes_to_and_stays(
     faces: Faces, contexts: SerializationContexts, layout: Layout, amqp_url: str
 ) -> None:
-    """A context goes on where it was when partitions are added, and new ones are placed there, too."""
+    """A context is placed where RabbitMQ's clients route its name, and stays there when partitions are added."""
     names = [f"account {number}" for number in range(30)]
     with faces.opened() as router:
         for name in names:
@@ -210,7 +205,7 @@ def test_added_partitions_move_no_context(
         for name in [*names, *(f"new {number}" for number in range(30))]:
             router.publish(b"after", name)
     found = Partitions(amqp_url, Layout.numbered(layout.super_stream, 5), CONTEXTS)
-    assert all(list(found.of_set(name).values()) == [[b"before", b"after"]] for name in names)
+    assert all(found.of_set(name) == {layout.route(name).stream: [b"before", b"after"]} for name in names)
     assert all(found.bodies()[stream] for stream in added)
 
 
@@ -254,11 +249,8 @@ async def test_any_channel_of_aio_pika_will_do(
     assert all(PLACED_HEADER in each.headers for each in messages)
 
 
-# --- refusals -----------------------------------------------------------------------------------------------------
-
-
 def test_another_connection_of_pika_is_refused(layout: Layout, database_url: str, amqp_url: str) -> None:
-    """Nothing is sent where the client would not tell that the broker has the message."""
+    """A connection of pika whose publishes give no confirm is refused."""
     with (
         broker_connection(amqp_url) as connection,
         relatum.ContextRouter(layout.super_stream, database_url) as router,
@@ -268,7 +260,7 @@ def test_another_connection_of_pika_is_refused(layout: Layout, database_url: str
 
 
 async def test_what_is_no_channel_of_aio_pika_is_refused(amqp_url: str, database_url: str) -> None:
-    """Nor does a receipt tell of a router, which does more than to publish one message."""
+    """An object that is no channel is refused, and so is a router where a receipt is asked for."""
     async with (
         await aio_pika.connect(amqp_url) as connection,
         relatum.AsyncContextRouter(unique_name(), database_url) as router,
@@ -282,7 +274,7 @@ async def test_what_is_no_channel_of_aio_pika_is_refused(amqp_url: str, database
 
 
 def test_a_closed_router_sends_nothing(faces: Faces, partitions: Partitions) -> None:
-    """Neither messages of a context nor others, although it knows the partitions still."""
+    """A closed router refuses messages of known, of new and of no contexts."""
     with faces.opened() as router:
         router.publish(b"", "x")
         router.close()
@@ -292,19 +284,8 @@ def test_a_closed_router_sends_nothing(faces: Faces, partitions: Partitions) -> 
     assert sum(map(len, partitions.bodies().values())) == 1
 
 
-def test_a_super_stream_must_be_there(faces: Faces) -> None:
-    """Where the broker has no super stream of that name, the error names it."""
-    name = unique_name()
-    with faces.opened(super_stream=name) as router, pytest.raises(SuperStreamNotFound) as caught:
-        router.publish(b"", "x")
-    assert caught.value.super_stream == name
-
-
-# --- moves --------------------------------------------------------------------------------------------------------
-
-
 def test_a_publisher_that_slept_through_several_moves_breaks_no_order(moves: Moves) -> None:
-    """Away, on, and back to where it was: the late message still comes after what others published meanwhile."""
+    """A message that slept through moves away and back comes after what others published meanwhile."""
     others = replace(moves.faces, face="blocking")
 
     def meanwhile() -> None:
@@ -321,10 +302,7 @@ def test_a_publisher_that_slept_through_several_moves_breaks_no_order(moves: Mov
 
 
 def test_a_moving_context_is_waited_for_and_no_other(moves: Moves) -> None:
-    """While a move stands still, its context ends as `ContextMoving` with nothing sent; others are published to.
-
-    The partition itself tells that a message lies before the fence: it waits for no mover.
-    """
+    """During a move its context raises `ContextMoving` and sends nothing, but for a message ahead of the fence."""
     with moves.router() as router:
         router.publish(b"1", "x")
         with moves.held("fencing") as move:
@@ -341,7 +319,7 @@ def test_a_moving_context_is_waited_for_and_no_other(moves: Moves) -> None:
 
 
 def test_a_stray_of_a_move_that_stands_still_is_settled_later(moves: Moves) -> None:
-    """Its outcome is unknown, and pickles; nothing of the context overtakes it; `settle` takes it in."""
+    """A stray's outcome is unknown until `settle` adopts it, and nothing of its context overtakes it."""
     with moves.router() as router:
         router.publish(b"1", "x")
         with moves.held("fenced") as move:
@@ -356,9 +334,6 @@ def test_a_stray_of_a_move_that_stands_still_is_settled_later(moves: Moves) -> N
         assert router.settle(caught.value) == ()
         router.publish(b"3", "x")
     moves.assert_consumed(b"1", b"2", b"3")
-
-
-# --- what goes away -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -420,7 +395,7 @@ def test_a_database_that_goes_away_after_the_confirm_leaves_the_outcome_unknown(
 def test_a_router_settles_in_the_stream_it_knows(
     layout: Layout, home: str, amqp_url: str, stream_url: str, database_url: str
 ) -> None:
-    """The router knows the partition. While the stream port is away, settling says so."""
+    """Settling looks in the partition that the router chose, and is an error while the stream port is away."""
     with (
         Proxy.to(amqp_url) as proxy,
         Proxy.to(stream_url) as alone,
@@ -444,7 +419,7 @@ def test_a_router_settles_in_the_stream_it_knows(
 
 @pytest.mark.parametrize("is_moved", [False, True])
 def test_a_confirm_that_does_not_come_is_settled_from_the_stream(moves: Moves, is_moved: bool) -> None:
-    """It is found where it lies before the fence; behind it, it counts as rejected, and may be published again."""
+    """A message without a confirm is found in the stream ahead of a fence, and counts as rejected behind it."""
     with Proxy.to(moves.faces.amqp_url) as proxy:
 
         def meanwhile() -> None:
@@ -465,9 +440,6 @@ def test_a_confirm_that_does_not_come_is_settled_from_the_stream(moves: Moves, i
                 assert [place.stream for place in router.settle(caught.value)] == [moves.home]
     expected = [b"1"] if is_moved else [b"1", b"2"]
     moves.assert_consumed(*expected)
-
-
-# --- ends ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_router_that_is_closed_meanwhile_does_not_know(layout: Layout, database_url: str, amqp_url: str) -> None:
@@ -519,16 +491,13 @@ async def test_a_task_that_publishes_while_its_router_is_closed_is_told(
     )
 
 
-# --- tasks that are cancelled -------------------------------------------------------------------------------------
-
-
 def task_message(name: str, body: bytes = b"", **properties: Any) -> aio_pika.Message:
     return aio_pika.Message(body, headers={"serialization_context": name}, **properties)
 
 
 @of_tasks
 async def test_a_wait_for_a_moving_context_can_be_cancelled(moves: Moves) -> None:
-    """It sends nothing, and the next message goes to the target."""
+    """A cancelled wait for a move sends nothing, and the next message goes to the target."""
     async with moves.in_loop() as (router, channel):
         await router.publish(channel, task_message("x", b"1"))
         with moves.held("fenced") as move:
@@ -543,7 +512,7 @@ async def test_a_wait_for_a_moving_context_can_be_cancelled(moves: Moves) -> Non
 
 @of_tasks
 async def test_an_adoption_is_waited_for_however_often_its_task_is_cancelled(moves: Moves) -> None:
-    """Were it left under way, the next message would not find it, and would take the stray in a second time."""
+    """A cancelled task waits for its adoption to end, so that the next message does not adopt the stray again."""
     is_there, may_go = threading.Event(), threading.Event()
     async with moves.in_loop() as (router, channel):
         await router.publish(channel, task_message("x", b"before"))

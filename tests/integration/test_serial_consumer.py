@@ -11,20 +11,13 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import errors
-from relatum.contexts import (
-    AsyncSerialConsumer,
-    SerialConsumer,
-    SerialOptions,
-    forget_consumer,
-)
+from relatum.contexts import AsyncSerialConsumer, SerialConsumer, forget_consumer
 from relatum.reading import StreamReader
 from relatum.superstreams import add_partition
-from tests.support import broker_connection, declare_stream, wait_until
-from tests.support.commits import written
-from tests.support.leases import LEASE_S
+from tests.support import declare_stream, delete_stream, wait_until
+from tests.support.commits import bodies_written, written
 from tests.support.proxy import Proxy
 from tests.support.serial_consuming import Stage, bodies, consume
-from tests.support.tables import serial_members, serial_positions, super_streams
 
 KEEPS_ALL = """
 CREATE FUNCTION keep_all() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'nothing is given back'; END $$;
@@ -33,14 +26,14 @@ FOR EACH ROW WHEN (OLD.holder IS NOT NULL AND NEW.holder IS NULL) EXECUTE FUNCTI
 """
 """Fails what gives a partition back, with an error that is none of Relatum's."""
 
-pytestmark = pytest.mark.usefixtures("quick_rhythm")
-
+IDLE = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
+HOLDERS = "SELECT DISTINCT holder FROM relatum.serial_positions"
 PARTITIONS = 2
-"""Of the fixture `stage`."""
+
+pytestmark = pytest.mark.usefixtures("quick_rhythm")
 
 
 def batch_of(consumer: Any, stream: str) -> Any:
-    """The next batch, which must be of a partition."""
     batch = consumer.next_batch(90.0)
     assert batch is not None
     assert batch.partition == stream
@@ -111,14 +104,11 @@ def test_what_is_written_in_the_transaction_is_written_once(stage: Stage) -> Non
         with again.transaction() as connection:
             connection.execute(sa.insert(written), [{"body": body} for body in bodies(again)])
         assert again.is_acknowledged
-        with pytest.raises(errors.InvalidInput), again.transaction():
-            pass
         bed.publish(0, "a", "a3")
         third = batch_of(member, bed.streams[0])
         with pytest.raises(errors.ConfigurationError, match="ended the transaction"), third.transaction() as connection:
             connection.commit()
-    with stage.engine.connect() as connection:
-        assert list(connection.scalars(sa.select(written.c.body))) == ["a1", "a2"]
+    assert bodies_written(stage.engine) == ["a1", "a2"]
     assert stage.position(0) == 2
 
 
@@ -129,24 +119,19 @@ def test_a_member_that_lost_its_partition_writes_nothing(stage: Stage) -> None:
     bed.publish(0, "a", "a1")
     with stage.consumer() as stale:
         batch = batch_of(stale, bed.streams[0])
-        with stage.engine.begin() as connection:
-            # As another member does that finds the lease lapsed.
-            connection.execute(
-                sa.update(serial_positions).values(holder="another", version=serial_positions.c.version + 1)
-            )
+        # As another member does that finds the lease lapsed.
+        stage.sql("UPDATE relatum.serial_positions SET holder = 'another', version = version + 1")
         with pytest.raises(errors.PartitionLost) as lost, batch.transaction() as connection:
             connection.execute(sa.insert(written), {"body": "a1"})
         assert lost.value.stream == bed.streams[0]
         with pytest.raises(errors.PartitionLost):
             batch.acknowledge()
-    with stage.engine.connect() as connection:
-        assert connection.scalar(sa.select(sa.func.count()).select_from(written)) == 0
+    assert bodies_written(stage.engine) == []
 
 
 def test_closing_takes_no_longer_than_it_may(stage: Stage) -> None:
     """Where PostgreSQL does not answer, a consumer closes in time all the same and says so; it leaves when it can."""
-    options = SerialOptions(lease_s=60.0)
-    member = SerialConsumer(stage.bed.name, "test", options, database=stage.database_url, broker=stage.amqp_url)
+    member = stage.made(lease_s=60.0)
     member.start()
     with stage.engine.begin() as connection:
         connection.execute(sa.text("LOCK TABLE relatum.serial_members, relatum.serial_positions"))
@@ -155,19 +140,11 @@ def test_closing_takes_no_longer_than_it_may(stage: Stage) -> None:
         closing.start()
         closing.join(90)
         assert closed == [False]
-
-    def holders() -> set[str]:
-        with stage.engine.connect() as connection:
-            return set(connection.scalars(sa.select(serial_positions.c.holder)))
-
-    wait_until(lambda: holders() == {None}, what="partitions given back")
+    wait_until(lambda: stage.sql(HOLDERS) == [(None,)], what="partitions given back")
 
 
 def test_a_partition_is_given_up_between_batches(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    """A member that joins gets a partition when the batch that is out of it is acknowledged, and nothing twice.
-
-    Where giving it back fails, whatever the error is, the member goes on with what it has, and tries again.
-    """
+    """A member that joins gets a partition once its batch is acknowledged, also after giving it back has failed."""
     bed = stage.bed
     bed.publish(0, "a", "a1")
     bed.publish(1, "b", "b1")
@@ -175,15 +152,13 @@ def test_a_partition_is_given_up_between_batches(stage: Stage, caplog: pytest.Lo
         batches = [first.next_batch(90.0), first.next_batch(90.0)]
         with stage.consumer() as second:
             assert second.next_batch(1.0) is None
-            with stage.engine.begin() as connection:
-                connection.execute(sa.text(KEEPS_ALL))
+            stage.sql(KEEPS_ALL)
             for batch in batches:
                 assert batch is not None
                 batch.acknowledge()
             wait_until(lambda: "giving partitions back" in caplog.text, what="the error is told")
             assert second.partitions == ()
-            with stage.engine.begin() as connection:
-                connection.execute(sa.text("DROP TRIGGER keeps_all ON relatum.serial_positions"))
+            stage.sql("DROP TRIGGER keeps_all ON relatum.serial_positions")
             wait_until(lambda: len(second.partitions) == 1, what="a partition was given up")
             assert {*first.partitions, *second.partitions} == set(bed.streams)
             bed.publish(0, "a", "a2")
@@ -210,8 +185,7 @@ def test_a_stream_that_was_declared_again_begins_anew(stage: Stage, caplog: pyte
     bed.publish(0, "a", "a1", "a2", "a3")
     with stage.consumer() as member:
         consume(member, 3)
-    with broker_connection(stage.amqp_url) as connection:
-        connection.channel().queue_delete(bed.streams[0])
+    delete_stream(stage.amqp_url, bed.streams[0])
     declare_stream(stage.amqp_url, bed.streams[0])
     bed.publish(0, "a", "new")
     with stage.consumer() as member:
@@ -239,9 +213,12 @@ def test_a_stream_that_lost_its_end_is_read_again_from_two_minutes_before(
     with stage.consumer() as member:
         consume(member, 10)
     # As if what lay at the position had been lost since, and maybe written over.
-    with stage.engine.begin() as connection:
-        row = {"last_offset": last, "last_fingerprint": 1, "last_chunk_ms": of_seventh + read_s * 1_000}
-        connection.execute(sa.update(serial_positions).values(position=last + 1, **row))
+    stage.sql(
+        "UPDATE relatum.serial_positions SET position = :last + 1, last_offset = :last, last_fingerprint = 1, "
+        "last_chunk_ms = :chunk_ms",
+        last=last,
+        chunk_ms=of_seventh + read_s * 1_000,
+    )
     with stage.consumer() as member:
         assert consume(member, len(again)) == list(again)
         bed.publish(0, "a", "new")
@@ -292,15 +269,15 @@ def test_status_says_how_far_all_members_are(stage: Stage) -> None:
 
 
 def test_the_first_consumer_opens_the_super_stream(stage: Stage) -> None:
-    """Where nothing was ever placed, a consumer says by which header contexts are named; another header is refused."""
-    bed = stage.bed
-    with stage.engine.begin() as connection:
-        connection.execute(sa.text("DELETE FROM relatum.super_streams"))
-    bed.publish_plain(0, "plain")
+    """The first consumer sets the header that names contexts; another header or an unknown super stream is refused."""
+    stage.sql("DELETE FROM relatum.super_streams")
+    stage.bed.publish_plain(0, "plain")
     with stage.consumer(header="account") as member:
         assert consume(member, 1) == ["plain"]
     with pytest.raises(errors.SuperStreamConflict, match="account"), stage.consumer(header="device"):
         pytest.fail("it started")
+    with pytest.raises(errors.SuperStreamNotFound):
+        SerialConsumer("relatum-test-none", "test", database=stage.database_url, broker=stage.amqp_url).start()
 
 
 def test_a_name_is_forgotten_when_nobody_uses_it(stage: Stage) -> None:
@@ -311,32 +288,23 @@ def test_a_name_is_forgotten_when_nobody_uses_it(stage: Stage) -> None:
         consume(member, 1)
         with pytest.raises(errors.Conflict, match="is up"):
             forget_consumer(bed.name, "test", database=stage.database_url)
-    with stage.engine.begin() as connection:
-        connection.execute(sa.update(super_streams).values(vhost="elsewhere"))
+    stage.sql("UPDATE relatum.super_streams SET vhost = 'elsewhere'")
     with pytest.raises(errors.NotFound, match="'elsewhere'"):
         forget_consumer(bed.name, "test", database=stage.engine.url)
     assert not forget_consumer(bed.name, "tset", database=stage.engine.url)
     assert forget_consumer(bed.name, "test", database=stage.engine.url, vhost="elsewhere")
-    with stage.engine.begin() as connection:
-        assert connection.scalar(sa.select(sa.func.count()).select_from(serial_positions)) == 0
-        connection.execute(sa.update(super_streams).values(vhost="/"))
+    assert stage.sql(HOLDERS) == []
+    stage.sql("UPDATE relatum.super_streams SET vhost = '/'")
     assert not forget_consumer(bed.name, "test", database=stage.engine.url)
     with stage.consumer() as member:
         assert consume(member, 1) == ["a1"]
 
 
-def test_a_super_stream_that_is_not_there_is_not_found(database_url: str, amqp_url: str) -> None:
-    """A name that no super stream has is told so at the start."""
-    with pytest.raises(errors.SuperStreamNotFound):
-        SerialConsumer("relatum-test-none", "test", database=database_url, broker=amqp_url).start()
-
-
 def test_a_start_that_failed_may_be_tried_again(stage: Stage) -> None:
     """A consumer that could not start because PostgreSQL was away consumes once it is back."""
-    bed = stage.bed
-    bed.publish(0, "a", "a1")
+    stage.bed.publish(0, "a", "a1")
     with Proxy.to(stage.database_url) as proxy:
-        member = SerialConsumer(bed.name, "test", database=proxy.url(stage.database_url), broker=stage.amqp_url)
+        member = stage.made(database_url=proxy.url(stage.database_url))
         proxy.accepts = False
         with pytest.raises(errors.DatabaseUnavailable):
             member.start()
@@ -346,19 +314,11 @@ def test_a_start_that_failed_may_be_tried_again(stage: Stage) -> None:
         assert member.close()
 
 
-# --- tasks --------------------------------------------------------------------------------------------------------
-
-
-def task_consumer(stage: Stage, **options: Any) -> AsyncSerialConsumer:
-    chosen = SerialOptions(**{"lease_s": LEASE_S, **options})
-    return AsyncSerialConsumer(stage.bed.name, "test", chosen, database=stage.database_url, broker=stage.amqp_url)
-
-
 async def test_tasks_consume_as_threads_do(stage: Stage) -> None:
     """A transaction that fails leaves the batch to be consumed again; iterating acknowledges what is done with."""
     written.create(stage.engine)
     stage.bed.publish(0, "a", "a1", "a2")
-    async with task_consumer(stage, batch_messages=1) as member:
+    async with stage.made(kind=AsyncSerialConsumer, batch_messages=1) as member:
         batch = await member.next_batch(90.0)
         assert batch is not None
         for fails in (True, False):
@@ -379,15 +339,14 @@ async def test_tasks_consume_as_threads_do(stage: Stage) -> None:
         async with aclosing(member.messages(90.0)) as messages:
             assert [(await anext(messages)).body for _ in range(2)] == [b"a2", b"a3"]
         assert stage.position(0) == 2
-    with stage.engine.connect() as connection:
-        assert list(connection.scalars(sa.select(written.c.body))) == ["a1"]
+    assert bodies_written(stage.engine) == ["a1"]
 
 
 async def test_a_cancelled_transaction_is_rolled_back(stage: Stage) -> None:
     """A task that is cancelled as the block begins, or inside, leaves nothing behind; the batch can be acknowledged."""
     written.create(stage.engine)
     stage.bed.publish(0, "a", "a1")
-    async with task_consumer(stage) as member:
+    async with stage.made(kind=AsyncSerialConsumer) as member:
         batch = await member.next_batch(90.0)
         assert batch is not None
         beginning = asyncio.create_task(batch.transaction().__aenter__())
@@ -395,7 +354,8 @@ async def test_a_cancelled_transaction_is_rolled_back(stage: Stage) -> None:
         beginning.cancel()
         with pytest.raises(asyncio.CancelledError):
             await beginning
-        await asyncio.to_thread(wait_until, lambda: not in_transactions(stage.engine), what="no transaction is left")
+        # The member's own sessions are idle in a transaction for moments.
+        await asyncio.to_thread(wait_until, lambda: not stage.sql(IDLE), what="no transaction is left")
         inside = asyncio.Event()
 
         async def hang() -> None:
@@ -410,16 +370,12 @@ async def test_a_cancelled_transaction_is_rolled_back(stage: Stage) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await batch.acknowledge()
-    with stage.engine.connect() as connection:
-        assert connection.scalar(sa.select(sa.func.count()).select_from(written)) == 0
+    assert bodies_written(stage.engine) == []
 
 
 async def test_tasks_share_a_consumer(stage: Stage) -> None:
-    """Tasks that wait side by side get batches of different partitions; a cancelled one has taken none."""
-    async with task_consumer(stage) as member:
-        cancelled = asyncio.create_task(member.next_batch())
-        await asyncio.sleep(0)
-        cancelled.cancel()
+    """Tasks that wait side by side get batches of different partitions."""
+    async with stage.made(kind=AsyncSerialConsumer) as member:
         tasks = [asyncio.create_task(member.next_batch(90.0)) for _ in range(2)]
         await asyncio.to_thread(stage.bed.publish, 0, "a", "a1")
         await asyncio.to_thread(stage.bed.publish, 1, "b", "b1")
@@ -429,23 +385,15 @@ async def test_tasks_share_a_consumer(stage: Stage) -> None:
 
 async def test_a_start_that_is_cancelled_leaves_no_member(stage: Stage) -> None:
     """A task that is cancelled while a consumer starts waits until what it began is ended: others have all at once."""
-    member = task_consumer(stage, lease_s=60.0)
+    member = stage.made(kind=AsyncSerialConsumer, lease_s=60.0)
     starting = asyncio.create_task(member.start())
     await asyncio.sleep(0)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    with stage.engine.connect() as connection:
-        assert connection.scalar(sa.select(sa.func.count()).select_from(serial_members)) == 0
-        assert set(connection.scalars(sa.select(serial_positions.c.holder))) == {None}
+    assert stage.sql("SELECT FROM relatum.serial_members") == []
+    assert stage.sql(HOLDERS) == [(None,)]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith(f"relatum-{stage.bed.name}")]
     with stage.consumer() as other:
         stage.bed.publish(0, "a", "1")
         assert consume(other, 1) == ["1"]
-
-
-def in_transactions(engine: sa.Engine) -> list[int]:
-    """The sessions that wait in a transaction for who began it; the member's own threads do so for moments."""
-    query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
-    with engine.connect() as connection:
-        return list(connection.scalars(sa.text(query)))

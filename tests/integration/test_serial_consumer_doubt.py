@@ -5,8 +5,7 @@ What is frozen is the line to PostgreSQL: for the member that is the same as bei
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,78 +13,48 @@ import sqlalchemy as sa
 
 from relatum import errors
 from tests.support import LIMIT_S, wait_until
-from tests.support.commits import AT_COMMIT, committing, end_committing, written
+from tests.support.commits import bodies_written, commits_held, committing, end_committing, make_commits_wait, written
 from tests.support.leases import let_lapse
 from tests.support.proxy import Proxy
 from tests.support.serial_consuming import Stage
-from tests.support.tables import serial_holds
 
-pytestmark = pytest.mark.usefixtures("quick_rhythm", "held_commits")
+pytestmark = pytest.mark.usefixtures("quick_rhythm")
 
 PARTITIONS = 2
-"""Of the fixture `stage`."""
-
-
-@pytest.fixture
-def held_commits(engine: sa.Engine) -> None:
-    """An application's table whose commits can be held up."""
-    written.create(engine)
-    with engine.begin() as connection:
-        connection.execute(sa.text(AT_COMMIT))
 
 
 def let_frozen_lapse(engine: sa.Engine) -> None:
     """Have the member's lease run out. The line may have been frozen amid its renewal, which holds the row."""
+    query = (
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND state = 'idle in transaction' AND query LIKE '%relatum.serial_%'"
+    )
     with engine.begin() as connection:
-        connection.execute(
-            sa.text(
-                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database()"
-                " AND state = 'idle in transaction' AND query LIKE '%relatum.serial_%'"
-            )
-        )
+        connection.execute(sa.text(query))
     let_lapse(engine)
 
 
-@contextmanager
-def frozen_while_committing(engine: sa.Engine, proxy: Proxy, outcome: str) -> Iterator[None]:
-    """Freezes the member amid the first commit in this block, which ends meanwhile.
-
-    `outcome`: what becomes of the commit, "committed" or "rolled back"; "and lapsed": its lease runs out as well; "and
-    lost": its connection ends.
-    """
-
-    def freeze(gate: sa.Connection) -> None:
-        wait_until(lambda: committing(engine), what="the commit is under way")
-        proxy.mode = "frozen"
-        if outcome.startswith("rolled back"):
-            end_committing(engine)
-        gate.execute(sa.text("SELECT pg_advisory_unlock(1)"))
-        if outcome.endswith("lapsed"):
-            let_frozen_lapse(engine)
-        elif outcome.endswith("lost"):
-            wait_until(lambda: rows(engine), what="the commit came through")
-            proxy.reset()
-        proxy.mode = "pass"
-
-    with engine.connect() as gate:
-        gate.execute(sa.text("SELECT pg_advisory_lock(1)"))
-        thread = threading.Thread(target=freeze, args=(gate,))
-        thread.start()
-        yield
-        thread.join()
-
-
-def rows(engine: sa.Engine) -> list[str]:
-    with engine.connect() as connection:
-        return list(connection.scalars(sa.select(written.c.body).order_by(written.c.id)))
+def freeze_amid_commit(engine: sa.Engine, proxy: Proxy, outcome: str, release: Callable[[], object]) -> None:
+    """Freeze the member amid a commit that is held up, until the commit has ended with this outcome."""
+    wait_until(lambda: committing(engine), what="the commit is under way")
+    proxy.mode = "frozen"
+    if outcome.startswith("rolled back"):
+        end_committing(engine)
+    release()
+    if outcome.endswith("lapsed"):
+        let_frozen_lapse(engine)
+    elif outcome.endswith("lost"):
+        wait_until(lambda: bodies_written(engine), what="the commit came through")
+        proxy.reset()
+    proxy.mode = "pass"
 
 
 def write_all(member: Any, engine: sa.Engine, count: int) -> list[str]:
     """Consume by joined transactions until so many rows are there, as an application does; what was said of each."""
     said = []
     until = time.monotonic() + LIMIT_S
-    while len(rows(engine)) < count:
-        assert time.monotonic() < until, f"not delivered: {rows(engine)} of {count}; {said}"
+    while len(bodies_written(engine)) < count:
+        assert time.monotonic() < until, f"not delivered: {bodies_written(engine)} of {count}; {said}"
         batch = member.next_batch(0.5)
         if batch is None:
             continue
@@ -105,24 +74,32 @@ def write_all(member: Any, engine: sa.Engine, count: int) -> list[str]:
     "outcome", ["committed and lapsed", "committed and lost", "rolled back and lapsed", "rolled back"]
 )
 def test_each_message_is_written_once_whatever_became_of_the_commit(stage: Stage, outcome: str) -> None:
-    """What was rolled back is delivered again, what was committed is not, and `transaction` says which it was."""
+    """A batch whose commit was rolled back is delivered again, a committed one is not, and `transaction` says which."""
+    make_commits_wait(stage.engine)
     stage.bed.publish(0, "a", "a1", "a2", "a3")
     with (
         Proxy.to(stage.database_url) as proxy,
         stage.consumer(database_url=proxy.url(stage.database_url), batch_messages=1) as member,
     ):
-        with frozen_while_committing(stage.engine, proxy, outcome):
+        with commits_held(stage.engine) as release:
+            thread = threading.Thread(target=freeze_amid_commit, args=(stage.engine, proxy, outcome, release))
+            thread.start()
             said = write_all(member, stage.engine, 1)
+            thread.join()
         said += write_all(member, stage.engine, 3)
         assert member.next_batch(0.3) is None
-    assert rows(stage.engine) == ["a1", "a2", "a3"]
+    assert bodies_written(stage.engine) == ["a1", "a2", "a3"]
     assert (said[0] == "committed") == outcome.startswith("committed"), said
 
 
 def test_a_hold_whose_commit_was_rolled_back_is_not_forgotten(stage: Stage) -> None:
     """The messages of a moved context are delivered though the member stood still as it stored their hold."""
     bed, engine = stage.bed, stage.engine
-    hold_commits(engine)
+    make_commits_wait(engine)
+    stage.sql(
+        "CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON relatum.serial_holds DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION at_commit()"
+    )
     with (
         Proxy.to(stage.database_url) as proxy,
         stage.consumer(database_url=proxy.url(stage.database_url)) as member,
@@ -130,25 +107,9 @@ def test_a_hold_whose_commit_was_rolled_back_is_not_forgotten(stage: Stage) -> N
         bed.publish(0, "a", "a1")
         first = member.next_batch(90.0)
         assert first is not None
-        with engine.connect() as gate:
-            gate.execute(sa.text("SELECT pg_advisory_lock(1)"))
+        with commits_held(engine) as release:
             bed.move(["a"], 0, 1)
             bed.publish(1, "a", "a2")
-            wait_until(lambda: committing(engine), what="the hold is being stored")
-            proxy.mode = "frozen"
-            end_committing(engine)
-            gate.execute(sa.text("SELECT pg_advisory_unlock(1)"))
-            let_frozen_lapse(engine)
-            proxy.mode = "pass"
+            freeze_amid_commit(engine, proxy, "rolled back and lapsed", release)
         write_all(member, engine, 2)
-    assert rows(engine) == ["a1", "a2"]
-
-
-def hold_commits(engine: sa.Engine) -> None:
-    """Have commits that store a hold wait for the lock 1, too."""
-    trigger = (
-        f"CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON relatum.{serial_holds.name} DEFERRABLE INITIALLY DEFERRED"
-        " FOR EACH ROW EXECUTE FUNCTION at_commit()"
-    )
-    with engine.begin() as connection:
-        connection.execute(sa.text(trigger))
+    assert bodies_written(engine) == ["a1", "a2"]

@@ -10,11 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import Broker, ContextRouter, errors
-from relatum.contexts import SerialConsumer, SerializationContexts, SerialOptions
+from relatum.contexts import SerialConsumer, SerializationContexts
 from relatum.contexts._entries import Marker
 from relatum.headers import CONTEXT_HEADER, CONTROL_HEADER, PLACED_HEADER
 from tests.support import broker_connection, wait_until
-from tests.support.leases import LEASE_S
 from tests.support.serial_consuming import SerialBed, Stage, bodies, next_batches
 
 CIRCLE = ((0, 1), (1, 2), (2, 0))
@@ -22,13 +21,12 @@ CIRCLE = ((0, 1), (1, 2), (2, 0))
 
 NAMES = ["a b", "é" * 500, "x" * 1024, "'; --", "%s %(a)s :b {c}", "\n\t", "relatum_control", "🙂", " ", '\\"', "\x01"]
 
-
 pytestmark = pytest.mark.usefixtures("quick_rhythm")
 
 
-def consume_until(consumer: Any, last: str) -> list[str]:
+def consume_until(consumer: Any, *last: str) -> list[str]:
     found: list[str] = []
-    while last not in found:
+    while not set(last) <= set(found):
         (batch,) = next_batches(consumer, 1)
         found += bodies(batch)
         batch.acknowledge()
@@ -36,7 +34,6 @@ def consume_until(consumer: Any, last: str) -> list[str]:
 
 
 def wait_for_no_holds(stage: Stage) -> None:
-    """Wait until nothing is held back any more."""
     wait_until(lambda: stage.holds() == 0, what="nothing is held back")
 
 
@@ -107,14 +104,13 @@ def test_names_that_begin_amid_moves_miss_nothing_from_then_on(stage: Stage) -> 
     bed = stage.bed
     traffic = Traffic(bed, 4)
     begun: list[tuple[SerialConsumer, dict[str, int]]] = []
-    options = SerialOptions(lease_s=LEASE_S, start="next")
     for number in range(4):
         traffic.go_round()
         # Between the fences and the markers, too.
         source = traffic.place["c0"]
         move = bed.begin(["c0"], source, (source + 1) % 3)
         move.fence()
-        member = SerialConsumer(bed.name, f"name-{number}", options, database=stage.database_url, broker=stage.amqp_url)
+        member = stage.made(f"name-{number}", start="next")
         member.start()
         begun.append((member, dict(traffic.count)))
         move.mark()
@@ -163,11 +159,7 @@ def test_moves_that_retention_dropped_hold_nothing_back(stage: Stage) -> None:
         bed.publish(1, "q", "q" * 5_000)
     bed.publish(1, "z", "z2")
     with stage.consumer() as member:
-        found: list[str] = []
-        while not {"a3", "z2"} <= set(found):
-            (batch,) = next_batches(member, 1)
-            found += bodies(batch)
-            batch.acknowledge()
+        found = consume_until(member, "a3", "z2")
         wait_for_no_holds(stage)
         assert "stray" not in found
         assert member.statistics().pause_s.sum < 60
@@ -239,14 +231,12 @@ def test_batches_are_acknowledged_late_in_any_order_and_once(stage: Stage) -> No
     assert found == [f"{place}{number}" for place in range(3) for number in range(4)]
 
 
-def test_whatever_a_context_is_named_it_moves_and_keeps_its_order(stage: Stage, stream_url: str) -> None:
+def test_whatever_a_context_is_named_it_moves_and_keeps_its_order(stage: Stage, broker: Broker) -> None:
     """Names of any characters, and of the greatest length, go through router, move and consumer."""
     bed = stage.bed
     found: defaultdict[str | None, list[str]] = defaultdict(list)
     with (
-        SerializationContexts(
-            bed.name, stage.database_url, broker=Broker(stage.amqp_url, stream_url=stream_url)
-        ) as contexts,
+        SerializationContexts(bed.name, stage.database_url, broker=broker) as contexts,
         ContextRouter(bed.name, stage.database_url, broker=stage.amqp_url) as router,
         broker_connection(stage.amqp_url) as connection,
         stage.consumer() as member,

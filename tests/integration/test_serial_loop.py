@@ -23,19 +23,12 @@ from tests.support.serial_consuming import Stage, bodies, consume, next_batches
 pytestmark = pytest.mark.usefixtures("quick_rhythm")
 
 PARTITIONS = 2
-"""Of the fixture `stage`."""
-
-
-def made(stage: Stage, kind: Any = SerialConsumer, **options: Any) -> Any:
-    """A consumer that is not started."""
-    chosen = SerialOptions(**{"lease_s": LEASE_S, "batch_s": 0.0, **options})
-    return kind(stage.bed.name, "test", chosen, database=stage.database_url, broker=stage.amqp_url)
 
 
 def test_a_handler_closes_its_own_consumer(stage: Stage) -> None:
-    """It does not wait for itself, and what it has in hand is delivered again."""
+    """A handler closes the consumer that calls it, and the batch in its hands is delivered again."""
     stage.bed.publish(0, "a", "a1")
-    consumer, closed = made(stage), list[bool]()
+    consumer, closed = stage.made(batch_s=0), list[bool]()
     consumer.start()
     consumer.run(lambda batch: closed.append(consumer.close(60.0)))
     assert closed == [True]
@@ -44,9 +37,9 @@ def test_a_handler_closes_its_own_consumer(stage: Stage) -> None:
 
 
 async def test_a_task_closes_its_own_consumer(stage: Stage) -> None:
-    """As a thread does."""
+    """A task closes the consumer that it runs in, without waiting for itself."""
     stage.bed.publish(0, "a", "a1")
-    consumer, closed = made(stage, AsyncSerialConsumer), list[bool]()
+    consumer, closed = stage.made(kind=AsyncSerialConsumer, batch_s=0), list[bool]()
 
     async def close(_: object) -> None:
         closed.append(await consumer.close(60.0))
@@ -60,8 +53,8 @@ async def test_a_task_closes_its_own_consumer(stage: Stage) -> None:
 def test_what_asks_postgresql_is_asked_again_after_a_defect(
     stage: Stage, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is told once, and no duty and no partition ends by it."""
-    bed, consumer = stage.bed, made(stage)
+    """A defect in a question to PostgreSQL is logged, and the question is repeated."""
+    bed, consumer = stage.bed, stage.made(batch_s=0)
     store, failures = consumer._member.store, [KeyError("first"), KeyError("second")]
     original = getattr(store, method)
 
@@ -82,8 +75,8 @@ def test_what_asks_postgresql_is_asked_again_after_a_defect(
 
 @pytest.mark.parametrize("call", ["_receive", "_committed", "_given_back", "look"])
 def test_a_partition_is_opened_anew_after_a_defect_in_the_loop(stage: Stage, call: str) -> None:
-    """Nothing that is in memory then is relied on: no message is lost, and none comes out of order."""
-    bed, consumer = stage.bed, made(stage, batch_messages=2)
+    """After a defect in the loop no message is lost, and none comes out of order."""
+    bed, consumer = stage.bed, stage.made(batch_s=0, batch_messages=2)
     batches, found = consumer._batches, list[str]()
     owner = consumer._member if call == "_receive" else batches
     original, calls = getattr(owner, call), [0]
@@ -111,7 +104,7 @@ def test_a_partition_is_opened_anew_after_a_defect_in_the_loop(stage: Stage, cal
 
 
 def test_transactions_that_use_up_the_connections_cost_no_lease(stage: Stage) -> None:
-    """The lease is renewed over a connection of its own, whatever the application does with those of its database."""
+    """The lease is renewed over a connection of its own while the application uses up those of its database."""
     options, bed = SerialOptions(lease_s=1.0), stage.bed
     bed.publish(0, "a", "a1")
     bed.publish(1, "b", "b1")
@@ -129,7 +122,7 @@ def test_transactions_that_use_up_the_connections_cost_no_lease(stage: Stage) ->
 
 
 def test_busy_threads_of_the_application_cost_no_lease(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    """They have the interpreter most of the time."""
+    """The lease is renewed while threads of the application keep the interpreter busy."""
     ended = threading.Event()
 
     def spin() -> None:
@@ -152,7 +145,7 @@ def test_busy_threads_of_the_application_cost_no_lease(stage: Stage, caplog: pyt
 
 
 def test_a_consumer_that_catches_up_gives_way(stage: Stage, stream_url: str, longest: dict[str, float]) -> None:
-    """However much there is to read: no step of the loop takes long, so that the lease is renewed in time."""
+    """A consumer that has much to read takes no long step in its loop."""
     record = section(0x74, encode({"context_id": "a"})) + section(0x75, encode(b""))
     with RawPublisher(stream_url, stage.bed.streams[0]) as publisher:
         for _ in range(5):
@@ -167,9 +160,9 @@ def test_a_consumer_that_catches_up_gives_way(stage: Stage, stream_url: str, lon
 
 
 async def test_a_cancelled_wait_takes_no_batch_whenever_it_ends(stage: Stage) -> None:
-    """Also where the batch is on its way: it is handed to who asks next, in its order."""
+    """A batch on its way to a task that is cancelled goes to the next one that asks, in its order."""
     chance, found = random.Random(1), list[str]()
-    async with made(stage, AsyncSerialConsumer, batch_messages=1) as consumer:
+    async with stage.made(kind=AsyncSerialConsumer, batch_s=0, batch_messages=1) as consumer:
         await asyncio.to_thread(stage.bed.publish, 0, "a", *map(str, range(40)))
         while len(found) < 40:
             waiting = asyncio.create_task(consumer.next_batch())

@@ -21,7 +21,7 @@ MESSAGES = 6
 def test_look_ups_find_a_context_on_both_sides_of_its_moves(
     amqp_url: str, broker: Broker, database_url: str, engine: sa.Engine, contexts: SerializationContexts
 ) -> None:
-    """Published with the interceptor while a recorder runs: every message once, in order, and nothing of the moves."""
+    """A look-up by the context's header gives every message once, in order over its moves, and nothing of the moves."""
     super_stream = contexts.super_stream
     streams = [f"{super_stream}-{place}" for place in range(2)]
     connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
@@ -44,9 +44,15 @@ def test_look_ups_find_a_context_on_both_sides_of_its_moves(
         publish(router, MESSAGES)
         epoch = contexts.assignment_of("plane").epoch
         contexts.move("plane", streams[1])
-        stray = publish_stray(amqp_url, epoch, next(names), streams[0])
-        headers, body = encode(Adoption("plane", contexts.assignment_of("plane").epoch, streams[0], stray))
-        publish_plain(amqp_url, streams[1], [(body, headers)])
+        # What a router publishes that slept since before the move.
+        headers = {KEY: "plane", "relatum_placed": f"{epoch}-{'f' * 16}-1", "relatum_time": time.time_ns() // 1000}
+        properties = pika.BasicProperties(message_id=f"plane-{next(names)}", headers=headers)
+        publish_plain(amqp_url, streams[0], [(b"", properties)])
+        with reader_of(amqp_url) as reader:
+            stray = reader.bounds(streams[0]).last
+        assert stray is not None
+        adopting, body = encode(Adoption("plane", contexts.assignment_of("plane").epoch, streams[0], stray))
+        publish_plain(amqp_url, streams[1], [(body, adopting)])
         publish(router, MESSAGES)
         contexts.move("plane", streams[0])
         publish(router, MESSAGES)
@@ -66,14 +72,3 @@ def test_look_ups_find_a_context_on_both_sides_of_its_moves(
     rows = [row for stream in streams for row in rows_of(engine, stream)]
     assert {(key, value) for key, value, _ in rows} == {(KEY, "plane"), (KEY, "other")}
     assert len(rows) == len(expected) + 3 * MESSAGES, "no fence, marker or adoption has a row"
-
-
-def publish_stray(amqp_url: str, epoch: int, number: int, source: str) -> int:
-    """Publish what a router publishes that slept since before a move; gives the offset."""
-    headers = {KEY: "plane", "relatum_placed": f"{epoch}-{'f' * 16}-1", "relatum_time": time.time_ns() // 1000}
-    properties = pika.BasicProperties(message_id=f"plane-{number}", headers=headers)
-    publish_plain(amqp_url, source, [(b"", properties)])
-    with reader_of(amqp_url) as reader:
-        last = reader.bounds(source).last
-    assert last is not None
-    return last

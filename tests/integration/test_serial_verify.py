@@ -15,14 +15,10 @@ from tests.support import broker_connection, declare_stream, delete_stream, publ
 from tests.support._streams import Plain
 
 A = "a" * 16
-
-
 PARTITIONS = 2
-"""Of the fixture `super_stream`."""
 
 
 def partitions_of(name: str) -> list[str]:
-    """The streams of the super streams of these tests."""
     return [f"{name}-{place}" for place in range(2)]
 
 
@@ -35,28 +31,23 @@ def control(kind: str, **facts: Any) -> Plain:
     return json.dumps(facts).encode(), {"relatum_control": kind}
 
 
-def fill(amqp_url: str, name: str) -> None:
-    """A context that moved from the first partition to the second, with a stray that was adopted."""
-    source, target = partitions_of(name)
+def test_a_move_is_read_in_its_order(amqp_url: str, broker: Broker, super_stream: str) -> None:
+    """`verify` counts a context's messages in order over its moves, and names what is wrong, and where."""
+    with pytest.raises(SuperStreamNotFound) as caught:
+        verify("no-such-super-stream", broker=broker)
+    assert caught.value.super_stream == "no-such-super-stream"
+    assert verify(super_stream, broker=broker).messages == 0
+    source, target = partitions_of(super_stream)
+    # The context "plane" moves from the first partition to the second; its stray is adopted.
     fence = control("fence", move_id=1, epoch=2, contexts=["plane"])
     publish_plain(amqp_url, source, [placed("plane", 1, 1), placed("other", 5, 2), fence, placed("plane", 1, 3)])
     marker = control("marker", move_id=1, epoch=2, contexts=["plane"], source=source, fence_offset=2)
     adoption = control("adoption", context="plane", epoch=2, stream=source, offset=3)
     publish_plain(amqp_url, target, [marker, adoption, placed("plane", 2, 4)])
-
-
-def test_a_move_is_read_in_its_order(amqp_url: str, broker: Broker, super_stream: str) -> None:
-    """The streams alone say which of a context's messages count, and what is wrong, with where it is."""
-    with pytest.raises(SuperStreamNotFound) as caught:
-        verify("no-such-super-stream", broker=broker)
-    assert caught.value.super_stream == "no-such-super-stream"
-    assert verify(super_stream, broker=broker).messages == 0
-    fill(amqp_url, super_stream)
     report = verify(super_stream, broker=broker)
     assert report.ok
     assert report.findings == []
     assert (report.messages, report.contexts, report.strays, report.adopted, report.moves) == (4, 2, 1, 1, 1)
-    source, target = partitions_of(super_stream)
     assert report.partitions == {source: (0, 4), target: (0, 3)}
     publish_plain(amqp_url, target, [placed("plane", 2, 4)])
     report = verify(super_stream, broker=broker)
@@ -67,7 +58,6 @@ def test_a_move_is_read_in_its_order(amqp_url: str, broker: Broker, super_stream
 
 
 def has_lost_some(reader: StreamReader, stream: str) -> bool:
-    """Whether retention has dropped the first offset."""
     return bool(reader.bounds(stream).first)
 
 

@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import psycopg
 import pytest
@@ -34,8 +33,6 @@ AT_ONCE = 30
 LONG_S = 80.0
 NOBODY_LISTENS = "amqp://guest:guest@127.0.0.1:129/"
 NO_DATABASE = "postgresql://127.0.0.1:9/nobody"
-
-
 VALUES = 10
 LOOKUPS = 200
 LATE = 8
@@ -55,7 +52,7 @@ def find(relations: Relations) -> Status:
 
 
 def test_no_more_connections_than_allowed_and_each_is_kept(place: Place, recorded: str) -> None:
-    """Thirty threads, three sessions: what is opened once is used until the end."""
+    """Thirty threads share the three sessions that they may open, and keep them to the end."""
     with (
         Proxy.to(place.database) as proxy,
         Relations(place.amqp, proxy.url(place.database), database_connections_max=3) as relations,
@@ -76,7 +73,7 @@ def test_no_more_connections_than_allowed_and_each_is_kept(place: Place, recorde
 def test_each_of_many_at_once_has_its_own_answer_and_the_broker_few_connections(
     place: Place, recorded: str, face: str
 ) -> None:
-    """On the settings users have: 200 at once are all answered, over 16 connections at most."""
+    """With default settings 200 look-ups at once are all answered, over 16 connections at most."""
     with Proxy.to(place.stream_url) as proxy:
         address = Broker(place.amqp, stream_url=proxy.url(place.stream_url))
         ask = _in_threads if face == "blocking" else lambda *urls: asyncio.run(_in_tasks(*urls))
@@ -110,7 +107,7 @@ async def _in_tasks(address: Broker, database_url: str) -> tuple[list[list[int]]
 
 
 def test_who_waits_for_a_message_takes_nobodys_place(place: Place, recorded: str) -> None:
-    """A wait asks now and then, and holds no connection."""
+    """A look-up that waits for a message holds no connection."""
     with (
         ThreadPoolExecutor(1) as threads,
         Relations(place.amqp, place.database, database_connections_max=1, timeout_s=LONG_S) as relations,
@@ -126,7 +123,7 @@ def test_who_waits_for_a_message_takes_nobodys_place(place: Place, recorded: str
 
 
 async def test_one_connection_is_enough_for_many_at_once_that_ask_several_times(place: Place, recorded: str) -> None:
-    """What needs several answers of either server waits for none while it holds the connection that this one needs."""
+    """One connection serves many look-ups at once that need several answers each."""
     async with AsyncRelations(place.amqp, place.database, database_connections_max=1, timeout_s=LONG_S) as relations:
         message = await relations.read(recorded, 0)
         asked = [
@@ -140,24 +137,21 @@ async def test_one_connection_is_enough_for_many_at_once_that_ask_several_times(
 
 @pytest.mark.parametrize("face", FACES)
 def test_health_names_what_does_not_answer(place: Place, face: str) -> None:
-    """Each server by itself, and in time; it raises nothing."""
-    with open_relations(face, place.amqp, place.database) as relations:
-        assert relations.health(timeout_s=LONG_S) == Health()
-        assert relations.health(timeout_s=LONG_S).is_well
-    with open_relations(face, NOBODY_LISTENS, place.database) as relations:
-        health = relations.health(timeout_s=LONG_S)
-        assert health.database == ""
-        assert health.broker.startswith("BrokerUnavailable")
-        assert not health.is_well
-    with open_relations(face, place.amqp, NO_DATABASE) as relations:
-        health = relations.health(timeout_s=LONG_S)
-        assert health.database.startswith("DatabaseUnavailable")
-        assert health.broker == ""
+    """A health check names each server that does not answer, and raises nothing."""
+    for broker, database, errors in (
+        (place.amqp, place.database, ("", "")),
+        (NOBODY_LISTENS, place.database, ("BrokerUnavailable", "")),
+        (place.amqp, NO_DATABASE, ("", "DatabaseUnavailable")),
+    ):
+        with open_relations(face, broker, database) as relations:
+            health = relations.health(timeout_s=LONG_S)
+        assert (health.broker.partition(":")[0], health.database.partition(":")[0]) == errors
+        assert health.is_well == (health == Health())
 
 
 @pytest.mark.parametrize("face", FACES)
 def test_a_database_that_does_not_answer_takes_half_of_a_health_check(place: Place, face: str, recorded: str) -> None:
-    """A locked table: the broker is asked all the same."""
+    """A health check asks the broker although a locked table keeps the database from answering."""
     with open_relations(face, place.amqp, place.database) as relations, psycopg.connect(place.database) as connection:
         connection.execute("LOCK TABLE relatum.keys IN ACCESS EXCLUSIVE MODE")
 
@@ -170,7 +164,7 @@ def test_a_database_that_does_not_answer_takes_half_of_a_health_check(place: Pla
 
 
 def test_opening_shows_what_is_wrong_at_once(place: Place) -> None:
-    """Before a service takes its first request."""
+    """Opening look-ups raises what is wrong with either server, or with the arguments."""
     with Relations.open(place.amqp, place.database, database_connections_max=2, timeout_s=LONG_S) as relations:
         assert relations.statistics().opened == 1
     with pytest.raises(BrokerUnavailable):
@@ -179,9 +173,6 @@ def test_opening_shows_what_is_wrong_at_once(place: Place) -> None:
         Relations.open(place.amqp, NO_DATABASE)
     with pytest.raises(InvalidInput, match="database_connections_max"):
         Relations.open(place.amqp, place.database, database_connections_max=0)
-
-
-# --- waits: they end when they were asked to, with what is known, and never more than that ---------------
 
 
 LARGE = 300_000
@@ -208,13 +199,6 @@ def message(place: Place, relations: Relations) -> Message:
     return relations.read(place.stream, 0)
 
 
-def waited(relations: Relations, message: Message, timeout_s: float = WAIT_S) -> tuple[Any, float]:
-    """The answer of a wait, and how long it took."""
-    began = time.monotonic()
-    answer = relations.wait_related(message, timeout_s=timeout_s)
-    return answer, time.monotonic() - began
-
-
 @pytest.mark.parametrize(
     ("fault", "is_there", "is_recorded"),
     [
@@ -226,7 +210,7 @@ def waited(relations: Relations, message: Message, timeout_s: float = WAIT_S) ->
 def test_what_cannot_be_proven_or_read_in_time_is_no_error_and_no_absence(
     relations: Relations, message: Message, proxy: Proxy, place: Place, fault: str, is_there: bool, is_recorded: bool
 ) -> None:
-    """Large bodies on a slow line, or a silent broker: unproven, and what was found and not read is named."""
+    """A wait on a slow line or a silent broker ends in time, unproven, and names what it found and could not read."""
     if is_there:
         place.put((b"x" * LARGE, {"order_id": "0"}))
     if is_recorded:
@@ -237,7 +221,9 @@ def test_what_cannot_be_proven_or_read_in_time_is_no_error_and_no_absence(
         proxy.mode = "frozen"
 
     def is_in_time() -> bool:
-        answer, took_s = waited(relations, message)
+        began = time.monotonic()
+        answer = relations.wait_related(message, timeout_s=WAIT_S)
+        took_s = time.monotonic() - began
         assert (answer.status, answer.unread) == (Status.UNPROVEN, ((place.stream, 3),) if is_recorded else ())
         assert fault == "frozen" or answer.streams == (place.stream,)
         assert took_s >= WAIT_S
@@ -251,7 +237,7 @@ def test_what_cannot_be_proven_or_read_in_time_is_no_error_and_no_absence(
 
 @pytest.mark.parametrize("name", READERS)
 def test_readers_keep_the_deadline_of_the_call_around_them(place: Place, name: str) -> None:
-    """A silent broker ends each question in time; and what was cut short is never taken for the end of a stream."""
+    """Each question to a silent broker ends in the time of its caller, and is not taken for a stream's end."""
     place.put(b"0")
     with Proxy.to(place.stream_url) as line:
         address = Broker(place.amqp, stream_url=line.url(place.stream_url))

@@ -19,7 +19,7 @@ from relatum import Broker, MessageId
 from relatum.errors import BrokerUnavailable, PublishOutcomeUnknown
 from relatum.local import LocalServers
 from relatum.waiting import LEAST_S
-from tests.support import broker_connection, declare_stream, delete_stream, publish_plain, unique_name, wait_until
+from tests.support import broker_connection, declare_stream, unique_name, wait_until
 from tests.support.place import Place
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time
@@ -35,10 +35,7 @@ LATE_S = 130.0
 
 
 def lost(place: Place, to: str | None = None, *, mode: str = "blackhole_replies", **where: Any) -> tuple[Any, float]:
-    """A message whose connection ended before its confirm, and when that was; with the heartbeat brokers ask for.
-
-    It arrived where the proxy's `mode` is "blackhole_replies", and did not where it is "blackhole".
-    """
+    """A message whose connection ended before its confirm, and when; with the mode "blackhole" it has not arrived."""
     ended: list[float] = []
     options = {"broker": place.broker} | where
     exchange, stream = options.pop("exchange", ""), to or place.stream
@@ -69,15 +66,8 @@ def sure(unsettled: Any, **changed: Any) -> Any:
     return replace(unsettled, sent=replace(unsettled.sent, **changed), final_at=time.monotonic() - 1)
 
 
-def test_the_search_begins_before_the_send(place: Place) -> None:
-    """The moment a message was sent is taken before that, not when its connection was found lost."""
-    unsettled, ended = lost(place)
-    assert unsettled.sent.monotonic_s < ended - 0.3
-    assert streams_of(unsettled.settle()) == [place.stream]
-
-
 async def test_with_aio_pika_the_search_begins_before_the_send(place: Place) -> None:
-    """As with pika: after a time-out, too, the moment is that of the send."""
+    """Also after a time-out of aio-pika the search begins at the moment of the send."""
     with Proxy.to(place.amqp) as proxy:
         connection = await aio_pika.connect(proxy.url(place.amqp))
         relatum.intercept(connection, broker=place.broker)
@@ -97,30 +87,26 @@ async def test_with_aio_pika_the_search_begins_before_the_send(place: Place) -> 
 
 @pytest.mark.parametrize("ahead_s", [0, LATE_S, 3600, -3600])
 def test_a_stored_message_is_found_however_wrong_the_clock_is(place: Place, ahead_s: float) -> None:
-    """The begin of the search is told by the broker's chunks: a client's clock may be minutes or hours ahead."""
-    unsettled, _ = lost(place)
+    """A stored message is found from before its send on, although the client's clock is hours ahead or behind."""
+    unsettled, ended = lost(place)
+    assert unsettled.sent.monotonic_s < ended - 0.3
     ahead = unsettled.sent.sent_at + timedelta(seconds=ahead_s)
     assert streams_of(sure(unsettled, sent_at=ahead).settle(90)) == [place.stream]
 
 
-def test_what_retention_has_dropped_is_not_known_to_be_nowhere(place: Place) -> None:
-    """A message may have been stored and dropped since: that it is not there now does not make it safe to repeat."""
-    stream = unique_name()
-    declare_stream(place.amqp, stream, x_max_length_bytes=400_000, x_stream_max_segment_size_bytes=100_000)
-    try:
-        unsettled, _ = lost(place, stream, mode="blackhole")
-        with relatum.reading.StreamReader.open(place.stream_url) as reader:
+def test_what_retention_has_dropped_is_not_known_to_be_nowhere(place: Place, short_stream: str) -> None:
+    """A message that retention may have dropped has an unknown outcome, and is not safe to repeat."""
+    unsettled, _ = lost(place, short_stream, mode="blackhole")
+    with relatum.reading.StreamReader.open(place.stream_url) as reader:
 
-            def dropped() -> bool:
-                publish_plain(place.amqp, stream, [b"x" * 20_000] * 50)
-                return bool(reader.bounds(stream).first)
+        def dropped() -> bool:
+            place.put(*[b"x" * 20_000] * 50, to=short_stream)
+            return bool(reader.bounds(short_stream).first)
 
-            wait_until(dropped)
-        long_ago = sure(unsettled, monotonic_s=time.monotonic() - 3600)
-        with pytest.raises(PublishOutcomeUnknown, match="retention"):
-            long_ago.settle(5.0)
-    finally:
-        delete_stream(place.amqp, stream)
+        wait_until(dropped)
+    long_ago = sure(unsettled, monotonic_s=time.monotonic() - 3600)
+    with pytest.raises(PublishOutcomeUnknown, match="retention"):
+        long_ago.settle(5.0)
 
 
 @pytest.fixture
@@ -194,7 +180,7 @@ def settle_all(face: str, unsettled: Any, at_once: int, timeout_s: float) -> lis
 
 @pytest.mark.parametrize("face", ["blocking", "asyncio"])
 def test_many_at_once_end_in_time_where_the_broker_is_silent(place: Place, face: str) -> None:
-    """None waits for those before it, and those that are told so in asyncio settle again in asyncio."""
+    """Many settlements at once each end within their own time-out, in threads and in tasks."""
     with Proxy.to(place.amqp) as amqp, Proxy.to(place.stream_url) as streams:
         broker = Broker(amqp.url(place.amqp), stream_url=streams.url(place.stream_url))
         unsettled, _ = lost(place, broker=broker)
@@ -215,7 +201,7 @@ def test_what_is_released_keeps_no_connection(place: Place) -> None:
 
 
 def test_a_broker_that_starts_is_waited_for(place: Place, private_servers: LocalServers) -> None:
-    """Just after its boot a broker says of a stream that there is none: that is no answer."""
+    """Settling waits for a broker that denies its streams just after its boot."""
     rabbitmq = private_servers.rabbitmq
     stream = unique_name()
     declare_stream(rabbitmq.broker_url, stream)

@@ -12,7 +12,7 @@ from relatum import errors
 from relatum.store.database import make_engine
 from relatum.store.settling import CommitInDoubt, Tokens, forget_settlements, joined, settle
 from tests.support import wait_until
-from tests.support.commits import AT_COMMIT, committing, end_committing, written
+from tests.support.commits import bodies_written, commits_held, committing, end_committing, make_commits_wait, written
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time
 from tests.support.tables import settlements
@@ -27,11 +27,6 @@ def lost_line(database_url: str) -> Iterator[tuple[Proxy, sa.Engine]]:
         engine.dispose()
 
 
-def rows(engine: sa.Engine) -> int:
-    with engine.connect() as connection:
-        return int(connection.scalar(sa.select(sa.func.count()).select_from(written)) or 0)
-
-
 def tokens_left(engine: sa.Engine) -> int:
     with engine.connect() as connection:
         return int(connection.scalar(sa.select(sa.func.count()).select_from(settlements)) or 0)
@@ -39,14 +34,11 @@ def tokens_left(engine: sa.Engine) -> int:
 
 @pytest.mark.parametrize("comes_through", [True, False])
 def test_a_step_under_way_is_waited_for(engine: sa.Engine, comes_through: bool) -> None:
-    """Whoever settles is told how the commit ended, not how it stood when the question was asked."""
-    written.create(engine)
-    with engine.begin() as connection:
-        connection.execute(sa.text(AT_COMMIT))
+    """Settling gives how the commit ended, not how far it was when the question was asked."""
+    make_commits_wait(engine)
     tokens, answers = Tokens(), []
     token = tokens.new()
-    with engine.connect() as gate:
-        gate.execute(sa.text("SELECT pg_advisory_lock(1)"))
+    with commits_held(engine) as release:
         worker = threading.Thread(target=_write_one, args=(engine, tokens, token))
         worker.start()
         wait_until(lambda: committing(engine), what="the commit is under way")
@@ -58,11 +50,11 @@ def test_a_step_under_way_is_waited_for(engine: sa.Engine, comes_through: bool) 
         assert answers == []
         if not comes_through:
             end_committing(engine)
-        gate.execute(sa.text("SELECT pg_advisory_unlock(1)"))
+        release()
     worker.join()
     asker.join()
     assert answers == [comes_through]
-    assert rows(engine) == comes_through
+    assert bodies_written(engine) == ["a"] * comes_through
 
 
 def _write_one(engine: sa.Engine, tokens: Tokens, token: UUID) -> None:
@@ -71,7 +63,7 @@ def _write_one(engine: sa.Engine, tokens: Tokens, token: UUID) -> None:
 
 
 def test_only_the_end_of_a_transaction_that_others_write_in_may_not_stand_still(database_url: str) -> None:
-    """They may take as long as they like; what is fenced there would hold up other members."""
+    """A transaction of the application has no limit of idle time until its last step, which locks out others."""
     limit = sa.text("SELECT current_setting('idle_in_transaction_session_timeout')")
     engine, tokens, seen = make_engine(database_url, idle_s=2.0), Tokens(), []
 
@@ -88,7 +80,7 @@ def test_only_the_end_of_a_transaction_that_others_write_in_may_not_stand_still(
 
 
 def test_what_was_settled_as_rolled_back_comes_through_no_more(engine: sa.Engine) -> None:
-    """A step that stood still on its way is refused when it arrives; and who asks again is told the same."""
+    """A step that was settled as rolled back is refused when it arrives, and settles the same again."""
     written.create(engine)
     tokens = Tokens()
     token = tokens.new()
@@ -96,32 +88,29 @@ def test_what_was_settled_as_rolled_back_comes_through_no_more(engine: sa.Engine
     assert not settle(engine, token)
     with pytest.raises(sa.exc.IntegrityError), joined(engine, token, lambda c: tokens.write(c, token)) as connection:
         connection.execute(sa.insert(written), {"body": "a"})
-    assert rows(engine) == 0
+    assert bodies_written(engine) == []
 
 
 def test_a_transaction_ends_as_it_says(engine: sa.Engine, lost_line: tuple[Proxy, sa.Engine]) -> None:
-    """A commit whose answer was lost counts; and each token is removed by the step after it."""
-    written.create(engine)
-    with engine.begin() as connection:
-        connection.execute(sa.text(AT_COMMIT))
+    """A commit whose answer was lost counts, and each token is removed by the step after it."""
+    make_commits_wait(engine)
     (proxy, far), tokens = lost_line, Tokens()
 
     def lose_the_answer() -> None:
         wait_until(lambda: committing(engine), what="the commit is under way")
         proxy.mode = "blackhole_replies"
-        gate.execute(sa.text("SELECT pg_advisory_unlock(1)"))
-        wait_until(lambda: rows(engine))
+        release()
+        wait_until(lambda: bodies_written(engine))
         proxy.mode = "pass"
         proxy.reset()
 
-    with engine.connect() as gate:
-        gate.execute(sa.text("SELECT pg_advisory_lock(1)"))
+    with commits_held(engine) as release:
         loser = threading.Thread(target=lose_the_answer)
         loser.start()
         with tokens.transaction(far) as connection:
             connection.execute(sa.insert(written), {"body": "a"})
         loser.join()
-    assert rows(engine) == 1
+    assert bodies_written(engine) == ["a"]
     for _ in range(5):
         with tokens.transaction(far):
             pass
@@ -129,38 +118,26 @@ def test_a_transaction_ends_as_it_says(engine: sa.Engine, lost_line: tuple[Proxy
 
 
 def test_a_transaction_that_was_rolled_back_says_so(engine: sa.Engine) -> None:
-    """Where the server ends the session during the commit, nothing was written, and that is what is raised."""
-    written.create(engine)
-    with engine.begin() as connection:
-        connection.execute(sa.text(AT_COMMIT))
-    tokens = Tokens()
-
-    def write() -> None:
-        with tokens.transaction(engine) as connection:
-            connection.execute(sa.insert(written), {"body": "a"})
-
-    with engine.connect() as gate:
-        gate.execute(sa.text("SELECT pg_advisory_lock(1)"))
+    """A commit whose session the server ends writes nothing, and raises that."""
+    make_commits_wait(engine)
+    with commits_held(engine):
         ender = threading.Thread(target=end_committing, args=(engine,))
         ender.start()
-        with pytest.raises(errors.DatabaseUnavailable, match="nothing was committed"):
-            write()
+        with (
+            pytest.raises(errors.DatabaseUnavailable, match="nothing was committed"),
+            Tokens().transaction(engine) as connection,
+        ):
+            connection.execute(sa.insert(written), {"body": "a"})
         ender.join()
-    assert rows(engine) == 0
+    assert bodies_written(engine) == []
 
 
 def test_what_the_server_refuses_is_not_in_doubt(engine: sa.Engine) -> None:
-    """A commit that fails by the application's own constraint is told as that."""
+    """A commit that fails by the application's own constraint raises that error."""
     with engine.begin() as connection:
         connection.execute(sa.text("CREATE TABLE ones (one int UNIQUE DEFERRABLE INITIALLY DEFERRED)"))
-    tokens = Tokens()
-
-    def write() -> None:
-        with tokens.transaction(engine) as connection:
-            connection.execute(sa.text("INSERT INTO ones VALUES (1), (1)"))
-
-    with pytest.raises(sa.exc.IntegrityError):
-        write()
+    with pytest.raises(sa.exc.IntegrityError), Tokens().transaction(engine) as connection:
+        connection.execute(sa.text("INSERT INTO ones VALUES (1), (1)"))
     assert tokens_left(engine) == 0
 
 

@@ -14,13 +14,7 @@ from pika.exceptions import UnroutableError
 
 import relatum
 from relatum import Broker
-from relatum.errors import (
-    BrokerUnavailable,
-    ConfigurationError,
-    InvalidInput,
-    PublishUnroutable,
-    SuperStreamNotFound,
-)
+from relatum.errors import BrokerUnavailable, ConfigurationError, InvalidInput, PublishUnroutable, SuperStreamNotFound
 from relatum.reading import StreamReader, TimeSource
 from relatum.superstreams import (
     Layout,
@@ -48,7 +42,6 @@ EXPECTED = [[b"hello2", b"hello5"], [b"hello1", b"hello3"], [b"hello4"]]
 
 @pytest.fixture
 def orders(layout: Layout, broker: Broker) -> relatum.SuperStream:
-    """That one to publish to, by the header `tail`."""
     return relatum.SuperStream(layout.super_stream, route_by="tail", broker=broker)
 
 
@@ -78,10 +71,7 @@ def test_an_intercepted_channel_publishes_to_a_super_stream(
     confirm: bool,
     placed: Placed,
 ) -> None:
-    """Given in the exchange's place, positionally or by name, it routes; result and properties are as pika has them.
-
-    A message is stamped once, like any other, and keeps its header; after `release` the super stream goes on.
-    """
+    """A super stream in the exchange's place routes and stamps as pika's own call, and without stamps once released."""
     channel = relatum.intercept(connection).channel()
     if confirm:
         channel.confirm_delivery()
@@ -104,10 +94,7 @@ def test_an_intercepted_channel_publishes_to_a_super_stream(
 def test_it_publishes_without_interception(
     channel: BlockingChannel, orders: relatum.SuperStream, broker: Broker, placed: Placed
 ) -> None:
-    """Called itself, it needs nothing but a channel; a function may name the key, or the caller.
-
-    With the number of partitions named, nothing is asked: no stream protocol, no second connection.
-    """
+    """A super stream publishes to any channel, by a key, a function or a header; a named number needs no question."""
     by_body = relatum.SuperStream(orders.name, route_by=lambda message: message.body, broker=broker)
     by_key = relatum.SuperStream(orders.name, partitions=3, broker="amqp://127.0.0.1:1")
     orders.publish(channel, b"hello1", tail("hello1"))
@@ -145,10 +132,7 @@ def test_what_has_no_key_or_is_given_wrongly_is_not_sent(
 
 
 def test_a_super_stream_that_is_not_there(channel: BlockingChannel, stream_url: str, broker: Broker) -> None:
-    """The first publish says so, sends nothing, and costs no channel; once it is declared, the next one works.
-
-    Where nobody answers, asking is an error, too.
-    """
+    """A missing super stream or broker is an error that leaves the channel open, until the stream is declared."""
     orders = relatum.SuperStream(unique_name("relatum-super"), broker=broker)
     relatum.intercept(channel.connection)
     with pytest.raises(SuperStreamNotFound):
@@ -164,11 +148,7 @@ def test_a_super_stream_that_is_not_there(channel: BlockingChannel, stream_url: 
 
 
 def test_the_broker_is_asked_once(channel: BlockingChannel, layout: Layout, amqp_url: str, broker: Broker) -> None:
-    """Partitions that come and go are noticed when asked to be: until then what was known is used.
-
-    To one that is gone nobody need ask for an error: no message is confirmed and dropped, intercepted or not, unless it
-    is published so.
-    """
+    """The layout is kept until `refresh`; a message to a partition that is gone is an error if it is mandatory."""
     connection, name = channel.connection, layout.super_stream
     orders = relatum.SuperStream(name, broker=broker)
     assert orders.layout(connection) == layout
@@ -207,7 +187,7 @@ def test_threads_share_one(amqp_url: str, orders: relatum.SuperStream, placed: P
 
 
 def test_callback_channels_count_each_publish_once(place: Place, layout: Layout, orders: relatum.SuperStream) -> None:
-    """Delivery tags stay those of the broker, so receipts of what is published by and by are the right ones."""
+    """Receipts on a callback channel name the partitions of their own messages, whatever was published before."""
     options = {"database": place.database, "keys": ["tail"], "broker": place.broker}
     with running(place.amqp, **options) as (connection, on_thread):
         channel = open_channel(connection, on_thread)
@@ -224,10 +204,7 @@ def test_callback_channels_count_each_publish_once(place: Place, layout: Layout,
 def test_all_partitions_are_recorded(
     channel: BlockingChannel, orders: relatum.SuperStream, layout: Layout, place: Place
 ) -> None:
-    """A receipt names the partition; a look-up finds what others published to partitions this process never sent to.
-
-    What derives from `Target` decides where messages go; receipts are for those that can tell beforehand.
-    """
+    """All partitions are recorded, a receipt names its partition, and a target of one's own gives no receipts."""
     connection = channel.connection
     relatum.intercept(connection, database=place.database, keys=["tail"], broker=place.broker)
     receipt = relatum.publish(connection.channel(), orders, "", b"", tail("hello1"))

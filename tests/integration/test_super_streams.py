@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import pika
@@ -39,33 +38,14 @@ NOWHERE, NO_STREAMS = "amqp://127.0.0.1:1/", "rabbitmq-stream://127.0.0.1:1"
 """URLs where nothing answers: port 1 is given to a service that no system runs."""
 
 
-class Hands:
-    """The functions of super streams, by both URLs of the broker; `made` deletes what it made when its block ends."""
-
-    def __init__(self, broker: Broker) -> None:
-        self.made = partial(super_stream, broker)
-        self.declare = partial(declare_super_stream, broker)
-        self.describe = partial(describe_super_stream, broker)
-        self.add = partial(add_partition, broker)
-        self.unbind = partial(unbind_partition, broker)
-        self.delete = partial(delete_super_stream, broker)
-
-
-@pytest.fixture
-def hands(broker: Broker) -> Hands:
-    return Hands(broker)
-
-
 @pytest.fixture
 def name(amqp_url: str) -> Iterator[str]:
-    """The name of a super stream that a test makes by itself."""
     name = unique_name("relatum-super")
     yield name
     delete_by_hand(amqp_url, name, *(f"{name}-{end}" for end in ("0", "1", "2", "east")), f"other-{name}")
 
 
 def exists(amqp_url: str, name: str, *, exchange: bool = False) -> bool:
-    """Whether the broker has a queue, or an exchange, of that name."""
     with broker_connection(amqp_url) as connection:
         channel = connection.channel()
         declare: Callable[..., Any] = channel.exchange_declare if exchange else channel.queue_declare
@@ -89,49 +69,44 @@ def exists(amqp_url: str, name: str, *, exchange: bool = False) -> bool:
         (["²"], "1"),
     ],
 )
-def test_what_is_declared_is_described(hands: Hands, stream_url: str, keys: list[str], added: str) -> None:
-    """The broker tells the partitions in the order in which they were asked for, not of the alphabet.
-
-    One is added behind all others: numbers taken out are not used again; keys that are no places do not count.
-    """
-    with hands.made(binding_keys=keys) as layout:
+def test_what_is_declared_is_described(broker: Broker, stream_url: str, keys: list[str], added: str) -> None:
+    """Partitions keep the order in which they were declared, and an added one gets the next free number as its key."""
+    with super_stream(broker, binding_keys=keys) as layout:
         assert [partition.binding_key for partition in layout] == keys
-        assert hands.describe(layout.super_stream) == layout
+        assert describe_super_stream(broker, layout.super_stream) == layout
         with StreamReader.open(stream_url) as reader:
             assert reader.partitions(layout.super_stream) == [partition.stream for partition in layout]
-        new = hands.add(layout.super_stream)
+        new = add_partition(broker, layout.super_stream)
         assert new.binding_key == added
-        assert hands.describe(layout.super_stream).partitions == (*layout, new)
+        assert describe_super_stream(broker, layout.super_stream).partitions == (*layout, new)
 
 
 def test_declaring_again_changes_nothing_or_completes(
-    hands: Hands, connection: BlockingConnection, amqp_url: str
+    broker: Broker, connection: BlockingConnection, amqp_url: str
 ) -> None:
-    """A super stream that is there as asked for is given back; with other partitions it is a conflict.
-
-    Streams are made first and bound last; where a declaration was cut short, this binds those that are not yet.
-    """
-    with hands.made(2) as layout:
+    """Declaring again gives what is there, binds what a cut declaration left, and refuses other partitions."""
+    with super_stream(broker, 2) as layout:
         name = layout.super_stream
-        assert hands.declare(name, 2) == layout
+        assert declare_super_stream(broker, name, 2) == layout
+        wrong: dict[str, Any]
         for wrong in ({"partitions": 3}, {"partitions": 1}, {"binding_keys": ["a", "b"]}):
             with pytest.raises(SuperStreamConflict, match=r"2 partitions \(0, 1\)") as caught:
-                hands.declare(name, **wrong)
+                declare_super_stream(broker, name, **wrong)
             assert caught.value.super_stream == name
-        assert hands.describe(name) == layout
+        assert describe_super_stream(broker, name) == layout
         assert not exists(amqp_url, f"{name}-2")
         connection.channel().queue_unbind(f"{name}-1", name, "1", {"x-stream-partition-order": long(1)})
-        assert len(hands.describe(name)) == 1
-        assert hands.declare(name, 2) == layout
-        assert hands.describe(name) == layout
+        assert len(describe_super_stream(broker, name)) == 1
+        assert declare_super_stream(broker, name, 2) == layout
+        assert describe_super_stream(broker, name) == layout
 
 
-def test_streams_are_declared_with_what_was_asked_for(hands: Hands, amqp_url: str) -> None:
-    """The options become the streams' arguments; others are a conflict that names one, none are as they come."""
+def test_streams_are_declared_with_what_was_asked_for(broker: Broker, amqp_url: str) -> None:
+    """Options become the streams' arguments, others are a conflict that names one, and none accept any."""
     options = StreamOptions(
         max_length_bytes=1_000_000, max_age=timedelta(days=7), segment_bytes_max=100_000, leader_locator="client-local"
     )
-    with hands.made(1, options=options) as layout, broker_connection(amqp_url) as connection:
+    with super_stream(broker, 1, options=options) as layout, broker_connection(amqp_url) as connection:
         same = {
             "x-queue-type": "stream",
             "x-max-length-bytes": 1_000_000,
@@ -148,7 +123,7 @@ def test_streams_are_declared_with_what_was_asked_for(hands: Hands, amqp_url: st
             add_partition(amqp_url, layout.super_stream, options=StreamOptions(leader_locator="nobody-knows"))
 
 
-def test_what_is_there_and_is_another_is_a_conflict(connection: BlockingConnection, stream_url: str, name: str) -> None:
+def test_what_is_there_and_is_another_is_a_conflict(connection: BlockingConnection, name: str) -> None:
     """A queue of a partition's name, or an exchange of another kind, is left alone and named."""
     connection.channel().queue_declare(f"{name}-1")
     with pytest.raises(SuperStreamConflict, match=f"{name}-1"):
@@ -159,64 +134,58 @@ def test_what_is_there_and_is_another_is_a_conflict(connection: BlockingConnecti
         declare_super_stream(connection, name)
 
 
-def test_a_partition_is_added_and_taken_out(hands: Hands, amqp_url: str) -> None:
-    """Others keep their order; a number is not used again while its stream is there; the last partition stays.
-
-    Deleting leaves neither exchange nor streams; what is not there is not found, to be described or deleted.
-    """
+def test_a_partition_is_added_and_taken_out(broker: Broker, amqp_url: str) -> None:
+    """Partitions come and go in order, the last one stays, and deleting leaves neither exchange nor streams."""
 
     def keys() -> list[str]:
-        return [each.binding_key for each in hands.describe(layout.super_stream)]
+        return [each.binding_key for each in describe_super_stream(broker, layout.super_stream)]
 
-    with hands.made(2) as layout:
+    with super_stream(broker, 2) as layout:
         name = layout.super_stream
-        added = hands.add(name)
+        added = add_partition(broker, name)
         assert (added.place, added.stream, added.binding_key) == (2, f"{name}-2", "2")
         assert keys() == ["0", "1", "2"]
-        assert hands.unbind(name, f"{name}-1") == layout.partitions[1]
+        assert unbind_partition(broker, name, f"{name}-1") == layout.partitions[1]
         assert keys() == ["0", "2"]
         assert exists(amqp_url, f"{name}-1")
-        assert hands.unbind(name, f"{name}-2", delete=True).place == 1
+        assert unbind_partition(broker, name, f"{name}-2", delete=True).place == 1
         assert not exists(amqp_url, f"{name}-2")
         # Its stream is still there, so the next one is another.
-        assert hands.add(name).binding_key == "2"
+        assert add_partition(broker, name).binding_key == "2"
         assert keys() == ["0", "2"]
-        assert hands.add(name, binding_key="1").stream == f"{name}-1"
+        assert add_partition(broker, name, binding_key="1").stream == f"{name}-1"
         with pytest.raises(SuperStreamConflict, match="already has a partition with binding key '0'"):
-            hands.add(name, binding_key="0")
+            add_partition(broker, name, binding_key="0")
         with pytest.raises(InvalidInput, match="one line"):
-            hands.add(name, binding_key="a\nb")
+            add_partition(broker, name, binding_key="a\nb")
         with pytest.raises(NotFound, match="not a partition"):
-            hands.unbind(name, f"{name}-7")
+            unbind_partition(broker, name, f"{name}-7")
         for place in "12":
-            hands.unbind(name, f"{name}-{place}", delete=True)
+            unbind_partition(broker, name, f"{name}-{place}", delete=True)
         with pytest.raises(SuperStreamConflict, match="last partition"):
-            hands.unbind(name, f"{name}-0")
-        assert hands.delete(name) == Layout.numbered(name, 1)
+            unbind_partition(broker, name, f"{name}-0")
+        assert delete_super_stream(broker, name) == Layout.numbered(name, 1)
         assert not exists(amqp_url, name, exchange=True)
         assert not exists(amqp_url, f"{name}-0")
-        for function in (hands.describe, hands.delete, hands.add):
+        for function in (describe_super_stream, delete_super_stream, add_partition):
             with pytest.raises(SuperStreamNotFound, match=name) as caught:
-                function(name)
+                function(broker, name)
             assert caught.value.super_stream == name
 
 
 def test_one_made_by_hand_is_understood(
-    hands: Hands, connection: BlockingConnection, name: str, broker_version: tuple[int, ...]
+    broker: Broker, connection: BlockingConnection, name: str, broker_version: tuple[int, ...]
 ) -> None:
-    """Streams of other names bound by their place or their name are found, and taken out by their own arguments.
-
-    Where the broker can be asked for binding keys without harm: elsewhere, their layout has to be given.
-    """
+    """From RabbitMQ 4.3 on, streams of other names are found and taken out; before, the layout has to be given."""
     keys, streams = ["0", f"other-{name}", "east"], [f"{name}-0", f"other-{name}", f"{name}-east"]
     declare_by_hand(connection, name, keys, streams)
     if broker_version < (4, 3):
         with pytest.raises(SuperStreamConflict, match="give the layout yourself"):
-            hands.describe(name)
+            describe_super_stream(broker, name)
         return
-    assert [(each.binding_key, each.stream) for each in hands.describe(name)] == list(zip(keys, streams, strict=True))
-    hands.unbind(name, f"other-{name}")
-    assert len(hands.describe(name)) == 2
+    assert describe_super_stream(broker, name) == Layout.of(name, zip(streams, keys, strict=True))
+    unbind_partition(broker, name, f"other-{name}")
+    assert len(describe_super_stream(broker, name)) == 2
 
 
 @pytest.mark.parametrize(
@@ -224,14 +193,9 @@ def test_one_made_by_hand_is_understood(
     [(["{}-b", "{}-a", "{}-9"], ["b", "a", "9"]), (["{}-0", "{}-1", "{}-2"], ["0", "1", "2"]), (["x-{}"], ["0"])],
 )
 def test_one_made_by_the_stream_protocol_is_understood(
-    hands: Hands,
-    amqp_url: str,
-    stream_url: str,
-    broker_version: tuple[int, ...],
-    streams: list[str],
-    keys: list[str],
+    broker: Broker, amqp_url: str, stream_url: str, broker_version: tuple[int, ...], streams: list[str], keys: list[str]
 ) -> None:
-    """As one made here: it has the partitions in that order, and declaring it again changes nothing."""
+    """A super stream of a stream client has its partitions in order, and partitions are added and taken out."""
     if broker_version < (4, 3):
         pytest.skip("stream clients make super streams from RabbitMQ 3.13 on; keys are asked for from 4.3 on")
     name = unique_name("relatum-super")
@@ -239,42 +203,36 @@ def test_one_made_by_the_stream_protocol_is_understood(
     with RawConnection(stream_url) as connection:
         connection.create_super_stream(name, [partition.stream for partition in wanted], keys)
     try:
-        assert hands.describe(name) == wanted
+        assert describe_super_stream(broker, name) == wanted
         with broker_connection(amqp_url) as bare:
             # By the very arguments of the broker: a binding with others would have each stream named twice.
             for each in wanted:
                 bare.channel().queue_bind(
                     each.stream, name, each.binding_key, {"x-stream-partition-order": long(each.place)}
                 )
-        added = hands.add(name)
-        assert hands.describe(name).partitions == (*wanted, added)
-        hands.unbind(name, wanted.partitions[0].stream, delete=True)
-        assert len(hands.describe(name)) == len(wanted)
+        added = add_partition(broker, name)
+        assert describe_super_stream(broker, name).partitions == (*wanted, added)
+        unbind_partition(broker, name, wanted.partitions[0].stream, delete=True)
+        assert len(describe_super_stream(broker, name)) == len(wanted)
     finally:
-        hands.delete(name)
+        delete_super_stream(broker, name)
 
 
 @pytest.mark.parametrize("stream", ["{}-0", "other-{}"])
 def test_a_binding_key_nobody_can_tell_is_named(
-    hands: Hands, connection: BlockingConnection, name: str, broker_version: tuple[int, ...], stream: str
+    broker: Broker, connection: BlockingConnection, name: str, broker_version: tuple[int, ...], stream: str
 ) -> None:
-    """Where nobody can say by which key a stream is bound, the error says what to do.
-
-    A broker that cannot be asked without harm is not: a stream of a partition's usual name is taken for one.
-    """
+    """An unknown binding key is an error, but for a usual name on a broker that cannot be asked without harm."""
     declare_by_hand(connection, name, ["secret"], [stream.format(name)])
     if broker_version < (4, 3) and stream.startswith("{}"):
-        assert hands.describe(name) == Layout.numbered(name, 1)
+        assert describe_super_stream(broker, name) == Layout.numbered(name, 1)
         return
     with pytest.raises(SuperStreamConflict, match="give the layout yourself"):
-        hands.describe(name)
+        describe_super_stream(broker, name)
 
 
 def test_amqp_alone_does(amqp_url: str, name: str) -> None:
-    """Where no stream protocol answers, all works with partitions that are numbers.
-
-    But not where it was named and does not answer: AMQP may tell other partitions.
-    """
+    """Numbered partitions need AMQP alone, but a stream port that was named and does not answer is an error."""
     wanted = Layout.numbered(name, 2)
     with Proxy.to(amqp_url) as proxy:
         alone = proxy.url(amqp_url)

@@ -24,10 +24,7 @@ def tool(own_broker: LocalRabbitMQ) -> Tool:
 
 
 def test_what_the_tool_made_is_understood(own_broker: LocalRabbitMQ, tool: Tool) -> None:
-    """It is described, declared again without a trace, published to, enlarged and deleted, whatever its options are.
-
-    Partitions stand in the order of the keys as they were given to the tool.
-    """
+    """A super stream of the tool is described in the order of its keys, declared again, enlarged and deleted."""
     url, name = own_broker.broker_url, unique_name("relatum-super")
     tool("add_super_stream", name, "--partitions", "12", "--max-age", "PT1H")
     layout = Layout.numbered(name, 12)
@@ -53,7 +50,7 @@ def test_what_the_tool_made_is_understood(own_broker: LocalRabbitMQ, tool: Tool)
 
 
 def test_the_tool_understands_what_is_made_here(own_broker: LocalRabbitMQ, tool: Tool) -> None:
-    """It finds the partitions and deletes them all, and the exchange."""
+    """The tool deletes all partitions of a super stream that was declared here, and its exchange."""
     name = unique_name("relatum-super")
     layout = declare_super_stream(own_broker.broker_url, name, 2)
     tool("delete_super_stream", name)

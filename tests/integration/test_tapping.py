@@ -27,7 +27,6 @@ SMALL = StreamOptions(max_length_bytes=10_000_000)
 TYPES = {"topic": (), "fanout": (), "headers": (), "direct": ("", "a.b", "")}
 """Types of exchanges, and the keys that one needs to be tapped: an empty one is that of messages without a key."""
 
-
 USERS = {
     "tapper": (r"^tap\..*$", r"^tap\..*$", r"^(.*permitted.*|tap\..*)$"),
     "no-configure": (r"^$", r"^tap\..*$", r"^(.*permitted.*|tap\..*)$"),
@@ -61,7 +60,6 @@ class Bed:
         return untap(self.url, self.database, exchanges, **options)
 
     def exchange(self, kind: str) -> str:
-        """A new exchange with a queue of its own, as others have it."""
         name = unique_name(kind)
         self.channel.exchange_declare(name, kind, durable=True)
         self.channel.queue_declare(name, durable=True)
@@ -69,24 +67,18 @@ class Bed:
         return name
 
     def publish(self, exchange: str, body: bytes, key: str = "a.b", **headers: Any) -> None:
-        """Publish as somebody does who knows nothing of taps."""
         self.channel.basic_publish(exchange, key, body, BasicProperties(headers=headers))
 
     def bodies(self, stream: str, count: int) -> list[bytes]:
-        """What lies in a stream once so many messages do."""
+        """What is in a stream once it has so many messages."""
         with StreamReader.open(self.server.stream_url) as reader:
-
-            def all_there() -> list[bytes]:
-                return [message.body for message in reader.iterate(stream)]
-
-            wait_until(lambda: len(all_there()) >= count, what=f"{count} messages in {stream}")
-            return all_there()
+            wait_until(lambda: len(list(reader.iterate(stream))) >= count, what=f"{count} messages in {stream}")
+            return [message.body for message in reader.iterate(stream)]
 
     def record(self, stream: str, *keys: str) -> None:
         record(self.url, self.engine, stream, keys=keys)
 
     def is_queue(self, name: str) -> bool:
-        """Whether there is a queue or stream of that name."""
         channel = self.connection.channel()
         try:
             channel.queue_declare(name, passive=True)
@@ -98,14 +90,12 @@ class Bed:
 
 @pytest.fixture(scope="module")
 def server(own_broker: LocalRabbitMQ) -> LocalRabbitMQ:
-    """A broker of this module, with users that may do little."""
     add_users(own_broker, USERS)
     return own_broker
 
 
 @pytest.fixture
 def bed(server: LocalRabbitMQ, database_url: str, engine: sa.Engine) -> Iterator[Bed]:
-    """A publisher with confirms, and a new database."""
     with broker_connection(server.broker_url) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
@@ -114,7 +104,7 @@ def bed(server: LocalRabbitMQ, database_url: str, engine: sa.Engine) -> Iterator
 
 @pytest.mark.parametrize("has_stream", [True, False])
 def test_the_name_of_a_tapped_exchange(bed: Bed, has_stream: bool) -> None:
-    """A stream of the very name is what it means; else the tap's stream, which is no partition of a super stream."""
+    """The name of a tapped exchange means a stream of that name, or else the tap's stream."""
     name = unique_name("orders")
     bed.channel.exchange_declare(name, "topic", durable=True)
     bed.tap(name)
@@ -135,7 +125,7 @@ def test_the_name_of_a_tapped_exchange(bed: Bed, has_stream: bool) -> None:
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_tapped_exchange_has_its_messages_found(bed: Bed, kind: str) -> None:
-    """Each type of exchange: what its publishers send is found by its headers, and their queue has it as before."""
+    """Messages of a tapped exchange of each type are found by their headers, and reach its queue as before."""
     exchange = bed.exchange(kind)
     made = bed.tap(exchange, binding_keys=TYPES[kind])
     taps = [(exchange, kind, f"tap.{exchange}")] * (2 if kind == "direct" else 1)
@@ -156,7 +146,7 @@ def test_a_tapped_exchange_has_its_messages_found(bed: Bed, kind: str) -> None:
 
 
 def test_taps_and_bindings_of_others_are_left_alone(bed: Bed) -> None:
-    """Two taps of one exchange have a copy each; the same once more changes nothing; a binding of another's stays."""
+    """Each tap of an exchange has its copy, a repeated tap changes nothing, and a binding of another's stays."""
     exchange = bed.exchange("topic")
     stream = f"tap.{exchange}"
     bed.tap(exchange)
@@ -178,7 +168,7 @@ def test_taps_and_bindings_of_others_are_left_alone(bed: Bed) -> None:
 
 
 def test_many_exchanges_go_into_one_stream(bed: Bed) -> None:
-    """One stream for several; an exchange may be gone when its tap is removed, and the stream stays."""
+    """Several exchanges share a stream, which stays when they are gone or no longer tapped."""
     first, second = bed.exchange("fanout"), bed.exchange("topic")
     stream = unique_name()
     bed.tap([first, second], stream=stream)
@@ -192,7 +182,7 @@ def test_many_exchanges_go_into_one_stream(bed: Bed) -> None:
 
 
 def test_what_cannot_be_tapped_is_one_error_and_makes_nothing(bed: Bed) -> None:
-    """No such exchange, one that shares messages out, a super stream's, a direct one without keys, a queue's name."""
+    """An exchange that cannot be tapped, or a stream's name that is taken, is one error and makes nothing."""
     there, direct, headers = (bed.exchange(kind) for kind in ("topic", "direct", "headers"))
     hashing = bed.exchange("x-consistent-hash")
     stream, partitioned = unique_name(), unique_name()
@@ -222,7 +212,7 @@ def test_what_cannot_be_tapped_is_one_error_and_makes_nothing(bed: Bed) -> None:
 
 
 def test_a_policy_of_the_stream_holds(bed: Bed) -> None:
-    """A policy that an operator has made for streams is neither changed nor in the way; the smaller limit holds."""
+    """A tap leaves an operator's policy of its stream in force."""
     exchange = bed.exchange("fanout")
     definition = json.dumps({"max-length-bytes": 2_000_000})
     run_tool(bed.server, "rabbitmqctl", "set_policy", "kept-small", f"^{exchange}", definition, "--apply-to", "queues")
@@ -235,7 +225,7 @@ def test_a_policy_of_the_stream_holds(bed: Bed) -> None:
 
 
 def test_dead_letters_are_found_by_where_they_died(bed: Bed) -> None:
-    """A dead-letter exchange is tapped like any; the queue and the reason of the first death are keys."""
+    """Messages of a tapped dead-letter exchange are found by the queue and the reason of their first death."""
     exchange = bed.exchange("fanout")
     queue = unique_name("work")
     # At least once: RabbitMQ before 3.12 gives streams no other dead letters.
@@ -254,7 +244,7 @@ def test_dead_letters_are_found_by_where_they_died(bed: Bed) -> None:
 
 
 def test_the_permissions_that_are_needed(bed: Bed) -> None:
-    """Configure and write on the stream, read on the exchange; without one of them nothing is left behind."""
+    """A tap needs to configure and write the stream and read the exchange; without one of these it leaves nothing."""
     exchange = unique_name("permitted")
     stream = f"tap.{exchange}"
     bed.channel.exchange_declare(exchange, "topic", durable=True)
@@ -275,7 +265,7 @@ def test_the_permissions_that_are_needed(bed: Bed) -> None:
 
 
 def test_publishers_get_their_confirms_and_returns(bed: Bed) -> None:
-    """With a tap a message that no key of others leads anywhere is returned no more: the tap's stream has it."""
+    """A tap takes unroutable messages, which are returned to their publishers before it and after it."""
     exchange = unique_name("topic")
     bed.channel.exchange_declare(exchange, "topic", durable=True)
     with pytest.raises(pika.exceptions.UnroutableError):

@@ -47,7 +47,7 @@ BY_STREAMS_SINCE = (3, 12, 1)
 
 @dataclass(frozen=True)
 class World:
-    """The broker, and a database in which its stream is recorded."""
+    """A broker with TLS, and a database in which its stream is recorded."""
 
     tls: TlsBroker
     database: str
@@ -73,26 +73,18 @@ def world(tmp_path_factory: pytest.TempPathFactory, _databases: Databases) -> It
 
 @dataclass(frozen=True)
 class Way:
-    """One way to tell how to log in.
-
-    Attributes:
-        url: The broker's URL, for `TlsBroker.url`.
-        context: The client's certificate in a context given in code, "" for one without; None for no context.
-        options: What else is given in code.
-        raises: The error; None where it works.
-        says: What it must say.
-        system_trust: Whether SSL_CERT_FILE names the authority.
-    """
+    """One way to log in, by a URL for `TlsBroker.url` and options in code, and the error that it raises, if any."""
 
     url: str
     context: str | None = None
+    """The client's certificate in a context given in code; "" for a context without one."""
     options: dict[str, Any] = field(default_factory=dict)
     raises: type[RelatumError] | tuple[type[RelatumError], ...] | None = None
     says: str = ""
     system_trust: bool = False
+    """Whether SSL_CERT_FILE names the authority."""
 
     def prepare(self, tls: TlsBroker, patch: pytest.MonkeyPatch) -> str | Broker:
-        """The broker: its URL, where that says all."""
         if self.system_trust:
             patch.setenv("SSL_CERT_FILE", str(tls.file("authority.pem")))
         context = {} if self.context is None else {"ssl_context": tls.context(self.context or None)}
@@ -141,9 +133,6 @@ WAYS: dict[str, Way] = {
     ),
     "plain-at-tls-port": Way("amqp://{login}{secure}", raises=BrokerUnavailable, says="No AMQP 0.9.1 at"),
 }
-
-
-# --- components: each asks for something, and may be awaited ---------------------------------------------------------
 
 
 def _reader(_world: World, broker: Any) -> None:
@@ -260,7 +249,6 @@ def _cases() -> Iterator[Any]:
 
 
 def _needs_external(broker_version: tuple[int, ...]) -> None:
-    """Skip what logs in to the stream port by a client certificate where RabbitMQ cannot."""
     if broker_version < BY_STREAMS_SINCE:
         pytest.skip("this RabbitMQ cannot take EXTERNAL by the stream protocol")
 
@@ -269,7 +257,7 @@ def _needs_external(broker_version: tuple[int, ...]) -> None:
 def test_a_way_to_log_in(
     world: World, component: str, name: str, broker_version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What logs in elsewhere does so here; what is refused is one error that names the cause, and no password."""
+    """Each component logs in in each way, or raises one error that names the cause and no password."""
     way = WAYS[name]
     if name.startswith("external") and component != "super-streams":
         _needs_external(broker_version)
@@ -281,9 +269,6 @@ def test_a_way_to_log_in(
     if caught is not None:
         assert re.search(way.says, str(caught.value)), str(caught.value)
         assert KEY_PASSWORD not in str(caught.value)
-
-
-# --- clients: the embedded recorder logs in as their connections do, whose options hold all of it ---------------------
 
 
 def _by_pika(tls: TlsBroker, way: str, value: str, options: dict[str, Any]) -> None:
@@ -320,7 +305,6 @@ async def _by_aio_pika(tls: TlsBroker, way: str, value: str, options: dict[str, 
 
 
 def _by_celery(tls: TlsBroker, way: str, value: str, options: dict[str, Any]) -> None:
-    """Kombu makes the context itself, out of names of files."""
     port = tls.elsewhere if way == "other-name" else tls.secure
     secure: dict[str, Any] = {"ca_certs": str(tls.file("authority.pem")), "cert_reqs": ssl.CERT_REQUIRED}
     secure["server_hostname"] = "broker.example" if way == "other-name" else "localhost"
@@ -353,7 +337,7 @@ CLIENTS: dict[Callable[..., Any], tuple[str, ...]] = {
 def test_what_a_client_publishes_is_recorded(
     world: World, client: Callable[..., Any], way: str, broker_version: tuple[int, ...]
 ) -> None:
-    """By a recorder in its process that is told nothing of TLS: the connection's own options will do."""
+    """The embedded recorder logs in with the TLS options of the client's own connection."""
     if way.startswith("external"):
         _needs_external(broker_version)
     value = f"{client.__name__} {way}"

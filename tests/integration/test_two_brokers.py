@@ -45,7 +45,6 @@ class Two:
     alone: str
 
     def record(self, url: str, *streams: str) -> None:
-        """Record all that is in the stream there, or in others, now."""
         record(url, self.engine, *(streams or (self.stream,)), keys=["order_id"])
 
     def record_until_of(self, url: str) -> None:
@@ -61,15 +60,13 @@ class Two:
         with self.engine.begin() as connection:
             return [(row[0], row[1]) for row in connection.execute(query, {"name": self.stream})]
 
-    def refuses(self, url: str, stream: str | None = None) -> None:
-        """Its recorder ends."""
+    def refuses(self, url: str) -> None:
         with pytest.raises(AnotherBroker):
-            Recorder(url, self.engine.url, [stream or self.stream]).run(threading.Event())
+            Recorder(url, self.engine.url, [self.stream]).run(threading.Event())
 
 
 @pytest.fixture
 def two(amqp_url: str, own_broker: LocalRabbitMQ, engine: sa.Engine) -> Iterator[Two]:
-    """Nothing of them is recorded."""
     name, alone = unique_name("both"), unique_name("alone")
     for url, count in ((amqp_url, 5), (own_broker.broker_url, 9)):
         declare_stream(url, name)
@@ -86,8 +83,8 @@ def id_of(url: str) -> UUID | None:
         return claimed_identity(reader).broker_id
 
 
-def test_another_brokers_stream_is_one_clear_error(two: Two) -> None:
-    """The second broker's recorder, back-fill and comparison say so, name both, and write nothing."""
+def test_another_brokers_stream_is_one_clear_error(two: Two, database_url: str) -> None:
+    """The recorder, back-fill, comparison and commands of another broker name its owner, and write nothing."""
     one, other = two.there, two.here
     two.record(one)
     before = rows_of(two.engine, two.stream)
@@ -101,13 +98,28 @@ def test_another_brokers_stream_is_one_clear_error(two: Two) -> None:
         for url in (one, other):
             assert str(id_of(url))[:8] in str(caught.value)
         assert caught.value.stream == two.stream
+    environment = {"RELATUM_DATABASE_URL": database_url, "RELATUM_BROKER_URL": other, "COLUMNS": "500"}
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, list(arguments), env=environment)
+
+    for command in (
+        ["record", two.stream],
+        ["find", "order_id", "o1", "--streams", two.stream],
+        ["status", two.stream],
+    ):
+        ended = run(*command)
+        assert ended.exit_code == 3, (command, ended.output)
+        assert str(id_of(one))[:8] in ended.output
     assert rows_of(two.engine, two.stream) == before
     assert two.generations() == [(1, id_of(one))]
     assert verify(one, two.engine.url, [two.stream]).ok
+    assert json.loads(run("forget", "--origin", two.stream, "--json").stdout) == [two.stream]
+    assert two.generations() == [(1, None)]
 
 
 def test_lookups_name_another_brokers_stream_or_leave_it_out(two: Two) -> None:
-    """Who names it gets the error; who names none gets an answer without it, which says so and is not proven."""
+    """A look-up that names another broker's stream is an error; one of all streams names it and is unproven."""
     stream, alone = two.stream, two.alone
     two.record(two.there)
     two.record(two.here, alone)
@@ -136,7 +148,7 @@ def test_lookups_name_another_brokers_stream_or_leave_it_out(two: Two) -> None:
 
 
 def test_a_stream_that_was_forgotten_is_anybodys(two: Two) -> None:
-    """What was forgotten another broker records; where only the origin was, it begins a generation of its own."""
+    """Another broker records a forgotten stream; where only the origin was forgotten, as a new generation."""
     two.record(two.there)
     assert forget_origin(two.engine.url, [two.stream]) == [two.stream]
     ours = [(generation, id_of(two.here)) for generation in (1, 2)]
@@ -148,28 +160,8 @@ def test_a_stream_that_was_forgotten_is_anybodys(two: Two) -> None:
     assert verify(two.there, two.engine.url, [two.stream]).ok
 
 
-def test_the_commands_say_whose_a_stream_is(two: Two, database_url: str) -> None:
-    """`record` ends with code 3, `status` names the broker, and `forget --origin` takes the stream for nobody's."""
-    two.record(two.there)
-    environment = {"RELATUM_DATABASE_URL": database_url, "RELATUM_BROKER_URL": two.here, "COLUMNS": "500"}
-
-    def run(*arguments: str) -> Result:
-        return CliRunner().invoke(app, list(arguments), env=environment)
-
-    for command in (
-        ["record", two.stream],
-        ["find", "order_id", "o1", "--streams", two.stream],
-        ["status", two.stream],
-    ):
-        ended = run(*command)
-        assert ended.exit_code == 3, (command, ended.output)
-        assert str(id_of(two.there))[:8] in ended.output
-    assert json.loads(run("forget", "--origin", two.stream, "--json").stdout) == [two.stream]
-    assert two.generations() == [(1, None)]
-
-
 def test_a_recorder_of_others_goes_on_beside_another_brokers_stream(two: Two, caplog: pytest.LogCaptureFixture) -> None:
-    """It records the others, names that one in its log once, and takes nothing of it."""
+    """A recorder of several streams records its own, and leaves another broker's to that one, with a log line."""
     two.record(two.there)
     before = rows_of(two.engine, two.stream)
     with recording(two.here, two.engine, two.stream, two.alone):
@@ -187,19 +179,8 @@ def test_a_recorder_of_others_goes_on_beside_another_brokers_stream(two: Two, ca
     assert shown[two.alone].state in ("recording", "unattended")
 
 
-def test_rows_of_before_are_adopted_by_who_comes_first(two: Two) -> None:
-    """A stream recorded by the release before is of the broker whose recorder comes, and of no other from then on."""
-    two.record(two.there)
-    with two.engine.begin() as connection:
-        connection.execute(sa.text("UPDATE relatum.streams SET broker_id = NULL"))
-        connection.execute(sa.text("DELETE FROM relatum.brokers"))
-    two.record_until_of(two.there)
-    assert len(two.generations()) == 1
-    two.refuses(two.here)
-
-
 def test_a_broker_that_has_lost_its_id_is_another_one_until_somebody_says_so(two: Two) -> None:
-    """Its streams are its own again, with all that was recorded of them, once their origin is forgotten."""
+    """A broker that lost its id gets its streams back, with all that was recorded, once their origin is forgotten."""
     two.record(two.there)
     before, rows = id_of(two.there), rows_of(two.engine, two.stream)
     delete_stream(two.there, IDENTITY_STREAM)
@@ -211,33 +192,38 @@ def test_a_broker_that_has_lost_its_id_is_another_one_until_somebody_says_so(two
 
 
 def test_a_stream_that_is_declared_again_is_replaced(two: Two) -> None:
-    """On the same broker it is not taken for another one's."""
+    """A stream declared again on its broker is a new generation of that broker, which open look-ups follow."""
     two.record(two.here)
-    delete_stream(two.here, two.stream)
-    declare_stream(two.here, two.stream)
-    publish_plain(two.here, two.stream, [(b"again", {"order_id": "o6"}), (b"again", {"order_id": "o7"})])
     with Relations(two.here, two.engine.url) as relations:
+        assert relations.find("order_id", "o3", streams=two.stream).ids == ((two.stream, 3),)
+        delete_stream(two.here, two.stream)
+        declare_stream(two.here, two.stream)
+        publish_plain(two.here, two.stream, [(b"again", {"order_id": each}) for each in ("o6", "o3")])
         with pytest.raises(StreamReplaced):
             relations.find("order_id", "o2", streams=two.stream)
         with recording(two.here, two.engine, two.stream):
             wait_until(lambda: len(two.generations()) == 2, what="another generation")
             wait_recorded(two.here, two.engine, two.stream)
-        assert relations.find("order_id", "o6", streams=two.stream).status is Status.FOUND
+        assert relations.find("order_id", "o6", streams=two.stream).ids == ((two.stream, 0),)
+        assert relations.find("order_id", "o3", streams=two.stream).ids == ((two.stream, 1),)
         wait_until(lambda: relations.find("order_id", "o5").status is Status.ABSENT, what="its use")
     assert two.generations() == [(1, id_of(two.here)), (2, id_of(two.here))]
 
 
 def test_who_has_no_rights_to_the_id_records_as_before(two: Two, own_broker: LocalRabbitMQ) -> None:
-    """The broker is not known then, which speaks against nothing: neither when recording, nor when looking up."""
+    """Without rights to its id a broker is unknown and recorded all the same, until a recorder that has them comes."""
     add_users(own_broker, {"narrow": ("^both", "^both", "^both")})
     narrow = as_user(two.there, "narrow")
     delete_stream(two.there, IDENTITY_STREAM)
     assert id_of(narrow) is None
     two.record(narrow)
     assert two.generations() == [(1, None)]
+    with two.engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT FROM relatum.brokers")).all() == []
     assert id_of(two.there) is not None
     assert id_of(narrow) is None
     two.record_until_of(two.there)
+    two.refuses(two.here)
     publish_plain(two.there, two.stream, [(b"more", {"order_id": "o9"})])
     two.record(narrow)
     assert two.generations() == [(1, id_of(two.there))]

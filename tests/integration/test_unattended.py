@@ -30,7 +30,6 @@ class InProcess(Relatum):
     """The command, without a process of its own: what it says is the same."""
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run it to its end."""
         ended = CliRunner().invoke(app, arguments, env=self.environment)
         return subprocess.CompletedProcess(arguments, ended.exit_code, ended.stdout, ended.stderr)
 
@@ -41,12 +40,8 @@ def relatum(place: Place) -> Relatum:
 
 
 def waited(relations: Relations, message: Message, by: str) -> Answer:
-    """What a wait says that was long enough for a proof."""
     tried = (relations.wait_related(message, by=by, timeout_s=1.0) for _ in range(100))
     return next(each for each in tried if each.status is not Status.UNPROVEN)
-
-
-# --- nobody records, or there is no value -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -76,9 +71,9 @@ def test_the_status_of_many_streams_takes_as_many_statements_as_that_of_one(plac
 
 
 def test_a_message_without_the_key_is_told_from_one_without_relata(
-    place: Place, relations: Relations, recorded: str
+    place: Place, relations: Relations, relatum: Relatum, recorded: str
 ) -> None:
-    """Each look-up that takes the value from a message names the keys that it lacks, and why; the status stays."""
+    """Each look-up that takes a value from a message, and the command, name the keys that it lacks, and why."""
     add_keys(place.engine, [KeyDefinition("call", source="property:correlation_id")])
     order, other, impossible = (relations.read(recorded, offset) for offset in range(3))
     for answer in (
@@ -97,34 +92,30 @@ def test_a_message_without_the_key_is_told_from_one_without_relata(
     # A value that was looked for, with another key that the message lacks.
     answer = relations.related(order, by=["order_id", "call"])
     assert (answer.status, answer.missing_keys, answer.explanation) == (Status.ABSENT, (), "")
+    asked = "related", recorded, "1", "--by", "order_id"
+    ended = relatum.run(*asked)
+    assert (ended.returncode, ended.stderr) == (6, "")
+    assert ended.stdout.startswith("absent: this message has no value of order_id (no header:order_id): nothing was")
+    assert relatum.json(*asked)["missing_keys"] == [{"key": "order_id", "reason": "no header:order_id"}]
 
 
-def test_nobody_records_is_told_from_a_recorder_behind(place: Place, relations: Relations, recorded: str) -> None:
-    """What is not recorded yet and has no recorder is named, also after a wait."""
+def test_nobody_records_is_told_from_a_recorder_behind(
+    place: Place, relations: Relations, relatum: Relatum, recorded: str
+) -> None:
+    """A stream that is behind and has no recorder is named by look-ups, after a wait, and by the command."""
     place.put((b"", {"order_id": "b"}))
     order = relations.read(recorded, 0)
     answer = waited(relations, order, "order_id")
     assert (answer.status, answer.unrecorded_streams) == (Status.NOT_RECORDED_YET, (recorded,))
     assert answer.explanation == f"nobody records {recorded!r}: relatum record {recorded}"
     assert relations.find("order_id", "b").unrecorded_streams == (recorded,)
+    ended = relatum.run("find", "order_id", "b")
+    assert ended.returncode == 8
+    assert answer.explanation in ended.stdout
+    assert relatum.json("find", "order_id", "b")["unrecorded_streams"] == [recorded]
     record_as(place.engine, "somebody")
     answer = relations.find("order_id", "b")
     assert (answer.status, answer.unrecorded_streams, answer.explanation) == (Status.NOT_RECORDED_YET, (), "")
-
-
-def test_the_command_says_why_there_is_nothing(place: Place, relatum: Relatum, recorded: str) -> None:
-    """`related` of a message without the key, and `find` of what nobody records: as text and as JSON."""
-    ended = relatum.run("related", recorded, "1", "--by", "order_id")
-    assert (ended.returncode, ended.stderr) == (6, "")
-    assert ended.stdout.startswith("absent: this message has no value of order_id (no header:order_id): nothing was")
-    assert relatum.json("related", recorded, "1", "--by", "order_id")["missing_keys"] == [
-        {"key": "order_id", "reason": "no header:order_id"}
-    ]
-    place.put((b"", {"order_id": "b"}))
-    ended = relatum.run("find", "order_id", "b")
-    assert ended.returncode == 8
-    assert f"nobody records {recorded!r}: relatum record {recorded}" in ended.stdout
-    assert relatum.json("find", "order_id", "b")["unrecorded_streams"] == [recorded]
 
 
 def test_a_status_begins_with_who_records(place: Place, relatum: Relatum, recorded: str) -> None:
@@ -142,7 +133,7 @@ def test_a_status_begins_with_who_records(place: Place, relatum: Relatum, record
 
 
 def test_keys_are_told_as_they_are_defined(place: Place, relatum: Relatum, caplog: pytest.LogCaptureFixture) -> None:
-    """A new key is a line in the log; a header named like a property is hinted at; a conflict says how to go on."""
+    """A new key is logged, and names like properties, conflicts and a back-fill of nothing say how to go on."""
     with caplog.at_level(logging.INFO, "relatum.keys"):
         for _ in range(2):
             add_keys(place.engine, ["orderid"])
@@ -156,6 +147,7 @@ def test_keys_are_told_as_they_are_defined(place: Place, relatum: Relatum, caplo
     assert ended.returncode == 2
     assert "as header:correlation_id, text, and now requested as property:correlation_id, text" in ended.stderr
     assert "KeyDefinition('call', source='header:correlation_id')" in ended.stderr
+    assert "relatum record STREAM" in relatum.ok("backfill")
 
 
 _PUBLISHER = """
@@ -191,9 +183,6 @@ def test_a_process_says_what_it_leaves_unrecorded(place: Place) -> None:
     assert publish("wait") == publish("release") == ""
 
 
-# --- a key is newer than what is recorded -----------------------------------------------------------------------------
-
-
 @pytest.fixture
 def streams(place: Place) -> Iterator[list[str]]:
     """Three streams recorded by `order_id`, in the order of their names; then the key `customer` is defined."""
@@ -209,9 +198,9 @@ def streams(place: Place) -> Iterator[list[str]]:
         yield names
 
 
-def test_a_trace_by_older_keys_stays_complete(relations: Relations, streams: list[str]) -> None:
-    """It names the new key where a message has it; asked for by name, or for want of others, it counts."""
-    orders, payments, _ = streams
+def test_a_trace_says_where_there_may_be_more(place: Place, relations: Relations, streams: list[str]) -> None:
+    """A trace names a new key that its messages have, and is unproven by that key or by a stream's unrecorded end."""
+    orders, payments, parcels = streams
     unseen = (NewKey("customer", tuple(streams)),)
     trace = relations.trace(("order_id", 1))
     assert [each.id for each in trace] == [(orders, 0), (payments, 0)]
@@ -230,12 +219,21 @@ def test_a_trace_by_older_keys_stays_complete(relations: Relations, streams: lis
         assert (asked.status, asked.new_keys, asked.unrecorded_streams) == (Status.NOT_RECORDED_YET, unseen, ())
     whole = relations.trace(("order_id", 1), complete=True)
     assert (len(whole), whole.status, whole.new_keys) == (4, Status.FOUND, ())
+    place.put((b"", {"order_id": 3}), to=parcels)
+    trace = relations.trace(("order_id", 3))
+    assert ([step.status for step in trace.steps], len(trace)) == ([Status.FOUND], 2)
+    assert (trace.status, trace.unrecorded_streams) == (Status.NOT_RECORDED_YET, (parcels,))
+    assert len(relations.trace(("order_id", 3), complete=True)) == 3
 
 
 def test_a_lookup_by_a_new_key_names_it(place: Place, relations: Relations, streams: list[str]) -> None:
-    """Nobody needs to record; where something is not recorded at all, both are said."""
+    """A look-up by a new key names the key, is unproven without `complete`, and names unrecorded streams as well."""
     orders = relations.read(streams[0], 0)
     unseen = (NewKey("customer", tuple(streams)),)
+    found = relations.find("customer", "ann", complete=True)
+    assert sorted(found.ids) == [(streams[0], 0), (streams[0], 1), (streams[2], 0)]
+    assert relations.find("customer", "zoe", complete=True).status is Status.ABSENT
+    assert relations.find("order_id", 99).status is Status.ABSENT
     for answer in (relations.find("customer", "ann"), relations.related(orders, by="customer")):
         assert (answer.status, answer.new_keys, answer.unrecorded_streams) == (Status.NOT_RECORDED_YET, unseen, ())
         assert answer.words == f"not recorded yet: {answer.explanation}"
@@ -250,20 +248,8 @@ def test_a_lookup_by_a_new_key_names_it(place: Place, relations: Relations, stre
     assert relations.find("order_id", 99).new_keys == ()
 
 
-def test_a_trace_that_found_something_does_not_say_that_this_is_all(
-    place: Place, relations: Relations, streams: list[str]
-) -> None:
-    """Where a stream is not recorded to its end there may be more, though the only hop found something."""
-    assert relations.trace(("order_id", 3)).status is Status.FOUND
-    place.put((b"", {"order_id": 3}), to=streams[2])
-    trace = relations.trace(("order_id", 3))
-    assert ([step.status for step in trace.steps], len(trace)) == ([Status.FOUND], 2)
-    assert (trace.status, trace.unrecorded_streams) == (Status.NOT_RECORDED_YET, (streams[2],))
-    assert len(relations.trace(("order_id", 3), complete=True)) == 3
-
-
-def test_the_commands_name_one_cure_and_it_cures(place: Place, relatum: Relatum, streams: list[str]) -> None:
-    """`keys add`, `find` and `trace` end with the same command, which needs no stream's name."""
+def test_the_commands_name_one_cure_and_it_cures(relations: Relations, relatum: Relatum, streams: list[str]) -> None:
+    """`keys add`, `find` and `trace` end with the same command, which back-fills the key in all streams."""
     said = relatum.ok("keys", "add", "customer")
     assert said.rstrip().endswith(CURE)
     found = relatum.run("find", "customer", "ann")
@@ -276,9 +262,10 @@ def test_the_commands_name_one_cure_and_it_cures(place: Place, relatum: Relatum,
     by_new = relatum.run("trace", "customer", "ann")
     assert (by_new.returncode, by_new.stdout.count(CURE)) == (8, 1)
     relatum.ok(*shlex.split(traced.stdout.rsplit("relatum ", 1)[1]))
-    with Relations(place.amqp, place.database) as relations:
-        trace = relations.trace(("order_id", 1))
+    trace = relations.trace(("order_id", 1))
     assert (len(trace), trace.status, trace.new_keys) == (4, Status.FOUND, ())
+    assert len(relations.find("customer", "ann")) == 3
+    assert relations.find("customer", "zoe").status is Status.ABSENT
     # Twice, it finds nothing to do.
     assert all(each["rows"] == 0 for each in relatum.json("backfill", "--keys", "customer"))
 
@@ -300,12 +287,6 @@ def test_a_back_fill_of_all_passes_over_what_is_gone(place: Place, relatum: Rela
     again = relatum.run("backfill")
     assert again.returncode != 0
     assert orders in again.stderr
-
-
-def test_a_back_fill_of_nothing_says_so(place: Place, relatum: Relatum) -> None:
-    """Where nothing is recorded there is nothing to look at again."""
-    relatum.ok("keys", "add", "customer")
-    assert "relatum record STREAM" in relatum.ok("backfill")
 
 
 def test_times_are_switched_with_the_database_alone(place: Place, recorded: str) -> None:

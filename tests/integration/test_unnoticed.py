@@ -17,7 +17,6 @@ import relatum
 
 
 async def of_pika(stack: AsyncExitStack, url: str) -> list[Any]:
-    """A blocking connection, and its channel; what is intercepted is first."""
     connection = stack.enter_context(pika.BlockingConnection(pika.URLParameters(url)))
     return [connection, connection.channel()]
 
@@ -35,13 +34,11 @@ async def of_celery(stack: AsyncExitStack, url: str) -> list[Any]:
 
 
 async def of_dramatiq(stack: AsyncExitStack, url: str) -> list[Any]:
-    """A broker, and its thread's connection and channel."""
     broker = stack.enter_context(closing(RabbitmqBroker(url=url)))
     return [broker, broker.connection, broker.channel]
 
 
 async def of_faststream(stack: AsyncExitStack, url: str) -> list[Any]:
-    """A broker that was started, and its connection."""
     broker = await stack.enter_async_context(RabbitBroker(url, logger=None))
     await broker.start()
     return [broker, broker._connection]
@@ -51,10 +48,7 @@ CLIENTS = (of_pika, of_aio_pika, of_aio_pika_robust, of_celery, of_dramatiq, of_
 
 
 def looks(owner: Any) -> dict[str, tuple[Any, ...]]:
-    """Of each method of an object: names, description, signature, whose it is, and what kind of callable.
-
-    `inspect` goes by the kind, and so does `unittest.mock`, which checks calls of methods by their signature.
-    """
+    """What `inspect` and `unittest.mock` go by, of each method: names, docstring, signature, owner and kind."""
     found = {}
     for name in dir(type(owner)):
         if inspect.isfunction(inspect.getattr_static(type(owner), name)):
@@ -70,7 +64,7 @@ def looks(owner: Any) -> dict[str, tuple[Any, ...]]:
 async def test_methods_look_as_they_did(
     opened: Callable[[AsyncExitStack, str], Awaitable[list[Any]]], amqp_url: str
 ) -> None:
-    """Names, signature, object and whether to await: by these do decorators choose. Released, nothing is left."""
+    """Intercepted methods look as the bare ones did, and a released object has its own attributes again."""
     async with AsyncExitStack() as stack:
         owners = await opened(stack, amqp_url)
         before = [(looks(owner), dict(vars(owner))) for owner in owners]

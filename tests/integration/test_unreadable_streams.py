@@ -18,6 +18,7 @@ from tests.support import (
     declare_stream,
     delete_stream,
     in_a_try,
+    new_streams,
     publish_plain,
     recorded_to,
     recording,
@@ -54,7 +55,7 @@ def reader_url(owner_url: str, engine: sa.Engine) -> str:
 
 
 def test_status_prune_and_verify_go_on_with_the_others(reader_url: str, owner_url: str, engine: sa.Engine) -> None:
-    """The stream that this user may not read is a row with its reason; the other one is whole."""
+    """A stream that this user may not read has a row with its reason, and does not affect the other one."""
     closed, opened = status(reader_url, engine.url)
     assert (closed.stream, closed.state, closed.lag_offsets, closed.last) == (CLOSED, "refused", None, None)
     assert isinstance(closed.error, AccessRefused)
@@ -74,7 +75,7 @@ def test_status_prune_and_verify_go_on_with_the_others(reader_url: str, owner_ur
 def test_a_publishers_recorder_that_is_closed_records_the_others_to_their_end(
     reader_url: str, owner_url: str, engine: sa.Engine
 ) -> None:
-    """Two seconds are enough for what can be read; what cannot is no reason to leave that to the next recorder."""
+    """An embedded recorder that is closed records readable streams to their end although another is unreadable."""
 
     def leaves_nothing() -> bool:
         recorder = EmbeddedRecorder(reader_url, engine.url)
@@ -90,7 +91,7 @@ def test_a_publishers_recorder_that_is_closed_records_the_others_to_their_end(
 
 @pytest.mark.parametrize("face", FACES)
 def test_look_ups_go_on_with_the_others_and_say_no_false_absent(face: str, reader_url: str, database_url: str) -> None:
-    """What is found elsewhere is found; what may lie in the stream that is left out is unproven, and it is named."""
+    """Look-ups find what is in readable streams, are unproven where an unreadable one may have more, and name it."""
     with open_relations(face, reader_url, database_url) as relations:
         found = relations.find("order_id", f"only {OPEN}")
         assert (found.status, [each.stream for each in found.ids]) == (Status.FOUND, [OPEN])
@@ -123,7 +124,7 @@ def test_look_ups_go_on_with_the_others_and_say_no_false_absent(face: str, reade
 def test_groups_go_on_with_the_others(
     one_face: str, reader_url: str, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The groups of other streams are given whole; a position that leaves a stream out does not claim to be of all."""
+    """Groups of readable streams are given whole, and a position that leaves out a stream says so."""
     with open_relations(one_face, reader_url, database_url) as relations:
         assert [group.group_id for group in relations.groups(follow=False)] == [group_id(1)]
         assert f"{CLOSED!r} is left out" in caplog.text
@@ -135,7 +136,7 @@ def test_groups_go_on_with_the_others(
 def test_a_stream_that_this_user_may_not_read_is_not_written(
     reader_url: str, owner_url: str, engine: sa.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A recorder without the permission says so, and the table does not know the stream."""
+    """A recorder that may not read a stream logs that and does not add it to the table."""
     name = unique_name("closed")
     declare_stream(owner_url, name)
     with recording(reader_url, engine, name):
@@ -145,16 +146,13 @@ def test_a_stream_that_this_user_may_not_read_is_not_written(
 
 @pytest.mark.differs
 def test_a_recorded_stream_that_is_a_queue_now_stops_no_other(place: Place) -> None:
-    """It is gone, as one that was deleted: shown with its reason, and no look-up among all streams fails."""
-    name = unique_name("was-a-stream")
-    declare_stream(place.amqp, name)
-    for each in (name, place.stream):
-        place.put((b"", {"order_id": each}), to=each)
-    place.record(name, place.stream, keys=["order_id"])
-    delete_stream(place.amqp, name)
-    with broker_connection(place.amqp) as connection:
+    """A recorded stream that is a queue now is shown with its reason, and look-ups treat it as deleted."""
+    with new_streams(place.amqp, 1) as (name,), broker_connection(place.amqp) as connection:
+        for each in (name, place.stream):
+            place.put((b"", {"order_id": each}), to=each)
+        place.record(name, place.stream, keys=["order_id"])
+        delete_stream(place.amqp, name)
         connection.channel().queue_declare(name, durable=True)
-    try:
         found = {each.stream: each for each in status(place.amqp, place.database)}
         assert (found[name].state, found[place.stream].state) == ("not_a_stream", "unattended")
         assert isinstance(found[name].error, NotAStream)
@@ -165,5 +163,3 @@ def test_a_recorded_stream_that_is_a_queue_now_stops_no_other(place: Place) -> N
             assert relations.find("order_id", "nowhere").streams == (place.stream,)
             with pytest.raises((NotAStream, StreamNotFound), match=name):
                 relations.find("order_id", "nowhere", streams=name)
-    finally:
-        delete_stream(place.amqp, name)

@@ -57,7 +57,6 @@ class World(Place):
             self.sql(f"CREATE TABLE sound.{table} AS SELECT * FROM relatum.{table}")
 
     def restore(self) -> None:
-        """Begin with what is sound again."""
         with self.engine.begin() as connection:
             connection.execute(sa.text(f"TRUNCATE {', '.join(f'relatum.{table}' for table in TABLES)} CASCADE"))
             for table in TABLES:
@@ -65,7 +64,6 @@ class World(Place):
                 connection.execute(sa.text(back))
 
     def verify(self, **options: Any) -> VerifyReport:
-        """Compare the stream with the database, by connections that stay open."""
         return verify(self.amqp, self.kept, [self.stream], **options)
 
     def repair(self, report: VerifyReport) -> list[str]:
@@ -75,7 +73,7 @@ class World(Place):
         return [each for stream in self.verify().streams for each in stream.differences]
 
     def tables(self) -> dict[str, Any]:
-        """What look-ups depend on: rows, what is covered for which key, holes, the tail's end, and groups."""
+        """What look-ups, receipts and groups depend on: rows, coverage by key, holes, and the tail's end."""
         covered: Counter[tuple[int, int]] = Counter()
         ranges = self.sql("SELECT from_offset, to_offset, key_ids, with_time, kind FROM relatum.coverage")
         for start, end, key_ids, with_time, kind in ranges:
@@ -86,6 +84,7 @@ class World(Place):
             "rows": Counter(map(tuple, rows)),
             "covered": covered,
             "tail": self.sql("SELECT to_offset FROM relatum.coverage WHERE is_tail"),
+            "receipts": sorted(self.sql("SELECT message_id, stream_offset FROM relatum.receipts")),
             "groups": self.sql("SELECT group_id, first_offset, state FROM relatum.group_states"),
             "streams": self.sql("SELECT name, state, generation, replaced_at FROM relatum.streams"),
         }
@@ -193,7 +192,7 @@ a block with other offsets may hold what another one does."""
 
 
 def test_every_kind_of_damage_is_found_named_and_mended(world: World, is_long: bool) -> None:
-    """Chance damages one row at a time; what is mended is what was there, and nothing is found in it any more."""
+    """Damage to a random row is found and named, and a repair restores what was there, receipts included."""
     sound = world.tables()
     assert world.differences() == []
     world.save()
@@ -219,7 +218,7 @@ def test_every_kind_of_damage_is_found_named_and_mended(world: World, is_long: b
 
 
 def test_a_stream_without_the_message_recorded_last_is_another_one(world: World) -> None:
-    """Nothing else is compared then, and a repair changes nothing: the next recorder begins where the two agree."""
+    """A stream without its last recorded message is only reported as replaced, and the next recorder mends it."""
     sound = world.tables()["rows"]
     world.sql("UPDATE relatum.coverage SET last_fingerprint = last_fingerprint # 1 WHERE is_tail")
     (found,) = world.differences()
@@ -234,7 +233,7 @@ def test_a_stream_without_the_message_recorded_last_is_another_one(world: World)
 
 @pytest.mark.differs
 def test_two_repairs_from_reports_of_one_moment_double_nothing(world: World) -> None:
-    """Each compares again, and covers nothing that another has covered. A dry run says what would be done."""
+    """Repairs from reports of one moment mend what is different once, as a dry run says, and double nothing."""
     sound = world.tables()
     world.sql("DELETE FROM relatum.relationships WHERE stream_offset % 3 = 0")
     world.sql("DELETE FROM relatum.time_blocks WHERE first_offset > 75")
@@ -251,7 +250,7 @@ def test_two_repairs_from_reports_of_one_moment_double_nothing(world: World) -> 
 
 @pytest.mark.differs
 def test_a_repair_from_an_old_report_writes_only_what_differs_now(world: World) -> None:
-    """A report from before other repairs, back-fills and recorders is a hint where to look, no more."""
+    """A repair from an old report changes nothing that is not different any more."""
     world.sql("DELETE FROM relatum.relationships WHERE stream_offset < 100")
     old = world.verify()
     world.repair(old)
@@ -263,7 +262,6 @@ def test_a_repair_from_an_old_report_writes_only_what_differs_now(world: World) 
 
 
 def publish_hosts(place: Place, *counts: int) -> None:
-    """Publish chunks of so many small messages each."""
     coded = [b"\0\x53\x74\xc1\x0c\x02\xa1\x04host\xa1\x03%03d\0\x53\x75\xa0\0" % (n % 100) for n in range(max(counts))]
     with RawPublisher(place.stream_url, place.stream) as publisher:
         for count in counts:
@@ -271,7 +269,7 @@ def publish_hosts(place: Place, *counts: int) -> None:
 
 
 def test_what_retention_takes_meanwhile_is_no_difference(fleeting: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also what would be counted only, as more is found than is listed."""
+    """Rows of messages that retention drops during the comparison are no differences, listed or only counted."""
     count = 1_100
     publish_hosts(fleeting, count)
     fleeting.record(keys=["host"])
@@ -293,8 +291,10 @@ def test_what_retention_takes_meanwhile_is_no_difference(fleeting: Place, monkey
 
 @pytest.mark.differs
 def test_a_repair_mends_more_than_it_lists(world: World) -> None:
-    """A thousand differences are listed and the others counted; all are mended, and the last line says how many."""
+    """A repair mends also those differences that are only counted, and keeps no range that a scan has read."""
     sound = world.tables()
+    ranges = "SELECT coverage_id FROM relatum.coverage"
+    before = set(world.sql(ranges))
     world.sql(
         "INSERT INTO relatum.relationships (stream_offset, time_us, stream_id, key_id, value) "
         "SELECT stream_offset, time_us, stream_id, key_id, value || n "
@@ -307,10 +307,11 @@ def test_a_repair_mends_more_than_it_lists(world: World) -> None:
     assert len(done) == 1001
     assert f"{found.difference_count - 1000:,} more" in done[-1]
     assert world.tables() == sound
+    assert not before & set(world.sql(ranges))
 
 
 def test_a_recorder_beside_it_is_no_difference(world: World) -> None:
-    """What is recorded while it is compared is not judged, and what is judged is of one moment."""
+    """`verify` finds no difference while a recorder records the stream."""
     with world.recording(), ThreadPoolExecutor(1) as pool:
         published = pool.submit(world.put, *map(message, range(1000, 2000)))
         rounds = 0
@@ -321,8 +322,17 @@ def test_a_recorder_beside_it_is_no_difference(world: World) -> None:
         world.wait_recorded()
 
 
+def test_verify_beside_a_back_fill_finds_no_difference(place: Place) -> None:
+    """`verify` compares rows and coverage as of one moment, so that a back-fill beside it is no difference."""
+    publish_hosts(place, *[1000] * 21)
+    place.record(keys=[])
+    add_keys(place.engine, ["host"])
+    report = place.verify(progress=lambda _: place.backfill() and None)
+    assert report.ok, report.streams[0].differences[:3]
+
+
 def test_a_sample_compares_something_and_says_what(world: World) -> None:
-    """However small the share: a window of each stream, chosen by a seed that chooses it again."""
+    """The smallest sample compares a window of each stream, and its seed chooses the same window again."""
     report = world.verify(sample=0.001)
     (found,) = report.streams
     assert (found.windows, found.windows_total, found.messages) == (1, 1, MESSAGES)
@@ -333,7 +343,7 @@ def test_a_sample_compares_something_and_says_what(world: World) -> None:
 
 @pytest.mark.differs
 def test_rows_of_a_key_that_is_gone_are_deleted(world: World) -> None:
-    """A definition that was deleted, not removed, leaves rows that nobody could ever look up or prune."""
+    """A repair deletes the rows of a key whose definition was deleted."""
     world.sql("DELETE FROM relatum.keys WHERE name = 'host'")
     report = world.verify()
     assert {difference.kind for difference in report.streams[0].differences} == {"unsound"}
@@ -343,7 +353,7 @@ def test_rows_of_a_key_that_is_gone_are_deleted(world: World) -> None:
 
 
 def test_a_million_sound_rows_give_no_false_alarm(place: Place, is_long: bool) -> None:
-    """Whatever the number of windows; fewer rows unless `--long`."""
+    """A sound stream of many windows has no differences."""
     chunks = 1000 if is_long else 21
     publish_hosts(place, *[1000] * chunks)
     with place.recording(keys=["host"]):

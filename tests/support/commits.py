@@ -1,5 +1,7 @@
 """Commits that can be caught in the middle: what an application writes waits, as it is committed, for a test's lock."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import sqlalchemy as sa
@@ -25,6 +27,26 @@ CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON consumed DEFERRABLE INITIALL
 _committing: Final = sa.text(
     "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query = 'COMMIT' AND state = 'active'"
 )
+
+
+def bodies_written(engine: sa.Engine) -> list[str]:
+    with engine.connect() as connection:
+        return list(connection.scalars(sa.select(written.c.body).order_by(written.c.id)))
+
+
+def make_commits_wait(engine: sa.Engine) -> None:
+    """Make the application's table, whose commits `commits_held` holds up."""
+    written.create(engine)
+    with engine.begin() as connection:
+        connection.execute(sa.text(AT_COMMIT))
+
+
+@contextmanager
+def commits_held(engine: sa.Engine) -> Iterator[Callable[[], object]]:
+    """Hold up commits until the function that this yields is called."""
+    with engine.connect() as gate:
+        gate.execute(sa.text("SELECT pg_advisory_lock(1)"))
+        yield lambda: gate.execute(sa.text("SELECT pg_advisory_unlock(1)"))
 
 
 def committing(engine: sa.Engine) -> int | None:

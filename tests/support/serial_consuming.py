@@ -16,15 +16,7 @@ from tests.support._recording import reader_of
 from tests.support._streams import broker_connection
 from tests.support.leases import LEASE_S
 from tests.support.super_streams import super_stream
-from tests.support.tables import (
-    context_moves,
-    moved_contexts,
-    placement_epochs,
-    serial_holds,
-    serial_positions,
-    super_stream_partitions,
-    super_streams,
-)
+from tests.support.tables import context_moves, moved_contexts, placement_epochs, super_stream_partitions, super_streams
 
 SESSION = "0123456789abcdef"
 
@@ -194,21 +186,31 @@ class Stage:
     amqp_url: str
     engine: sa.Engine
 
-    @contextmanager
-    def consumer(self, name: str = "test", *, database_url: str | None = None, **options: Any) -> Iterator[Any]:
+    def made(
+        self, name: str = "test", kind: Any = SerialConsumer, *, database_url: str | None = None, **options: Any
+    ) -> Any:
+        """A consumer that is not started."""
         chosen = SerialOptions(**{"lease_s": LEASE_S, **options})
-        urls = {"database": database_url or self.database_url, "broker": self.amqp_url}
-        with SerialConsumer(self.bed.name, name, chosen, **urls) as consumer:
+        return kind(self.bed.name, name, chosen, database=database_url or self.database_url, broker=self.amqp_url)
+
+    @contextmanager
+    def consumer(self, name: str = "test", **options: Any) -> Iterator[Any]:
+        with self.made(name, **options) as consumer:
             yield consumer
 
+    def sql(self, statement: str, **parameters: Any) -> list[Any]:
+        """Execute a statement in a transaction of its own; gives its rows, if it has any."""
+        with self.engine.begin() as connection:
+            result = connection.execute(sa.text(statement), parameters)
+            return list(result) if result.returns_rows else []
+
     def position(self, partition: int) -> int:
-        with self.engine.connect() as connection:
-            where = serial_positions.c.partition_id == self.bed._ids[self.bed.streams[partition]]
-            return int(connection.scalar(sa.select(serial_positions.c.position).where(where)) or 0)
+        partition_id = self.bed._ids[self.bed.streams[partition]]
+        found = self.sql("SELECT position FROM relatum.serial_positions WHERE partition_id = :id", id=partition_id)
+        return int(found[0][0]) if found else 0
 
     def holds(self) -> int:
-        with self.engine.connect() as connection:
-            return int(connection.scalar(sa.select(sa.func.count()).select_from(serial_holds)) or 0)
+        return len(self.sql("SELECT FROM relatum.serial_holds"))
 
 
 def bodies(batch: Any) -> list[str]:
