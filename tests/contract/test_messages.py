@@ -127,7 +127,7 @@ def publish_by_rstream(stream_url: str, stream: str, messages: list[object]) -> 
 def test_messages_of_stream_clients(amqp_url: str, stream_url: str, stream_name: str) -> None:
     """AMQP 1.0 messages of a stream client come back the same through both readers, and as pika delivers them."""
     given: list[tuple[bytes, dict[str, Any]]] = [(b"plain", {}), (b"keyed", {"order_id": "o", "n": 3})]
-    sent = [AMQPMessage(body=body, application_properties=headers or None) for body, headers in given]
+    sent: list[object] = [AMQPMessage(body=body, application_properties=headers or None) for body, headers in given]
     publish_by_rstream(stream_url, stream_name, sent)
     messages = through_all_faces(amqp_url, stream_name)
     assert [(message.body, dict(message.headers)) for message in messages] == given
