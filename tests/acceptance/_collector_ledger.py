@@ -16,10 +16,7 @@ class Server(socketserver.ThreadingTCPServer):
 
 
 class Ledger(socketserver.StreamRequestHandler):
-    """Answers one collector's worker."""
-
     def handle(self) -> None:
-        """Write down what comes, until the connection ends."""
         for line in self.rfile:
             os.write(FILE, b"".join(name + b"\n" for name in line.split()))
             self.wfile.write(line)

@@ -59,7 +59,6 @@ def note(port: int, bulk: Bulk) -> list[Failure | None]:
 
 
 def with_threads(port: int, options: dict[str, Any]) -> None:
-    """Run `MessageCollector` until SIGTERM."""
     collector = MessageCollector("billing", **options)
     collector.register_executor("joined", book, ExecutorOptions(joins_transaction=True, **BULKS))
     collector.register_executor("plain", lambda bulk: note(port, bulk), ExecutorOptions(**BULKS))
@@ -69,7 +68,6 @@ def with_threads(port: int, options: dict[str, Any]) -> None:
 
 
 async def with_asyncio(port: int, options: dict[str, Any]) -> None:
-    """Run `AsyncMessageCollector` until SIGTERM."""
     collector = AsyncMessageCollector("billing", **options)
 
     async def write(bulk: Bulk) -> list[Failure | None]:
@@ -86,7 +84,6 @@ async def with_asyncio(port: int, options: dict[str, Any]) -> None:
 
 
 def main(face: str, broker: str, stream_url: str, database: str, port: str, *streams: str) -> None:
-    """Work until killed or told to end."""
     logging.basicConfig(format="%(asctime)s %(process)d %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("pika").setLevel(logging.CRITICAL)
     servers = {"broker": Broker(broker, stream_url=stream_url), "database": database}

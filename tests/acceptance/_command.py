@@ -48,7 +48,6 @@ class Relatum:
         return {**os.environ, **JVM_VARIABLES, **named, "COLUMNS": "200", "NO_COLOR": "1"}
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run it to its end."""
         return run(*arguments, environment=self.environment)
 
     def ok(self, *arguments: str) -> str:

@@ -18,7 +18,6 @@ RETRY_S = 0.1
 
 
 def main(broker: str, database: str, stream: str, consumer: str, file: str) -> None:
-    """Work until killed, through whatever happens to the servers."""
     output = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def write(*words: object) -> None:

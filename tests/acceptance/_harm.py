@@ -55,13 +55,11 @@ class Party:
         self.processes = [start(number) for number in range(count)]
 
     def kill(self, number: int) -> None:
-        """Kill one of them, and start another."""
         self.processes[number].kill()
         self.processes[number].communicate()
         self.processes[number] = self._start(number)
 
     def kill_any(self, chance: random.Random) -> None:
-        """Kill any of them, and start another."""
         self.kill(chance.randrange(len(self.processes)))
 
     @contextmanager
@@ -74,7 +72,6 @@ class Party:
             self.processes[number].send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """End them in order."""
         for process in self.processes:
             process.send_signal(signal.SIGCONT)
             process.terminate()
@@ -98,8 +95,6 @@ class Harm:
     are for publishing beside the engine, and for reading what became of it.
 
     Args:
-        servers: Private servers, to be killed.
-        chance: Decides what happens, and when.
         lasts_s: Seconds for which to go on once each kind was done.
     """
 
@@ -120,7 +115,7 @@ class Harm:
         self._stack.close()
 
     def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Run a query over a bare psycopg connection, past the lines that fail."""
+        """Run a query past the lines that fail."""
         with psycopg.connect(self.servers.database_url) as connection:
             return connection.execute(query.encode(), values or None).fetchall()
 

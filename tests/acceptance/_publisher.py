@@ -44,16 +44,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Publisher:
-    """One process."""
-
     def __init__(self, name: str, amqp: str, stream_url: str, database: str, ledgers: str, streams: list[str]) -> None:
         self.stop = threading.Event()
         self._name, self._amqp, self._streams, self._ledgers = name, amqp, streams, Path(ledgers)
-        self._options: dict[str, Any] = {
-            "broker": Broker(amqp, stream_url=stream_url),
-            "database": database,
-            "keys": KEYS,
-        }
+        broker = Broker(amqp, stream_url=stream_url)
+        self._options: dict[str, Any] = {"broker": broker, "database": database, "keys": KEYS}
         self._begin()
 
     def _begin(self) -> None:
@@ -135,7 +130,6 @@ class Publisher:
 
 
 def main(name: str, workers: str, amqp: str, stream_url: str, database: str, ledgers: str, *streams: str) -> None:
-    """Publish until killed or told to end."""
     logging.basicConfig(format="%(asctime)s %(process)d %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("pika").setLevel(logging.CRITICAL)
     publisher = Publisher(name, amqp, stream_url, database, ledgers, list(streams))

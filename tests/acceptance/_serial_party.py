@@ -41,14 +41,9 @@ MOVED_MAX = 5
 ABORTED_SHARE = 0.3
 """Of the moves that another left, this share is taken back."""
 
+OF_AIO_PIKA = (aio_pika.exceptions.AMQPError, aio_pika.exceptions.ChannelInvalidStateError)
 TOLERATED: dict[str, tuple[type[Exception], ...]] = {
-    "publisher": (
-        RelatumError,
-        AMQPError,
-        OSError,
-        aio_pika.exceptions.AMQPError,
-        aio_pika.exceptions.ChannelInvalidStateError,
-    ),
+    "publisher": (RelatumError, AMQPError, OSError, *OF_AIO_PIKA),
     "member": (Transient,),
     "mover": (Conflict, Transient, PublishRejected),
 }
@@ -101,11 +96,7 @@ class Party:
             logging.info("%s: %s", type(error).__name__, error)
 
 
-# --- with threads ---------------------------------------------------------------------------------------------------
-
-
 def publish(party: Party, stop: threading.Event) -> None:
-    """Publish by `ContextRouter`."""
     with party.going_on(), ContextRouter(party.super_stream, party.database, broker=party.cluster) as router:
         while not stop.wait(RETRY_S):
             with party.going_on():
@@ -133,14 +124,12 @@ def rows_of(batch: Any) -> list[dict[str, Any]]:
 
 
 def write(batch: SerialBatch) -> None:
-    """Consume a batch: each message exactly once."""
     with batch.transaction() as connection:
         if rows := rows_of(batch):
             connection.execute(INSERT, rows)
 
 
 def consume(party: Party, stop: threading.Event) -> None:
-    """Consume by `SerialConsumer`."""
     while not stop.wait(RETRY_S):
         with party.going_on(), party.consumer(SerialConsumer) as consumer:
             while not stop.is_set():
@@ -187,11 +176,7 @@ def move_some(contexts: Any, chance: random.Random) -> None:
             contexts.move(some, target)
 
 
-# --- with asyncio ---------------------------------------------------------------------------------------------------
-
-
 async def publish_in_loop(party: Party, stop: asyncio.Event) -> None:
-    """Publish by `AsyncContextRouter`."""
     with party.going_on():
         async with AsyncContextRouter(party.super_stream, party.database, broker=party.cluster) as router:
             while not stop.is_set():
@@ -216,14 +201,12 @@ async def publish_part(party: Party, router: Any, channel: Any, contexts: list[s
 
 
 async def write_in_loop(batch: AsyncSerialBatch) -> None:
-    """Consume a batch: each message exactly once."""
     async with batch.transaction() as connection:
         if rows := rows_of(batch):
             await asyncio.to_thread(connection.execute, INSERT, rows)
 
 
 async def consume_in_loop(party: Party, stop: asyncio.Event) -> None:
-    """Consume by `AsyncSerialConsumer`."""
     while not stop.is_set():
         with party.going_on():
             async with party.consumer(AsyncSerialConsumer) as consumer:
@@ -234,7 +217,6 @@ async def consume_in_loop(party: Party, stop: asyncio.Event) -> None:
 
 
 async def in_loop(work: Any, party: Party) -> None:
-    """Work in a loop until told to end."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await work(party, stop)
@@ -250,7 +232,6 @@ ROLES: dict[tuple[str, str], Any] = {
 
 
 def main(role: str, face: str, given: str) -> None:
-    """Work until killed or told to end."""
     logging.basicConfig(format="%(asctime)s %(process)d %(levelname)s %(message)s", level=logging.ERROR)
     for name in ("pika", "aiormq", "aio_pika"):
         logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -10,8 +10,6 @@ UNACKNOWLEDGED = 500
 
 
 class Record(NamedTuple):
-    """A message of a stream."""
-
     offset: int
     properties: pika.BasicProperties
     body: bytes

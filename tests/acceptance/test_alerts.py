@@ -43,7 +43,6 @@ class Watched:
         return text
 
     def tells(self, metric: str, value: float) -> bool:
-        """Whether a metric of the stream has a value."""
         return f'relatum_{metric}{{stream="{STREAM}"}} {value}' in self.page()
 
     def alerts(self) -> set[str]:
@@ -54,7 +53,6 @@ class Watched:
         return {name for name, expression in expressions.items() if fires(expression, page)}
 
     def becomes(self, *names: str) -> None:
-        """Wait until these alerts fire, and no others."""
         try:
             wait_until(lambda: self.alerts() == set(names), LIMIT_S, what=f"alerts {names}", every_s=0.1)
         except AssertionError as error:

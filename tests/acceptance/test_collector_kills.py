@@ -44,14 +44,12 @@ SELECT c.message_id
 FROM relatum.collector_members m JOIN relatum.collected_messages c USING (member_id)
 WHERE c.state = 'forwarded' AND split_part(m.holder, ':', 2) = '{}'
 """
-"""The messages a process has handed to an executor."""
 
 UNANSWERED = """
 SELECT message_id FROM relatum.collected_messages
 WHERE attempts > 1 AND split_part(message_id, '-', 2)::int % 50 <> 0
 """
 """Messages with an attempt that failed, and was not to."""
-
 
 FINAL = "SELECT count(*) FROM relatum.collected_messages WHERE state IN ('succeeded', 'failed', 'dead')"
 
@@ -61,7 +59,7 @@ LEASE_S = 1.0
 
 @dataclass
 class Bed:
-    """Where everything is, and what the test made there."""
+    """What the test made on the harmed servers."""
 
     harm: Harm
     directory: Path
@@ -69,16 +67,12 @@ class Bed:
     port: int = field(default_factory=lambda: free_port((0,)))
 
     def __post_init__(self) -> None:
+        self.ledger = self.directory / "ledger"
         for stream in self.streams:
             declare_stream(self.harm.servers.broker_url, stream)
         with psycopg.connect(self.harm.servers.database_url) as connection:
             # Without a unique index: what is written twice must be seen.
             connection.execute("CREATE TABLE booked (message_id text NOT NULL)")
-
-    @property
-    def ledger(self) -> Path:
-        """The file that plain executors have written to."""
-        return self.directory / "ledger"
 
     def start_member(self, number: int) -> "subprocess.Popen[bytes]":
         urls = (self.harm.broker_url, self.harm.stream_url, self.harm.database_url)
@@ -86,12 +80,9 @@ class Bed:
         return start_logged(self.directory / "members.log", *command)
 
     def start_ledger(self, _: int) -> "subprocess.Popen[bytes]":
-        """Start the process that plain executors talk to."""
         return subprocess.Popen([sys.executable, "-I", "-S", LEDGER, str(self.port), self.ledger])
 
     def load(self) -> StubbornLoad:
-        """Publishes numbered messages, through whatever happens to the broker."""
-
         def message(number: int) -> tuple[str, pika.BasicProperties]:
             type_ = "joined" if number // 2 % 2 else "plain"
             return self.streams[number % 2], pika.BasicProperties(type=type_, message_id=f"{type_}-{number}")
@@ -128,16 +119,11 @@ class Bed:
 
 
 def test_whatever_fails_each_message_has_one_outcome(harm: Harm, tmp_path: Path) -> None:
-    """The other member takes over what the dead one had; what the ledger did not answer for is sent again.
-
-    A member that was thought dead, and goes on, finds its messages another's, wherever it was stopped. A commit whose
-    answer was lost is found, not repeated.
-    """
+    """Each message has one outcome, which agrees with what its executor did, whatever is killed, frozen or cut off."""
     bed, chance = Bed(harm, tmp_path), harm.chance
     working = taken_over = 0
 
     def at_work() -> int:
-        """A member that has a bulk at its executor, if any has."""
         busy = bed.column(CONSUMING)
         return next((n for n, each in enumerate(members.processes) if each.pid in busy), chance.randrange(2))
 

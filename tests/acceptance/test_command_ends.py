@@ -15,12 +15,12 @@ from typing import IO
 
 import psycopg
 import pytest
-import sqlalchemy as sa
 
 from relatum.membership import GROUP_KEY
 from relatum_cli.exits import ExitCode
 from tests.acceptance._command import LIMIT_S, Relatum
-from tests.support import broker_connection, delete_stream, publish_plain, record, unique_name, wait_until
+from tests.support import broker_connection, delete_stream, unique_name, wait_until
+from tests.support.place import Place
 
 WAITS = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
 """Whether a session of the database waits for a lock."""
@@ -56,7 +56,6 @@ def command(*arguments: str, first: str = "") -> list[str]:
 
 @contextmanager
 def started(words: list[str]) -> Iterator["subprocess.Popen[str]"]:
-    """Start a command; kill it at the end."""
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -84,10 +83,7 @@ IGNORED = "signal.signal(signal.SIGINT, signal.SIG_IGN)\natexit.register(interru
     ],
 )
 def test_ctrl_c_at_any_moment_is_quiet(arguments: str, first: str, code: int) -> None:
-    """While it is imported, runs, finalises an object, or is done, a command ends with 130 and without a word.
-
-    Where Ctrl-C is ignored, it ends nothing.
-    """
+    """Ctrl-C ends a command with 130 and without a word at any moment, and ends nothing where it is ignored."""
     words = command(*arguments.split(), first=first)
     ended = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert (ended.returncode, ended.stderr) == (code, "")
@@ -144,8 +140,6 @@ def test_ctrl_c_while_up_starts_its_servers_ends_in_order(tmp_path: Path) -> Non
     assert (process.returncode, printed, said) == (0, "", "")
 
 
-# --- stdout that cannot be written ------------------------------------------------------------------------
-
 FULL = Path("/dev/full")
 ROUTE = ("super-stream", "route", "flights", "a", "--partitions", "3")
 """What prints without a server, by a console of Relatum's; `--help` does by Typer's."""
@@ -187,9 +181,6 @@ def test_a_terminal_without_utf8_is_written_to_all_the_same(as_json: bool) -> No
         assert shown.startswith("?: flüge-")
 
 
-# --- killed while it sets something up --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arguments", "table", "listed"),
     [
@@ -229,8 +220,6 @@ def killed_while_it_writes(relatum: Relatum, words: list[str], table: str) -> No
             wait_until(lambda: watching.execute(WAITS).fetchone(), LIMIT_S, what="the command to wait")
 
 
-# --- names that match nothing ---------------------------------------------------------------------------
-
 UNKNOWN = "relatum-test-nope"
 
 COMMANDS = [
@@ -243,30 +232,22 @@ COMMANDS = [
 
 
 @pytest.fixture
-def recorded(relatum: Relatum, engine: sa.Engine, stream_name: str) -> str:
-    publish_plain(relatum.broker_url, stream_name, [(b"", {"order_id": 1})])
-    record(relatum.broker_url, engine, stream_name, keys=["order_id", GROUP_KEY])
-    return stream_name
+def recorded(place: Place) -> str:
+    place.put((b"", {"order_id": 1}))
+    place.record(keys=["order_id", GROUP_KEY])
+    return place.stream
 
 
 def test_a_name_that_matches_nothing_ends_with_its_code(relatum: Relatum, recorded: str) -> None:
-    """Never 0, as if there were nothing to say of a name that is spelled wrong; and the name is in the message.
-
-    Where a letter is missing, the recorded stream is named.
-    """
+    """A name that matches nothing ends a command with its own code and an error that names it and what is alike."""
     commands = [line.replace("NOPE", UNKNOWN).split() for line in COMMANDS]
     with ThreadPoolExecutor(4) as pool:
         for ended in pool.map(lambda arguments: relatum.run(*arguments), commands):
             assert ended.returncode == ExitCode.NOT_THERE, ended
             assert UNKNOWN in ended.stderr + ended.stdout, ended
     wrong = recorded[:-1]
-    for command in (
-        f"status {wrong}",
-        f"prune {wrong}",
-        f"forget --dry-run {wrong}",
-        f"related {recorded} 0 --to {wrong}",
-    ):
-        ended = relatum.run(*command.split())
+    for words in ("status", "prune", "forget --dry-run", f"related {recorded} 0 --to"):
+        ended = relatum.run(*words.split(), wrong)
         assert (ended.returncode, ended.stdout) == (ExitCode.NOT_THERE, "")
         assert repr(wrong) in ended.stderr
         assert f" (did you mean {recorded!r}?)" in ended.stderr

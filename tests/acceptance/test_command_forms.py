@@ -128,7 +128,6 @@ def super_stream_name(relatum: Relatum) -> Iterator[str]:
 
 @pytest.fixture
 def exchange(relatum: Relatum) -> Iterator[str]:
-    """An exchange that is not tapped yet."""
     name = unique_name("orders")
     with broker_connection(relatum.broker_url) as connection:
         channel = connection.channel()

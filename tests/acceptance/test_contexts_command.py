@@ -16,8 +16,8 @@ from relatum_cli.exits import ExitCode
 from tests.acceptance._command import Relatum
 from tests.support import delete_stream, wait_until
 from tests.support.leases import let_last
+from tests.support.place import Place
 from tests.support.super_streams import super_stream as made
-from tests.support.tables import super_streams
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "contexts.md").read_text()
@@ -35,7 +35,6 @@ class Crash(Exception):
 
 
 def crash(progress: MoveProgress) -> None:
-    """Die as soon as a move has begun."""
     raise Crash
 
 
@@ -47,7 +46,6 @@ def super_stream(broker: Broker) -> Iterator[str]:
 
 @pytest.fixture
 def contexts(super_stream: str, relatum: Relatum) -> Iterator[SerializationContexts]:
-    """Its contexts: none yet."""
     with SerializationContexts(super_stream, relatum.database_url, broker=relatum.broker_url) as contexts:
         yield contexts
 
@@ -89,14 +87,13 @@ def test_contexts_are_assigned_moved_and_shown(relatum: Relatum, super_stream: s
     assert relatum.run("contexts", "show", super_stream, "nobody").returncode == 6
 
 
-def test_looking_writes_nothing(relatum: Relatum, super_stream: str, engine: sa.Engine) -> None:
-    """What nobody has used yet is said to be so, with the broker at hand and by a role that only reads."""
+def test_looking_writes_nothing(relatum: Relatum, super_stream: str, place: Place) -> None:
+    """Looking at a super stream without contexts says that nothing is placed, and writes nothing."""
     for command in (("status",), ("list",), ("moves",), ("show", "a")):
         ended = relatum.run("contexts", command[0], super_stream, *command[1:])
         assert (ended.returncode, ended.stdout) == (ExitCode.NOT_THERE, ""), ended.stderr
         assert f"nothing is placed in super stream {super_stream!r} yet" in ended.stderr
-    with engine.connect() as connection:
-        assert connection.execute(sa.select(sa.func.count()).select_from(super_streams)).scalar_one() == 0
+    assert place.sql("SELECT * FROM relatum.super_streams") == []
 
 
 def test_a_move_that_was_left_is_seen_and_gone_on_with(

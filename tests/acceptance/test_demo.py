@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import compress
 from pathlib import Path
 from typing import IO, Final
 
@@ -39,7 +40,6 @@ STANDSTILL_S: Final = 11.0
 
 @pytest.fixture
 def prefix(amqp_url: str) -> Iterator[str]:
-    """What stands before the names of this test's streams."""
     prefix = unique_name("relatum-demo") + "-"
     yield prefix
     for name in STREAMS:
@@ -154,13 +154,10 @@ def data() -> Data:
 
 
 def test_demo_notices_wrong_answers(broker: Broker, database_url: str, prefix: str, data: Data) -> None:
-    """Where the rows say something else than the streams, each such answer is reported as a difference."""
+    """Each answer that differs from what the data say is reported as a difference."""
     servers = Servers(broker, database_url, prefix)
     publish_and_record(servers, data, lambda _count: None)
-    with (
-        Relations(broker=broker, database=database_url) as relations,
-        StreamReader.open(broker) as reader,
-    ):
+    with Relations(broker=broker, database=database_url) as relations, StreamReader.open(broker) as reader:
 
         def asking(**changed: list[Row]) -> Asking:
             return Asking(servers, {**data, **changed}, relations, reader)
@@ -186,29 +183,20 @@ def test_demo_data_leave_out_what_is_missing(data: Data) -> None:
 
 
 def test_demo_comes_with_two_weeks_of_the_year() -> None:
-    """What is in the package are lines of the year's files, unchanged."""
+    """The package has the lines of the year's first two weeks, unchanged."""
     for stream in STREAMS:
         head, *lines = read_lines(year_file(stream))
         month = head.split(b",").index(b"month") if stream != PLANES else 0
-        packaged = read_lines(DEMO / "data" / f"{stream}.csv.gz")
-        assert packaged == [
-            head,
-            *(
-                line
-                for line in lines
-                for columns in [line.split(b",")]
-                if stream == PLANES or (columns[month] == b"1" and int(columns[month + 1]) <= 14)
-            ),
-        ]
+        dates = [line.split(b",")[month : month + 2] for line in lines]
+        is_packaged = [stream == PLANES or (date[0] == b"1" and int(date[1]) <= 14) for date in dates]
+        assert read_lines(DEMO / "data" / f"{stream}.csv.gz") == [head, *compress(lines, is_packaged)]
 
 
 @pytest.mark.rare
 def test_all_of_the_year_is_loaded_where_it_is_installed() -> None:
-    """A message for each line of the year's files."""
-    year = load(whole_year=True)
-    assert {name: len(rows) for name, rows in year.items()} == {
-        name: len(read_lines(year_file(name))) - 1 for name in STREAMS
-    }
+    """The whole year's data have a message for each line of their files."""
+    lines = {name: len(read_lines(year_file(name))) - 1 for name in STREAMS}
+    assert {name: len(rows) for name, rows in load(whole_year=True).items()} == lines
 
 
 def year_file(stream: str) -> Path:

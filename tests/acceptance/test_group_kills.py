@@ -40,7 +40,6 @@ MEMBER = Path(__file__).with_name("_group_member.py")
 
 @cache
 def mixed(part: int) -> list[Plain]:
-    """The messages of some groups, mixed with one another."""
     first, *others = range(MIXED * part + 1, MIXED * part + 1 + MIXED)
     incomplete = [of_group(first, 1), of_group(first, 3), of_group(first, SIZE, last=True)]
     return shuffled(incomplete + [message for number in others for message in whole_group(number, SIZE)], part)
@@ -67,7 +66,6 @@ def test_whatever_fails_each_complete_group_is_done_once(harm: Harm, tmp_path: P
         return start_logged(tmp_path / "errors", sys.executable, MEMBER, *urls, stream, "billing", next(files))
 
     def lines(word: str) -> list[list[str]]:
-        """What they wrote down."""
         written = [line.split() for file in tmp_path.glob("member-*") for line in file.read_text().splitlines()]
         return [line for line in written if line[0] == word]
 

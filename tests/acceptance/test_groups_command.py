@@ -1,16 +1,13 @@
 """`relatum groups`: what is not complete, one group, and a consumer of groups."""
 
-from collections.abc import Iterator
-
 import pytest
-import sqlalchemy as sa
 
 from relatum.membership import GROUP_KEY
 from relatum_cli.exits import ExitCode
 from relatum_consumer import GroupConsumer, Relations
 from tests.acceptance._command import Relatum
-from tests.support import publish_plain, record
 from tests.support.groups import group_id, of_group, whole_group
+from tests.support.place import Place
 
 WHOLE, LACKING, UNSOUND, SECOND, UNKNOWN = 1, 2, 3, 4, 5
 HOUR_US = 3_600_000_000
@@ -26,30 +23,22 @@ MESSAGES = [
 
 
 @pytest.fixture
-def stream(amqp_url: str, engine: sa.Engine, stream_name: str) -> str:
+def stream(place: Place) -> str:
     """A recorded stream with two sound groups, one that lacks messages, and one with a number past its last."""
-    publish_plain(amqp_url, stream_name, MESSAGES)
-    record(amqp_url, engine, stream_name, keys=[GROUP_KEY])
-    return stream_name
-
-
-@pytest.fixture
-def relations(amqp_url: str, database_url: str) -> Iterator[Relations]:
-    with Relations(amqp_url, database_url) as relations:
-        yield relations
+    place.put(*MESSAGES)
+    place.record(keys=[GROUP_KEY])
+    return place.stream
 
 
 def test_incomplete_groups_are_listed(relatum: Relatum, stream: str) -> None:
-    """By age, with what is missing and where the rest lies; an hour where nothing is said."""
+    """Incomplete groups older than an hour, or than was said, are listed with what they lack and where they are."""
     (lacking,) = relatum.json("groups")
     assert (lacking["group_id"], lacking["missing"], lacking["seen"]) == (group_id(LACKING), [[2, 3]], 2)
     assert (lacking["first_seen"], lacking["last_seen"]) == ("1970-01-01T01:00:00+00:00", "1970-01-01T02:00:00+00:00")
     assert lacking["places"] == [{"stream": stream, "offset": 2}, {"stream": stream, "offset": 3}]
     every = relatum.json("groups", stream, "--older-than", "0")
-    assert [(each["group_id"], each["anomalies"]) for each in every] == [
-        (group_id(LACKING), []),
-        (group_id(UNSOUND), ["past_last"]),
-    ]
+    assert [each["group_id"] for each in every] == [group_id(LACKING), group_id(UNSOUND)]
+    assert [each["anomalies"] for each in every] == [[], ["past_last"]]
     shown = relatum.ok("groups", stream, "--older-than", "0s")
     assert group_id(LACKING) in shown
     assert "2–3" in shown
@@ -58,13 +47,10 @@ def test_incomplete_groups_are_listed(relatum: Relatum, stream: str) -> None:
 
 
 def test_all_groups_are_listed(relatum: Relatum, stream: str) -> None:
-    """Complete ones, too, the newest first, page by page."""
+    """All groups are listed page by page, the newest first."""
     page = relatum.json("groups", "--all", "--limit", "3")
-    assert [(each["group_id"], each["is_complete"]) for each in page["groups"]] == [
-        (group_id(SECOND), True),
-        (group_id(UNSOUND), True),
-        (group_id(LACKING), False),
-    ]
+    assert [each["group_id"] for each in page["groups"]] == [group_id(n) for n in (SECOND, UNSOUND, LACKING)]
+    assert [each["is_complete"] for each in page["groups"]] == [True, True, False]
     rest = relatum.json("groups", "--all", "--before", page["next"])
     assert ([each["group_id"] for each in rest["groups"]], rest["next"]) == ([group_id(WHOLE)], None)
     assert f"--before {page['next']}" in relatum.ok("groups", stream, "--all", "-n", "3")
@@ -73,29 +59,30 @@ def test_all_groups_are_listed(relatum: Relatum, stream: str) -> None:
 
 
 def test_one_group_is_shown(relatum: Relatum, stream: str) -> None:
-    """Its position and each message's place; the exit code tells whether it is whole."""
-    whole = relatum.run("groups", "--group", group_id(WHOLE))
-    assert whole.returncode == ExitCode.OK, whole.stderr
-    assert stream in whole.stdout
-    lacking = relatum.run("groups", stream, "--group", group_id(LACKING))
-    assert lacking.returncode == ExitCode.NOT_YET
-    assert "2–3" in lacking.stdout
-    assert relatum.run("groups", "--group", group_id(UNKNOWN)).returncode == ExitCode.NOT_THERE
-    assert relatum.run("groups", "--group", group_id(UNSOUND)).returncode == ExitCode.DIFFERENT
+    """A group is shown with its position and messages, and the exit code says whether it is whole."""
+    for number, code, words in (
+        (WHOLE, ExitCode.OK, stream),
+        (LACKING, ExitCode.NOT_YET, "2–3"),
+        (UNKNOWN, ExitCode.NOT_THERE, ""),
+        (UNSOUND, ExitCode.DIFFERENT, ""),
+    ):
+        ended = relatum.run("groups", stream, "--group", group_id(number))
+        assert (ended.returncode, words in ended.stdout) == (code, True), ended.stderr
     document = relatum.json("groups", "--group", group_id(LACKING))
     assert (document["is_complete"], document["next_sequence"], document["last_sequence"]) == (False, 2, None)
-    assert [(each["sequence"], each["last"], each["offset"]) for each in document["messages"]] == [
-        (1, False, 2),
-        (4, False, 3),
-    ]
+    messages = [(each["sequence"], each["last"], each["offset"]) for each in document["messages"]]
+    assert messages == [(1, False, 2), (4, False, 3)]
 
 
-def test_a_consumer_is_shown(relatum: Relatum, stream: str, relations: Relations, amqp_url: str) -> None:
-    """Groups by state, who has claimed some, how far the stream was looked through and what lies behind."""
+def test_a_consumer_is_shown(relatum: Relatum, stream: str, place: Place) -> None:
+    """A consumer of groups is shown with its groups by state, its members, and how far each stream was read."""
     consumer = GroupConsumer("billing", member="host-1", prefetch=2, lease_s=60)
-    with relations.groups(stream, consumer=consumer, on_conflict="skip") as groups:
+    with (
+        Relations(place.amqp, place.database) as relations,
+        relations.groups(stream, consumer=consumer, on_conflict="skip") as groups,
+    ):
         next(groups).acknowledge()
-        publish_plain(amqp_url, stream, [b"later", b"and later"])
+        place.put(b"later", b"and later")
         next(groups)
         status = relatum.json("groups", "--consumer", "billing")
     assert status["counts"] == {"open": 1, "ready": 0, "claimed": 1, "done": 1, "dead": 1}

@@ -66,7 +66,6 @@ COVERED = (
 
 @pytest.fixture
 def servers(private_servers: LocalServers) -> LocalServers:
-    """Servers of this test's own, with the schema and one stream."""
     relatum_migrations.upgrade(private_servers.database_url)
     delete_stream(private_servers.broker_url, STREAM)
     declare_stream(private_servers.broker_url, STREAM)
@@ -103,10 +102,7 @@ def assert_recorded(harm: Harm, stream: str) -> int:
 
 
 def test_whatever_fails_the_table_equals_the_streams(harm: Harm, tmp_path: Path) -> None:
-    """Members that share streams are killed and frozen beyond their lease, cut off, and without either server.
-
-    Also of one that is frozen amid a commit: PostgreSQL ends its transaction, and lets go of what that has locked.
-    """
+    """The table equals the streams after recorders were killed, frozen amid commits, cut off and without servers."""
     streams = [unique_name("orders"), unique_name("parcels")]
     relatum = Relatum(harm.broker_url, harm.stream_url, harm.database_url)
     words = ["record", *streams, *(word for key in KEYS for word in ("--keys", key)), "--holder"]
@@ -136,10 +132,7 @@ def test_whatever_fails_the_table_equals_the_streams(harm: Harm, tmp_path: Path)
 
 
 def test_whatever_fails_publishers_are_right_about_their_messages(harm: Harm, tmp_path: Path) -> None:
-    """Publishers fork workers; any of them is killed, frozen, cut off. What each was told of a message is true.
-
-    What they published is recorded, by recorders inside them, or by one that comes after them.
-    """
+    """What publishers and their forks were told of a message is true, and is recorded, whatever happens to them."""
     streams = [unique_name("orders"), unique_name("parcels")]
     urls, incarnations = (harm.broker_url, harm.stream_url, harm.database_url), count(1)
 
@@ -193,10 +186,7 @@ def assert_told_the_truth(harm: Harm, streams: list[str], ledgers: Path) -> dict
 def test_a_broker_that_lost_its_tail_is_noticed_and_recorded_as_it_is_now(
     servers: LocalServers, engine: sa.Engine, tmp_path: Path
 ) -> None:
-    """RabbitMQ does not fsync streams: after a power loss the table is ahead, and offsets are used again.
-
-    Groups that were scanned there are looked for again: those are given that are whole now, and no others.
-    """
+    """A stream that lost its tail in a power loss is recorded anew, and its groups are those that are whole now."""
     url, both = servers.broker_url, (STREAM, GROUPS)
     declare_stream(url, GROUPS)
     publish_plain(url, STREAM, orders("kept", 3_000), confirm=False)

@@ -30,11 +30,9 @@ pytestmark = leaves_sockets
 FACES = ("threads", "asyncio")
 PARTITIONS = 4
 COUNTS = {"publisher": 2, "member": 3, "mover": 2}
-"""How many processes there are of each role."""
 
 CONTEXTS = 40
 PUBLISHED_A_SECOND = 40
-"""By each publisher."""
 
 LEASE_S = 1.0
 MOVES = 20
@@ -50,7 +48,7 @@ PROGRAM = Path(__file__).with_name("_serial_party.py")
 
 @dataclass
 class Bed:
-    """Where everything is, and what the test made there."""
+    """What the test made on the harmed servers."""
 
     harm: Harm
     directory: Path
@@ -72,7 +70,6 @@ class Bed:
             )
 
     def start(self, role: str, number: int) -> "subprocess.Popen[bytes]":
-        """Start one of a role; it has a name of its own each time."""
         self.incarnations += 1
         name = f"{role}-{number}-{self.incarnations}"
         party = {
@@ -100,7 +97,6 @@ class Bed:
 
     @property
     def contexts(self) -> SerializationContexts:
-        """The contexts, to be moved by the test itself."""
         servers = self.harm.servers
         broker = Broker(servers.broker_url, stream_url=servers.stream_url)
         return SerializationContexts(self.super_stream, servers.database_url, broker=broker)

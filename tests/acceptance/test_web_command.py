@@ -3,6 +3,8 @@
 import json
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -15,56 +17,52 @@ from tests.support.agents import over_http
 ADDRESS = "RELATUM_WEB_URL="
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_serves_until_it_is_told_to_stop(
-    relatum: Relatum, amqp_url: str, stream_name: str, number: signal.Signals
-) -> None:
-    """It prints its address, answers people and agents there, and ends with 0 and without a word of errors."""
-    publish_plain(amqp_url, stream_name, [b"one"])
-    with relatum.start("web", "--port", "0", "--mcp") as process:
+@contextmanager
+def web(relatum: Relatum, *arguments: str, end: signal.Signals = signal.SIGTERM) -> Iterator[tuple[str, list[str]]]:
+    """`relatum web`, until the block ends: its address, and what it had said at its end."""
+    said = list[str]()
+    with relatum.start("web", "--port", "0", *arguments) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline().strip()
             assert line.startswith(ADDRESS), process.communicate()
-            address = line.removeprefix(ADDRESS)
-            with httpx.Client(base_url=address, timeout=LIMIT_S) as client:
-                assert client.get("api/health").json() == {"is_well": True}
-                assert "one" in client.get(f"message?stream={stream_name}&offset=0").text
-                assert client.get("static/../pyproject.toml").status_code == 404
-            with over_http(address) as agent:
-                assert agent.answer("read", stream=stream_name, offset=0)["body"]["part"] == "one"
+            yield line.removeprefix(ADDRESS), said
         finally:
-            process.send_signal(number)
-        said = process.communicate(timeout=LIMIT_S)
+            process.send_signal(end)
+            said += process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, said
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_until_it_is_told_to_stop(
+    relatum: Relatum, amqp_url: str, stream_name: str, end: signal.Signals
+) -> None:
+    """The command prints its address, answers people and agents there, and ends with 0 and without errors."""
+    publish_plain(amqp_url, stream_name, [b"one"])
+    with web(relatum, "--mcp", end=end) as (address, said):
+        with httpx.Client(base_url=address, timeout=LIMIT_S) as client:
+            assert client.get("api/health").json() == {"is_well": True}
+            assert "one" in client.get(f"message?stream={stream_name}&offset=0").text
+            assert client.get("static/../pyproject.toml").status_code == 404
+        with over_http(address) as agent:
+            assert agent.answer("read", stream=stream_name, offset=0)["body"]["part"] == "one"
     assert f"Tools for agents are at {address}mcp\n" in said[1]
     assert "Traceback" not in said[1]
 
 
 def test_where_anyone_could_look_it_makes_a_token(relatum: Relatum, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its address lets one in, once; one that is given is not printed."""
-    with relatum.start("web", "--host", "0.0.0.0", "--port", "0") as process:
-        try:
-            assert process.stdout is not None
-            address, _, token = process.stdout.readline().strip().removeprefix(ADDRESS).partition("?token=")
-            with httpx.Client(base_url=address.replace("0.0.0.0", "127.0.0.1"), timeout=LIMIT_S) as client:
-                assert client.get("api/keys").status_code == 401
-                assert client.get(f"api/keys?token={token}").status_code == 303
-                assert client.get("api/keys").status_code == 200
-        finally:
-            process.terminate()
-        process.communicate(timeout=LIMIT_S)
+    """On all interfaces the command makes a token, which its address has; a token that was given is not printed."""
+    with web(relatum, "--host", "0.0.0.0") as (shown, _):
+        address, _, token = shown.partition("?token=")
+        with httpx.Client(base_url=address.replace("0.0.0.0", "127.0.0.1"), timeout=LIMIT_S) as client:
+            assert client.get("api/keys").status_code == 401
+            assert client.get(f"api/keys?token={token}").status_code == 303
+            assert client.get("api/keys").status_code == 200
     monkeypatch.setenv("RELATUM_WEB_TOKEN", "given-by-whoever-starts-it")
-    with relatum.start("web", "--host", "0.0.0.0", "--port", "0") as process:
-        try:
-            assert process.stdout is not None
-            assert "token" not in process.stdout.readline()
-        finally:
-            process.terminate()
-        assert "given-by" not in str(process.communicate(timeout=LIMIT_S))
+    with web(relatum, "--host", "0.0.0.0") as (shown, said):
+        assert "token" not in shown
+    assert "given-by" not in str(said)
 
-
-# --- mcp --------------------------------------------------------------------------------------------------
 
 HELLO = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
 
@@ -78,7 +76,7 @@ def _ask(process: "subprocess.Popen[str]", **message: object) -> None:
 def test_stdout_has_the_protocol_and_nothing_else(
     relatum: Relatum, amqp_url: str, stream_name: str, tmp_path: Path
 ) -> None:
-    """Each line is an answer, logs are on stderr, and the end of stdin ends it with 0."""
+    """Each line on stdout is an answer, logs go to stderr, and the end of stdin ends the command with 0."""
     publish_plain(amqp_url, stream_name, [b"one"])
     logged = tmp_path / "stderr"
     with relatum.start("mcp", stdin=subprocess.PIPE, stderr=logged) as process:
@@ -102,7 +100,7 @@ def test_stdout_has_the_protocol_and_nothing_else(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_while_it_waits(relatum: Relatum, number: signal.Signals) -> None:
-    """It ends with 0, though a thread waits for stdin."""
+    """A signal ends `relatum mcp` with 0, though a thread waits for stdin."""
     with relatum.start("mcp", stdin=subprocess.PIPE) as process:
         assert process.stdout is not None
         _ask(process, id=1, method="initialize", params=HELLO)

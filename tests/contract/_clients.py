@@ -22,8 +22,6 @@ CONFIRMING = ("pika", "aio-pika", "aio-pika robust")
 
 
 class Errors(NamedTuple):
-    """The client's own errors."""
-
     unroutable: type[Exception]
     nacked: type[Exception]
     refused: type[Exception]
@@ -80,8 +78,6 @@ class _Pika:
 
 
 class _AioPika:
-    """A connection of aio-pika, not intercepted yet."""
-
     errors = Errors(
         aio_pika.exceptions.PublishError,
         aio_pika.exceptions.DeliveryError,
@@ -132,8 +128,6 @@ Line: TypeAlias = _Pika | _AioPika
 
 
 class Queue:
-    """A queue, as a bare client reads it."""
-
     def __init__(self, channel: Any, name: str) -> None:
         self.channel = channel
         self.name = name
@@ -151,7 +145,6 @@ class Queue:
 
 @contextmanager
 def new_queue(amqp_url: str) -> Iterator[Queue]:
-    """A new classic queue, which gives messages back at once."""
     with broker_connection(amqp_url) as connection:
         queue = Queue(connection.channel(), unique_name())
         queue.channel.queue_declare(queue.name)

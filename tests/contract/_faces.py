@@ -76,3 +76,19 @@ def open_face(name: str, broker: Any, **options: Any) -> Iterator[Face]:
             yield Face(name, opened, runner)
         finally:
             runner.run(opened.close())
+
+
+def open_and_close(name: str, broker: Any, **options: Any) -> None:
+    with open_face(name, broker, **options):
+        pass
+
+
+def ways(face: Face, stream: str) -> list[Callable[[], object]]:
+    """All ways to read a stream."""
+    return [
+        lambda: face.read(stream, 0),
+        lambda: face.bounds(stream),
+        lambda: face.iterate(stream),
+        lambda: face.iterate(stream, follow=True, idle_timeout_s=1),
+        lambda: face.batches(stream, take=1),
+    ]

@@ -13,13 +13,7 @@ from tests.unit.wire_samples import answered
 
 
 class Node:
-    """Answers frames as its kind does, and notes what it is told. A context manager.
-
-    Attributes:
-        port: Where it listens.
-        told: All bytes that it was sent.
-        visits: Connections to it so far.
-    """
+    """Answers frames as its kind does; `told` has all bytes that it was sent. A context manager."""
 
     def __init__(self, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
         self._tls = tls
@@ -62,13 +56,7 @@ class Node:
 
 
 class Stranger(Node):
-    """Answers a greeting and whatever comes after it, or nothing at all.
-
-    Args:
-        properties: What it says of itself; None for a server that is silent.
-        port: Where it listens.
-        tls: By which it is spoken to.
-    """
+    """Answers a greeting and whatever comes after it, or nothing at all without properties."""
 
     def __init__(self, properties: bytes | None, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._properties = properties
@@ -119,8 +107,7 @@ class EmptyNode(Node):
 class SilentLeader(EmptyNode):
     """A RabbitMQ 4 that leads every stream and shows no message of it: nothing is committed since it was elected.
 
-    Args:
-        first_chunk: What StreamStats says: -1 where nothing is written.
+    StreamStats says `first_chunk`, which is -1 where nothing is written.
     """
 
     _leader = 0

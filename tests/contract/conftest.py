@@ -9,12 +9,10 @@ from tests.contract._faces import FACES, Face, open_face
 
 @pytest.fixture(params=FACES)
 def face_name(request: pytest.FixtureRequest) -> str:
-    """Each face."""
     return str(request.param)
 
 
 @pytest.fixture
 def face(face_name: str, amqp_url: str) -> Iterator[Face]:
-    """An open reader."""
     with open_face(face_name, amqp_url) as opened:
         yield opened

@@ -4,9 +4,8 @@ import contextlib
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -16,7 +15,7 @@ from relatum.errors import AccessRefused, BrokerUnavailable, StreamUnavailable
 from relatum.local import LocalRabbitMQ
 from relatum.reading import BrokerAddress
 from relatum.wire import frames
-from tests.contract._faces import FACES, open_face
+from tests.contract._faces import FACES, open_and_close, open_face, ways
 from tests.contract._node import EmptyNode, SilentLeader, Stranger
 from tests.support import START_S, declare_stream, in_a_try, publish_plain
 from tests.support.ports import STREAM_OFFSET, free_port
@@ -40,12 +39,8 @@ ANSWER_S = 12.0
 
 
 def at(url: str, port: int, host: str = "127.0.0.1") -> str:
-    """The URL at another port."""
     parts = urlsplit(url)
     return parts._replace(netloc=f"{parts.netloc.rpartition('@')[0]}@{host}:{port}").geturl()
-
-
-# --- a guessed stream port: who listens there gets no password before saying to be the same broker --------------------
 
 
 @pytest.fixture
@@ -66,12 +61,12 @@ def login_in(url: str) -> bytes:
 def test_a_stranger_on_the_guessed_port_is_told_no_password(
     face_name: str, answer: str, guessing: tuple[str, int]
 ) -> None:
-    """Who is another broker, does not say who it is, or says nothing gets no login, and is an error."""
+    """A server that is another broker, gives no name, or is silent gets no credentials, and is an error."""
     url, port = guessing
     words = "in time" if answer == "silent" else "not the cluster"
     with Stranger(ANSWERS[answer], port) as stranger:
-        with pytest.raises(BrokerUnavailable, match=words), open_face(face_name, url, timeout_s=ANSWER_S):
-            pass
+        with pytest.raises(BrokerUnavailable, match=words):
+            open_and_close(face_name, url, timeout_s=ANSWER_S)
         assert stranger.visits == 1
         assert login_in(url) not in stranger.told
 
@@ -95,7 +90,7 @@ def test_who_takes_the_guessed_port_over_is_told_no_password(
 
 
 def test_a_stranger_with_a_trusted_certificate_is_told_no_password(amqp_url: str) -> None:
-    """With TLS too: a certificate says who owns a name, not that the broker is the one AMQP leads to."""
+    """A trusted certificate alone gets no credentials: the broker must be the one that the AMQP port belongs to."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(FILES / "certificate.pem", FILES / "key.pem")
     trusting = ssl.create_default_context(cafile=FILES / "certificate.pem")
@@ -105,11 +100,8 @@ def test_a_stranger_with_a_trusted_certificate_is_told_no_password(amqp_url: str
         Stranger(ANSWERS["another"], port + STREAM_OFFSET, context) as stranger,
         contextlib.closing(Ending(context, {port: urlsplit(amqp_url).port or 0})),
     ):
-        with (
-            pytest.raises(BrokerUnavailable, match="not the cluster"),
-            open_face("blocking", Broker(url, ssl_context=trusting), timeout_s=ANSWER_S),
-        ):
-            pass
+        with pytest.raises(BrokerUnavailable, match="not the cluster"):
+            open_and_close("blocking", Broker(url, ssl_context=trusting), timeout_s=ANSWER_S)
         assert stranger.visits == 1
         assert login_in(amqp_url) not in stranger.told
 
@@ -120,23 +112,16 @@ def test_brokers_are_compared_once(amqp_url: str, stream_url: str) -> None:
     with Proxy.to(amqp_url) as proxy:
         address = BrokerAddress.parse(proxy.url(amqp_url), stream_url)
         for face in FACES * 3:
-            with open_face(face, replace(address, stream_host=host, stream_port_guessed=True)):
-                pass
+            open_and_close(face, replace(address, stream_host=host, stream_port_guessed=True))
         assert proxy.opened == 1
 
 
 def test_a_broker_without_the_stream_plugin(face_name: str, guessing: tuple[str, int], stream_url: str) -> None:
-    """It speaks AMQP, and nobody listens beside: one error says what to run, by a guessed port and by a given one."""
+    """Where only AMQP answers, the error names the command that enables the stream plugin."""
     url, port = guessing
     for address in (url, at(stream_url, port)):
-        with (
-            pytest.raises(BrokerUnavailable, match="rabbitmq-plugins enable rabbitmq_stream"),
-            open_face(face_name, address),
-        ):
-            pass
-
-
-# --- what a node advertises -------------------------------------------------------------------------------------------
+        with pytest.raises(BrokerUnavailable, match="rabbitmq-plugins enable rabbitmq_stream"):
+            open_and_close(face_name, address)
 
 
 def test_a_stream_on_another_node(face_name: str, amqp_url: str, stream_url: str, stream_name: str) -> None:
@@ -224,15 +209,9 @@ def test_a_replica_at_the_given_address_is_read_there(face_name: str, misnamed: 
 
 
 def test_a_user_who_may_not_read(face_name: str, misnamed: LocalRabbitMQ) -> None:
-    """Every way of reading says that access is refused."""
+    """Each way of reading a stream without the permission is refused."""
     with open_face(face_name, as_user(misnamed.broker_url, "blind")) as face:
-        ways: list[Callable[[], Any]] = [
-            lambda: face.read("s", 0),
-            lambda: face.bounds("s"),
-            lambda: face.iterate("s"),
-            lambda: face.batches("s", take=1),
-        ]
-        for attempt in ways:
+        for attempt in ways(face, "s"):
             with pytest.raises(AccessRefused):
                 attempt()
         (result,) = face.read_many([("s", 0)])  # type: ignore[list-item]

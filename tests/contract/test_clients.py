@@ -36,16 +36,12 @@ def line(request: pytest.FixtureRequest, amqp_url: str) -> Iterator[Line]:
         yield line
 
 
-@pytest.fixture(params=CONFIRMING)
-def confirming(request: pytest.FixtureRequest, amqp_url: str) -> Iterator[Line]:
-    """A connection of each client whose publish ends when the broker has answered."""
-    with open_line(request.param, amqp_url) as line:
-        yield line
+confirming = pytest.mark.parametrize("line", CONFIRMING, indirect=True)
+"""Only clients whose publish ends when the broker has answered."""
 
 
 @pytest.fixture
 def queue(amqp_url: str) -> Iterator[Queue]:
-    """A new queue, which gives messages back at once."""
     with new_queue(amqp_url) as queue:
         yield queue
 
@@ -72,18 +68,11 @@ def twice(error: Exception, theirs: type[Exception], ours: type[PublishError]) -
 
 
 def is_now(time_us: int | None) -> bool:
-    """Whether a message's time is of this minute."""
     return time_us is not None and abs(time_us - time.time() * 1e6) < 60e6
 
 
-# --- what is published ----------------------------------------------------------------------------------------------
-
-
 def test_the_connection_stays_what_it_is(line: Line, queue: Queue) -> None:
-    """The same object comes back, of the same class; its channels are the client's own, and those open are covered.
-
-    The same options again change nothing; other options are an error.
-    """
+    """An intercepted connection stays what it is, its open channels are covered, and other options are an error."""
     early, kind = line.channel(), type(line.connection)
     for _ in range(2):
         assert line.intercept(keys=["a"]) is line.connection
@@ -171,9 +160,6 @@ def test_release_leaves_no_trace(line: Line, queue: Queue) -> None:
     relatum.release(line.connection)
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------
-
-
 def test_bad_keys_and_header_bombs_are_refused_before_anything_is_sent(line: Line, queue: Queue) -> None:
     """Nothing of them reaches the broker, and the channel stays usable."""
     line.intercept(keys=["order_id"])
@@ -219,9 +205,7 @@ def test_a_string_that_is_too_long_is_refused_as_by_a_bare_client(line: Line, qu
     assert relatum.statistics(line.connection).errors == {}
 
 
-# --- what errors say ------------------------------------------------------------------------------------------------
-
-
+@confirming
 @pytest.mark.parametrize(
     ("theirs", "ours", "fields", "exchange"),
     [
@@ -233,16 +217,16 @@ def test_a_string_that_is_too_long_is_refused_as_by_a_bare_client(line: Line, qu
     ids=["unroutable", "nacked", "406", "404"],
 )
 def test_what_the_broker_does_not_take_is_the_clients_error_and_ours(
-    confirming: Line, full: str, theirs: str, ours: type[PublishError], fields: dict[str, Any], exchange: str
+    line: Line, full: str, theirs: str, ours: type[PublishError], fields: dict[str, Any], exchange: str
 ) -> None:
-    """No queue, a full one, or a definite 406 or 404: in no stream, also in another process, and nothing to settle."""
-    confirming.intercept()
-    channel, kind = confirming.channel(), getattr(confirming.errors, theirs)
+    """What the broker refuses raises the client's error and ours, also pickled, and is in no stream."""
+    line.intercept()
+    channel, kind = line.channel(), getattr(line.errors, theirs)
 
     def publish() -> None:
         for _ in range(10):
             to = full if theirs == "nacked" else unique_name()
-            confirming.publish(channel, confirming.message(**fields), to, exchange=exchange)
+            line.publish(channel, line.message(**fields), to, exchange=exchange)
 
     with pytest.raises(kind) as caught:
         publish()
@@ -251,17 +235,18 @@ def test_what_the_broker_does_not_take_is_the_clients_error_and_ours(
         assert error.in_stream is False
 
 
-def test_an_unroutable_message_comes_back_as_it_was_sent(confirming: Line) -> None:
+@confirming
+def test_an_unroutable_message_comes_back_as_it_was_sent(line: Line) -> None:
     """The error has the message with the id it was sent with, also in another process."""
-    confirming.intercept()
-    channel = confirming.channel()
+    line.intercept()
+    channel = line.channel()
     given: list[dict[str, Any]] = [{}, {"headers": {"a": 1}}, {"message_id": "mine"}]
     for fields in given:
-        with pytest.raises(confirming.errors.unroutable) as caught:
-            confirming.publish(channel, confirming.message(**fields), unique_name())
-        assert type(caught.value.__cause__) is confirming.errors.unroutable
-        for error in twice(caught.value, confirming.errors.unroutable, PublishUnroutable):
-            returned = confirming.returned(error)
+        with pytest.raises(line.errors.unroutable) as caught:
+            line.publish(channel, line.message(**fields), unique_name())
+        assert type(caught.value.__cause__) is line.errors.unroutable
+        for error in twice(caught.value, line.errors.unroutable, PublishUnroutable):
+            returned = line.returned(error)
             if "message_id" in fields:
                 assert (returned.message_id, list(returned.headers)) == ("mine", ["relatum_time"])
             else:
@@ -297,12 +282,8 @@ def test_a_half_open_link_leaves_an_outcome_that_the_stream_settles(
         proxy.mode = "pass"
 
 
-# --- receipts -------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def recorded(line: Line, database_url: str, broker: Broker) -> Iterator[Line]:
-    """A connection of each client, intercepted with a recorder."""
     line.intercept(database=database_url, keys=["order_id"], broker=broker)
     yield line
     relatum.release(line.connection)
@@ -329,10 +310,7 @@ def test_a_receipt_gives_the_place_of_its_message(recorded: Line, stream_url: st
 
 
 def test_a_receipt_says_what_was_not_taken(recorded: Line, queue: Queue, full: str) -> None:
-    """No queue, a full one: whenever the client hears of it, the message is nowhere; the channel goes on.
-
-    It is counted once, also where an ack follows what came back. A bad key is refused with a receipt, too.
-    """
+    """A receipt raises what the broker did not take, or a bad key, counted once, and the channel stays usable."""
     channel = recorded.channel()
     with pytest.raises(InvalidRelationshipKey):
         recorded.receipt(channel, recorded.message(headers={"order_id": 1.5}), queue.name)

@@ -25,6 +25,7 @@ from relatum.reading import (
 )
 from relatum.wire import frames
 from tests.support import new_streams, publish_plain
+from tests.support._waiting import result_of
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time
 
@@ -54,7 +55,6 @@ WAYS: list[tuple[Callable[[Any, str], Any], Any]] = [
     (lambda reader, stream: reader.scan(stream, 1, 3, lambda message: message), [1, 2]),
     (lambda reader, stream: reader.bounds(stream), [0, 9]),
 ] * 2
-"""Ways to read, and the offsets that each gives."""
 
 
 def offsets(result: Any) -> list[int]:
@@ -101,16 +101,14 @@ def test_who_iterates_may_ask_something_else(address: Broker, stream: str) -> No
 
 
 def test_no_connection_in_time_is_an_error_of_its_own(address: Broker, stream: str) -> None:
-    """It comes within the time-out, names limit and option, and passes once an iteration is closed."""
+    """A call without a connection in time fails with limit and option named, until an iteration is closed."""
     options: Any = {"broker_connections_max": 2, "timeout_s": 1.5}
     with StreamReader.open(address, **options) as reader, contextlib.ExitStack() as stack:
         first = stack.enter_context(contextlib.closing(reader.iterate(stream)))  # type: ignore[type-var]
         assert next(first).offset == 0
         began = time.monotonic()
-        with (
-            in_time(1.5),
-            pytest.raises(ConnectionsInUse, match=r"all 2 connections.* broker_connections_max=") as caught,
-        ):
+        words = "all 2 connections.* broker_connections_max="
+        with in_time(1.5), pytest.raises(ConnectionsInUse, match=words) as caught:
             next(reader.iterate(stream))
         assert time.monotonic() - began >= 1.4
         assert (caught.value.limit, caught.value.waiting) == (2, 1)
@@ -253,16 +251,20 @@ def test_followed_streams_are_beside_the_limit(address: Broker, stream: str) -> 
         assert (reader.statistics().following, reader.statistics().in_use) == (4, 0)
 
 
-def test_a_batched_read_holds_no_connection_for_what_has_come(address: Broker, stream: str) -> None:
-    """Who has what he asked for, and takes no more, stops nobody."""
-    with StreamReader.open(address, broker_connections_max=2) as reader:
-        open_reads: list[Any] = []
+@pytest.mark.parametrize(("kind", "step"), [(StreamReader, next), (AsyncStreamReader, anext)])
+def test_a_batched_read_holds_no_connection_for_what_has_come(
+    kind: Any, step: Any, address: Broker, stream: str
+) -> None:
+    """A read that has given all that was asked for holds no connection, though nobody has ended it."""
+    with asyncio.Runner() as runner:
+        reader = result_of(runner, kind.open(address, broker_connections_max=2))
+        reads = []
         for _ in range(5):
-            results: Any = reader.read_many([MessageId(stream, n) for n in range(10)])
-            assert [next(results).offset for _ in range(10)] == list(range(10))
-            open_reads.append(results)
+            reads.append(reader.read_many([MessageId(stream, n) for n in range(10)]))
+            assert [result_of(runner, step(reads[-1])).offset for _ in range(10)] == list(range(10))
             assert reader.statistics().in_use == 0
-        assert [list(results) for results in open_reads] == [[]] * 5
+        assert [list(result_of(runner, each)) for each in reads] == [[]] * 5
+        result_of(runner, reader.close())
 
 
 def test_a_name_that_is_missing_stays_within_the_limit(amqp_url: str, stream_url: str, proxy: Proxy) -> None:
@@ -277,18 +279,6 @@ def test_a_name_that_is_missing_stays_within_the_limit(amqp_url: str, stream_url
             assert {type(each.exception()) for each in asking} == {StreamNotFound}
         assert asked.most <= 3
         assert proxy.most <= 2
-
-
-async def test_a_batched_read_of_tasks_holds_none_either(address: Broker, stream: str) -> None:
-    """The turn of one that has all it asked for is another's."""
-    async with await AsyncStreamReader.open(address, broker_connections_max=2) as reader:
-        open_reads = []
-        for _ in range(5):
-            results = reader.read_many([MessageId(stream, n) for n in range(10)])
-            open_reads.append(results)
-            assert [(await anext(results)).offset for _ in range(10)] == list(range(10))  # type: ignore[union-attr]
-            assert reader.statistics().in_use == 0
-        assert [[each async for each in results] for results in open_reads] == [[]] * 5
 
 
 def test_batched_reads_of_missing_names_do_not_wait_for_each_other(address: Broker, amqp_url: str) -> None:

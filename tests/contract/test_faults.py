@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -18,7 +19,7 @@ from relatum.recording import Recorder
 from relatum.wire import frames
 from relatum_consumer import Relations
 from relatum_migrations import upgrade
-from tests.contract._faces import Face, open_face
+from tests.contract._faces import Face, open_and_close, open_face
 from tests.support import LIMIT_S, in_a_try, publish_plain, until_answered, wait_until
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time
@@ -28,7 +29,6 @@ HEARTBEAT_S = 1
 OPENING_S = 10.0
 
 LAST = 2
-"""The offset of the last message."""
 
 
 @pytest.fixture
@@ -132,29 +132,22 @@ no stream port is guessed; a name of `invalid` never resolves (RFC 2606)."""
 def test_a_wrong_address_is_named(
     face_name: str, address: str, amqp_url: str, stream_url: str, database_server_url: str
 ) -> None:
-    """The error says who answers there, or that nobody does; who stands still is not said to be missing."""
+    """A wrong address is an error that says what answers there, or that nothing does."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         urls = {"amqp": amqp_url, "streams": stream_url, "database": database_server_url}
         places = {name: urlsplit(url).netloc.rpartition("@")[2] for name, url in urls.items()}
         places |= {"silent": f"127.0.0.1:{silent.getsockname()[1]}", "login": login_of(amqp_url)}
         error, words = WRONG[address]
         patience_s = TIMEOUT_S if "{silent}" in address else OPENING_S
-        with (
-            pytest.raises(error, match=words),
-            open_face(face_name, address.format(**places), timeout_s=patience_s),
-        ):
-            pass
+        with pytest.raises(error, match=words):
+            open_and_close(face_name, address.format(**places), timeout_s=patience_s)
 
 
-def test_a_recorder_of_a_wrong_port_ends_and_names_it(amqp_url: str, database_url: str) -> None:
-    """A recorder that was given AMQP's port as the stream's ends at once: waiting would not cure it."""
+def test_an_amqp_port_given_as_another_servers_is_named(amqp_url: str, database_url: str) -> None:
+    """Recorder, migrations and lookups end at once where AMQP's port is given as the streams' or as PostgreSQL's."""
     recorder = Recorder(amqp_url.replace("amqp:", "rabbitmq-stream:"), database_url, ["orders"])
     with pytest.raises(ConfigurationError, match="does not speak"):
         recorder.run(threading.Event())
-
-
-def test_a_port_of_rabbitmq_given_as_database_is_named(amqp_url: str) -> None:
-    """AMQP's port given as `postgresql://` is a wrong URL, for look-ups and for migrations; waiting does not help."""
     url = amqp_url.replace("amqp:", "postgresql:")
     wrong = pytest.raises(ConfigurationError, match="is not PostgreSQL")
     with wrong:
@@ -164,18 +157,14 @@ def test_a_port_of_rabbitmq_given_as_database_is_named(amqp_url: str) -> None:
 
 
 def test_wrong_password_and_virtual_host(face_name: str, stream_url: str) -> None:
-    """Both are refusals, and no message shows the password."""
+    """A wrong password and a virtual host that does not exist are refused, and no error shows a password."""
     parts = urlsplit(stream_url)
     host = parts.netloc.rpartition("@")[2]
-    wrong = parts._replace(netloc=f"{parts.username}:canary-7f3a@{host}").geturl()
-    with pytest.raises(AccessRefused) as caught, open_face(face_name, wrong):
-        pass
-    assert "canary" not in str(caught.value)
-    with pytest.raises(AccessRefused), open_face(face_name, parts._replace(path="/no-such-vhost").geturl()):
-        pass
+    for wrong in ({"netloc": f"{parts.username}:canary-7f3a@{host}"}, {"path": "/no-such-vhost"}):
+        with pytest.raises(AccessRefused) as caught:
+            open_and_close(face_name, parts._replace(**wrong).geturl())
+        assert "canary" not in str(caught.value)
 
-
-# --- what ends an opening for good, and what only looks like it: a broker that stops meanwhile ------------------------
 
 # How the frames begin that a client sends: AMQP's Start-Ok and Open, the stream protocol's SaslAuthenticate and Open.
 MOMENTS = {"amqp": (b"\0\x0a\0\x0b", b"\0\x0a\0\x28"), "stream": (b"\0\x13\0\1", b"\0\x15\0\1")}
@@ -232,14 +221,10 @@ def close_frame(code: int, text: str) -> bytes:
 def test_a_broker_that_hangs_up_while_a_connection_opens_refuses_nobody(
     face_name: str, protocol: str, moment: int, amqp_url: str, stream_url: str
 ) -> None:
-    """A connection cut in the middle of its opening is safe to try again, whatever clients guess from it."""
+    """A connection that is cut while it opens is unavailable, which can be tried again, and never a refusal."""
     url = {"stream": stream_url, "amqp": amqp_url}[protocol]
-    with (
-        stopping(url, MOMENTS[protocol][moment]) as broken,
-        pytest.raises(BrokerUnavailable),
-        open_face(face_name, broken, timeout_s=OPENING_S),
-    ):
-        pass
+    with stopping(url, MOMENTS[protocol][moment]) as broken, pytest.raises(BrokerUnavailable):
+        open_and_close(face_name, broken, timeout_s=OPENING_S)
 
 
 @pytest.mark.parametrize(
@@ -255,16 +240,9 @@ def test_a_broker_that_hangs_up_while_a_connection_opens_refuses_nobody(
 def test_only_the_brokers_own_word_is_a_refusal(
     face_name: str, code: int, text: str, expected: type[Exception], said: str | None, amqp_url: str
 ) -> None:
-    """A Close says by its code whether waiting helps: a node that stops and a full virtual host pass."""
-    with (
-        stopping(amqp_url, MOMENTS["amqp"][1], (code, text)) as broken,
-        pytest.raises(expected, match=said),
-        open_face(face_name, broken, timeout_s=OPENING_S),
-    ):
-        pass
-
-
-# --- several addresses: the next is used where one does not answer, at the start and later ---------------------------
+    """A Close is a refusal where its code says so; that of a node that stops, or of a full virtual host, passes."""
+    with stopping(amqp_url, MOMENTS["amqp"][1], (code, text)) as broken, pytest.raises(expected, match=said):
+        open_and_close(face_name, broken, timeout_s=OPENING_S)
 
 
 @pytest.fixture
@@ -280,22 +258,17 @@ def address(amqp_url: str, stream_url: str, nodes: list[Proxy]) -> Broker:
 
 
 @contextlib.contextmanager
-def reading(face_name: str, address: Broker, stream: str) -> Iterator[Face]:
-    with open_face(face_name, address) as face:
+def reading(face_name: str, address: Broker, stream: str, **options: Any) -> Iterator[Face]:
+    with open_face(face_name, address, **options) as face:
         assert face.read(stream, 0).body == b"0"
         yield face
 
 
 @pytest.mark.parametrize("fault", ["down", "silent"])
 def test_the_next_is_used_where_one_does_not_answer(
-    face_name: str,
-    address: Broker,
-    nodes: list[Proxy],
-    stream: str,
-    caplog: pytest.LogCaptureFixture,
-    fault: str,
+    face_name: str, address: Broker, nodes: list[Proxy], stream: str, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
-    """At the start; who comes later begins with the one that answered. It is said once, and no other is asked."""
+    """Where an address does not answer the next is used, logged once, and later readers begin with that one."""
     if fault == "down":
         nodes[0].close()
     else:
@@ -332,9 +305,8 @@ def test_a_reader_goes_on_at_the_next_and_stays(
 def test_a_reader_goes_on_where_a_node_falls_silent(
     face_name: str, address: Broker, nodes: list[Proxy], stream: str
 ) -> None:
-    """The call that it did not answer ends in time, and the next one is answered by another node."""
-    with open_face(face_name, address, timeout_s=3.0) as face:
-        assert face.read(stream, 0).body == b"0"
+    """A call that a silent node does not answer ends in time, and another node answers the next one."""
+    with reading(face_name, address, stream, timeout_s=3.0) as face:
         nodes[0].mode = "blackhole"
         with pytest.raises((ReadTimeout, BrokerUnavailable)):
             face.read(stream, 1)
@@ -344,15 +316,15 @@ def test_a_reader_goes_on_where_a_node_falls_silent(
 def test_a_node_that_refuses_the_login_is_passed_over_and_is_the_error_to_act_on(
     face_name: str, address: Broker, nodes: list[Proxy], stream: str
 ) -> None:
-    """It may be set up otherwise; where no other answers, its error goes before those of servers that are away."""
+    """A refused login is passed over while another node answers, and is the error where none does."""
     first, *others = BrokerAddress.of(address).each
     here = replace(first, password="wrong").beside(others)
     with reading(face_name, here, stream):
         assert nodes[1].opened
     for node in nodes[1:]:
         cut(node)
-    with pytest.raises(AccessRefused), open_face(face_name, here):
-        pass
+    with pytest.raises(AccessRefused):
+        open_and_close(face_name, here)
 
 
 def failure_of(face: Face, stream: str) -> str:

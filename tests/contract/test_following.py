@@ -44,14 +44,7 @@ STREAMS = 130
 
 @dataclass(frozen=True)
 class Bed:
-    """A stream of a broker that is followed through a proxy.
-
-    Attributes:
-        amqp: The broker's URL.
-        stream: A new stream.
-        proxy: What the follower's connections go through.
-        broker: The broker, through the proxy.
-    """
+    """A new stream of a broker, which is followed through a proxy: `broker` leads through it, `amqp` does not."""
 
     amqp: str
     stream: str
@@ -66,12 +59,10 @@ class Bed:
             return position_of(reader.read(self.stream, offset))
 
     def declare_anew(self) -> None:
-        """Replace the stream by an empty one of its name."""
         delete_stream(self.amqp, self.stream)
         declare_stream(self.amqp, self.stream)
 
     def owner(self, **options: Any) -> Owner:
-        """Who follows with these options, to be started."""
         return Owner(self.broker, **QUICK | options)
 
 

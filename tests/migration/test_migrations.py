@@ -64,7 +64,6 @@ INSERT INTO relatum.serial_holds VALUES (1, 5, 5, 1, 4, 1, now(), 1, 1, 2);
 
 
 def fill_0_4(database_url: str) -> None:
-    """Make the schema of release 0.4.0, with rows."""
     make_release_0_4(database_url)
     with psycopg.connect(database_url) as connection:
         connection.execute(ROWS_OF_0_4.encode())
@@ -72,7 +71,6 @@ def fill_0_4(database_url: str) -> None:
 
 @pytest.fixture
 def released_url(empty_database_url: str) -> str:
-    """A database of release 0.4.0, with rows."""
     fill_0_4(empty_database_url)
     return empty_database_url
 
@@ -87,7 +85,6 @@ def dump(database_url: str) -> list[str]:
 
 
 def upgrade_0_4(database_url: str) -> None:
-    """Upgrade a database of release 0.4.0."""
     fill_0_4(database_url)
     assert relatum_migrations.current(database_url) == REVISION
     relatum_migrations.upgrade(database_url)
@@ -199,7 +196,7 @@ def test_of_finished_messages_just_the_unsuccessful_have_a_reason(database_url: 
 
 
 def test_epochs_are_kept_back_for_nobody(database_url: str) -> None:
-    """What one session takes later is higher than what another took before, which a cache would not keep."""
+    """Epochs ascend over all sessions, which a cache of the sequence would break."""
     with psycopg.connect(database_url) as first, psycopg.connect(database_url) as second:
         asked = [each.execute("SELECT nextval('relatum.placement_epochs')") for each in (first, second, first)]
         taken = [each.fetchall()[0][0] for each in asked]
@@ -219,8 +216,6 @@ def test_removing_a_super_stream_removes_what_is_known_of_its_consumers(database
         connection.execute("DELETE FROM relatum.super_streams")
         assert connection.execute("SELECT count(*) FROM relatum.serial_positions").fetchone() == (0,)
 
-
-# --- a table with rows becomes one in parts while a recorder of the release before writes and lookups ask -------------
 
 COPY = "COPY relatum.relationships (stream_offset, time_us, stream_id, key_id, value) FROM STDIN"
 """As the release before writes rows."""
@@ -288,18 +283,15 @@ def test_recorders_and_lookups_go_on(before: str) -> None:
 
 
 def test_a_long_reader_is_not_waited_for_longer_than_told(before: str) -> None:
-    """Whoever waits behind the migration waits as long as it does; it is repeated, and goes on where it was."""
-    with psycopg.connect(before) as reader:
-        reader.execute("SELECT count(*) FROM relatum.relationships")
-        with pytest.raises(DatabaseUnavailable, match="lock"):
-            relatum_migrations.upgrade(before, lock_timeout_s=0.1)
-    assert relatum_migrations.current(before) == REVISION
-    with psycopg.connect(before) as reader:
-        # The first step changes another table: it is through, and is not done again.
-        reader.execute("SELECT count(*) FROM relatum.coverage")
-        with pytest.raises(DatabaseUnavailable, match="lock"):
-            relatum_migrations.upgrade(before, lock_timeout_s=0.1)
-    assert relatum_migrations.current(before) not in (REVISION, relatum_migrations.head())
+    """A migration waits for a long reader no longer than told, and goes on where it was when it is repeated."""
+    # The first step changes `relationships`; once it is through, it is not done again.
+    for table, is_begun in (("relationships", False), ("coverage", True)):
+        with psycopg.connect(before) as reader:
+            reader.execute(f"SELECT count(*) FROM relatum.{table}".encode())
+            with pytest.raises(DatabaseUnavailable, match="lock"):
+                relatum_migrations.upgrade(before, lock_timeout_s=0.1)
+        assert (relatum_migrations.current(before) != REVISION) is is_begun
+    assert relatum_migrations.current(before) != relatum_migrations.head()
     relatum_migrations.upgrade(before)
     assert counted(before, "SELECT count(*) FROM relatum.relationships") == ROWS
 

@@ -45,7 +45,6 @@ def as_user(url: str, user: str, database: str) -> str:
 
 
 def migrate(url: str) -> str:
-    """`relatum migrate`, and what it said on stderr."""
     done = CliRunner().invoke(app, ["migrate", "--database", url])
     assert done.exit_code == 0, done.output
     return done.stderr
@@ -68,7 +67,7 @@ def granted(url: str) -> set[tuple[str, str, str, str]]:
 
 
 def test_roles_that_could_not_be_made_are_named_and_granted_by_another_migrate(server_url: str) -> None:
-    """Without CREATEROLE the roles are named; with it, or made by hand, the next migrate grants what a first does."""
+    """Roles that an owner cannot make are named, and once they are there the next migrate grants as a first does."""
     first, second = owned(server_url, "first"), owned(server_url, "second")
     for url in (first, second, second):
         said = migrate(url)
@@ -89,14 +88,10 @@ def test_roles_that_could_not_be_made_are_named_and_granted_by_another_migrate(s
     before = granted(first)
     upgrade(first)
     assert granted(first) == before
-    _uses(server_url, second)
-
-
-def _uses(server_url: str, url: str) -> None:
-    """Whoever is in a role that was granted late may do what it is for."""
+    # A user in a role that was granted late may do what it is for.
     with psycopg.connect(server_url, autocommit=True) as administrator:
         administrator.execute("CREATE ROLE somebody LOGIN PASSWORD 'x' IN ROLE relatum_recorder")
-    engine = make_engine(as_user(url, "somebody", "second"))
+    engine = make_engine(as_user(second, "somebody", "second"))
     try:
         add_keys(engine, as_definitions(["order"]))
     finally:
@@ -122,10 +117,7 @@ def test_each_table_is_some_roles(database_url: str) -> None:
 
 
 def test_what_the_page_shows_is_all_that_a_server_needs(server_url: str) -> None:
-    """Roles, logins and database as shown; then the owner migrates without a warning, and each login reads its own.
-
-    The owner of a second database grants as shown once whoever made the roles has let that owner.
-    """
+    """The pages' SQL is all that the owners of two databases need to migrate and grant, and each login to read."""
 
     def url(user: str, database: str = "relatum") -> str:
         return as_user(server_url, user, database).replace(f":{PASSWORD}@", ":secret@")

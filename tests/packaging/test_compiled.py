@@ -43,7 +43,6 @@ def unpacked(wheel: Path) -> Path:
 
 
 def _version(place: Path) -> str:
-    """What the command says that runs from a place."""
     command = [sys.executable, "-c", "from relatum_cli.start import main; main()", "--version"]
     environment = os.environ | {"PYTHONPATH": str(place)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
@@ -66,15 +65,8 @@ def test_the_tests_of_what_is_compiled_pass_with_the_wheel(unpacked: Path, pytes
     assert done.returncode == 0, done.stdout
 
 
-# --- the same, compiled or not ------------------------------------------------------------------------------------
-
-
 class Decoder:
-    """A process that decodes.
-
-    Attributes:
-        is_compiled: Whether it runs compiled.
-    """
+    """A process that decodes, and says whether it runs compiled."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         command = [sys.executable, "-m", "tests.support.decoding"]
@@ -93,13 +85,11 @@ class Decoder:
         return answer
 
     def close(self) -> None:
-        """End it."""
         self._process.communicate()
 
 
 @pytest.fixture(scope="module")
 def decoders(unpacked: Path, pytestconfig: pytest.Config) -> Iterator[tuple[Decoder, Decoder]]:
-    """One that runs compiled, and one that runs as it is."""
     rest = [pytestconfig.rootpath, *filter(None, sys.path)]
     both = tuple(Decoder({"PYTHONPATH": os.pathsep.join(map(str, places))}) for places in ([unpacked, *rest], rest))
     assert [each.is_compiled for each in both] == [True, False]

@@ -71,8 +71,6 @@ MASKED_HEADERS = {"card": SECRET, "shop": "north", "number": NUMBER, "paid_by": 
 
 
 def png() -> bytes:
-    """A picture of one point."""
-
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
@@ -113,14 +111,12 @@ TAKEN: Final = 12 + len(GROUPED)
 
 @dataclass(frozen=True)
 class World:
-    """What there is to be seen.
+    """What pages show, with the options of a page on it.
 
     Attributes:
-        options: Of a page on it.
-        orders: A stream of `BODIES`, of `MANY` messages of one host, and of one more that is not recorded.
+        orders: A stream of `BODIES`, then `MANY` messages of one host, then one that is not recorded.
         payments: A stream whose name is hostile; one message for each body, and then those of groups.
-        placed: A super stream whose contexts are placed, and of which one was moved.
-        first_of_many: The offset of the first of the many.
+        placed: A super stream with three contexts, one of which was moved.
     """
 
     options: dict[str, Any]
@@ -135,7 +131,6 @@ class World:
 
 
 def expectations(orders: str, payments: str) -> list[Expectation]:
-    """What is expected of them: that comes true, comes late, does not come, or has time left."""
     return [
         Expectation("answered <b>", orders, "host", payments, 60),
         Expectation("paid", orders, "order_id", payments, 3600),
@@ -157,7 +152,6 @@ def held_up(url: str) -> Iterator[Callable[[], int]]:
 
 @pytest.fixture(scope="session")
 def web_database_url(_databases: Databases) -> Iterator[str]:
-    """A database for all these tests."""
     url = _databases.take()
     yield url
     _databases.give_back(url)
@@ -178,7 +172,6 @@ def reader_url(web_database_url: str) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def world(amqp_url: str, broker: Broker, web_database_url: str) -> Iterator[World]:
-    """Streams with messages of all kinds, recorded."""
     orders, payments = unique_name("orders"), f'{unique_name("pay")} "/<b>?#%41&ö'
     engine = make_engine(web_database_url)
     try:
@@ -222,7 +215,6 @@ def _collect(broker: str, database: str, stream: str) -> None:
 
 
 def _place(broker: str, database: str, layout: Layout) -> None:
-    """Place three contexts, and move one of them."""
     with SerializationContexts(layout.super_stream, database, broker=broker, header="order_id") as contexts:
         first, second = (each.stream for each in layout)
         contexts.assign(["a & b", "c", f"o-{HOSTILE}"], first)
@@ -234,7 +226,6 @@ def _place(broker: str, database: str, layout: Layout) -> None:
 
 @pytest.fixture(scope="session")
 def page(world: World) -> Iterator[Asking]:
-    """The page on it, with its defaults."""
     with asking(world.page()) as page:
         yield page
 
@@ -247,7 +238,6 @@ def page_of(place: Place, **options: Any) -> WebOptions:
 
 @pytest.fixture
 def own(place: Place) -> Iterator[Asking]:
-    """That page, with its defaults."""
     with asking(page_of(place)) as page:
         yield page
 
@@ -261,7 +251,6 @@ def masked(place: Place) -> str:
 
 
 def views(world: World) -> dict[str, str]:
-    """A page of each kind, and of each answer that it can have."""
     return {
         "search-empty": "/",
         "search": "/?key=order_id&value=late&complete=1",
@@ -297,8 +286,6 @@ def views(world: World) -> dict[str, str]:
         "not-found": "/nothing",
     }
 
-
-# --- conversations ---------------------------------------------------------------------------------------
 
 TALK_KEYS: Final = [
     KeyDefinition("order_id"),
@@ -347,7 +334,6 @@ def _large(streams: list[str], count: int, chance: Random) -> dict[str, list[Any
 
 @pytest.fixture(scope="session")
 def talks(amqp_url: str, broker: Broker, _databases: Databases) -> Iterator[Talks]:
-    """Conversations, in a database of their own."""
     database_url = _databases.take()
     orders, payments, mails = unique_name("orders"), f'{unique_name("=pay")} "/<b>?#%41&ö', unique_name("mails")
     # Larger ones are in streams of usual names: the weight of a page is that of its names, too.

@@ -26,10 +26,7 @@ KEPT: Final = Path(__file__).with_name("answers.json")
 
 
 def test_answers_keep_their_form(page: Asking, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each path of the API: as OpenAPI says, errors too, and the same names and types as are kept.
-
-    Tools give the same: that is in `test_mcp.py`.
-    """
+    """Each answer of the API, errors too, has the form that OpenAPI describes and the names and types kept here."""
     # A busy machine is no server that is away: not from now on, and not any more if it was taken for one.
     monkeypatch.setattr(servers, "ANSWER_S", 30.0)
     wait_until(lambda: page.get("/api/health").status_code == 200, what="both servers answer")
@@ -52,8 +49,6 @@ def test_answers_keep_their_form(page: Asking, world: World, monkeypatch: pytest
     changed = {path: said.get(path, {}).items() ^ kept.get(path, {}).items() for path in said.keys() | kept.keys()}
     assert {path: sorted(names) for path, names in changed.items() if names} == {}
 
-
-# --- its own user of PostgreSQL ---------------------------------------------------------------------------
 
 READS = {"rows_of", "stream_of"}
 """Functions it may call: those that look up."""
@@ -95,20 +90,14 @@ def test_postgresql_refuses_what_it_would_write(reader_url: str) -> None:
                 connection.execute(statement_text)
 
 
-# --- behind a pgbouncer that hands out sessions by transaction --------------------------------------------
-
 SESSIONS = 3
-"""Sessions that all of the page's connections share."""
 
 MORE = ["", "max_prepared_statements = 0"] if holds_statements() else [""]
 
 
 @pytest.mark.parametrize("more", MORE)
 def test_all_answers_are_those_of_without_it(world: World, reader_url: str, tmp_path: Path, more: str) -> None:
-    """Each path of the API and each page, one by one, and many at once: as the owner gets them without it.
-
-    Nothing is refused; the same status and the same messages, whatever session each statement gets.
-    """
+    """Behind pgbouncer each path, alone or with many at once, has the status and messages that it has without it."""
     asked = [path for each in examples(world).values() for path in each]
     paths = [*(f"/api{path}" for path in asked), "/", *(path for path in asked if not path.startswith("/search"))]
     searches = ["/api/search?key=host&value=busy&limit=50", f"/api/message?stream={world.orders}&offset=1"] * 25

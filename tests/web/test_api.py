@@ -47,17 +47,20 @@ def links(page: Asking, path: str) -> list[str]:
     return [attributes.get("href") or "" for tag, attributes in elements if tag == "a"]
 
 
-# --- search -----------------------------------------------------------------------------------------------
-
-
 def test_a_search_finds_what_shares_a_value(page: Asking, world: World) -> None:
-    """All messages of all streams, by time, with their keys, and what the answer holds over."""
+    """A search finds the messages of all streams by time, or those of a span of time or of the streams named."""
     answer = page.answer("/search", key="order_id", value=f"o-{HOSTILE}")
     assert answer["status"] == "found"
     assert len(answer["results"]) == len(BODIES) + 12
     assert set(answer["streams"]) == {world.orders, world.payments}
     assert {row["stream"] for row in answer["results"]} == {world.orders, world.payments}
     assert [row["time"] for row in answer["results"]] == sorted(row["time"] for row in answer["results"])
+    since, until = "2023-11-14T22:13:21Z", "2023-11-14T22:13:22Z"
+    bounded = page.answer("/search", key="host", value="busy", since=since, until=until, limit=1000)
+    assert len(bounded["results"]) == 60
+    named = page.answer("/search", key="order_id", value=f"o-{HOSTILE}", stream=world.payments)
+    assert {row["stream"] for row in named["results"]} == {world.payments}
+    assert named["streams"] == [world.payments]
 
 
 def pages(page: Asking, path: str, part: str, **query: Any) -> list[dict[str, Any]]:
@@ -99,26 +102,14 @@ def test_pages_together_are_the_whole_and_each_row_once(
         assert [shown(row) for row in pages(page, path, part, limit=limit, **query)] == whole
 
 
-def test_a_search_is_bounded_by_time_and_streams(page: Asking, world: World) -> None:
-    """From a moment to before another, in the streams that are named."""
-    since, until = "2023-11-14T22:13:21Z", "2023-11-14T22:13:22Z"
-    answer = page.answer("/search", key="host", value="busy", since=since, until=until, limit=1000)
-    assert len(answer["results"]) == 60
-    named = page.answer("/search", key="order_id", value=f"o-{HOSTILE}", stream=world.payments)
-    assert {row["stream"] for row in named["results"]} == {world.payments}
-    assert named["streams"] == [world.payments]
-
-
 def test_a_composite_key_is_asked_for_by_its_parts(page: Asking) -> None:
-    """Two values, in order; one alone is refused, and the form has a field for each."""
+    """A composite key takes a value for each of its parts, in order, and refuses fewer."""
     assert len(page.answer("/search", key="place", value=["a|b", "7"])["results"]) == len(BODIES)
     refused = page.get("/?key=place&value=a")
     assert refused.status_code == 400
-    assert harmless(refused.text).elements.count(("input", {"name": "value", "value": "a", **_FIELD})) == 1
+    field = {"name": "value", "value": "a", "autocomplete": "off", "spellcheck": "false"}
+    assert harmless(refused.text).elements.count(("input", field)) == 1
     assert refused.text.count('name="value"') == 2
-
-
-_FIELD = {"autocomplete": "off", "spellcheck": "false"}
 
 
 def test_values_are_listed_as_they_begin(page: Asking) -> None:
@@ -134,7 +125,7 @@ def test_values_are_listed_as_they_begin(page: Asking) -> None:
 
 
 def test_that_a_message_was_found_itself_proves_nothing_of_others(place: Place, own: Asking) -> None:
-    """Where nobody else has its value that is proven, and where one came that is not recorded yet, it is not."""
+    """A search from a message is absent where no other shares its value, and unproven while one is unrecorded."""
     place.put((b"one", {"host": "lonely"}))
     place.record(keys=KEYS)
     path = f"/api/search?key=host&of_stream={place.stream}&of_offset=0"
@@ -143,16 +134,13 @@ def test_that_a_message_was_found_itself_proves_nothing_of_others(place: Place, 
     assert "no other message has this value" in own.get(path.replace("/api/search", "/")).text
     place.put((b"two", {"host": "lonely"}))
     behind = own.get(path).json()
-    assert (behind["status"], behind["results"], behind["unrecorded_streams"]) == (
-        "not_recorded_yet",
-        [],
-        [place.stream],
-    )
+    assert (behind["status"], behind["results"]) == ("not_recorded_yet", [])
+    assert behind["unrecorded_streams"] == [place.stream]
     assert own.get(f"{path}&complete=1").json()["results"][0]["offset"] == 1
 
 
 def test_a_new_key_is_named_with_what_cures_it(place: Place, own: Asking) -> None:
-    """A conversation by older keys stays whole; each view names the key and the command, and nobody who records."""
+    """Each view names a key that is newer than the messages, and the command that looks at them for it."""
     place.put((b"one", {"order_id": "a", "host": "h"}), (b"two", {"order_id": "a"}))
     place.record(keys=["order_id"])
     add_keys(place.engine, ["host"])
@@ -160,11 +148,8 @@ def test_a_new_key_is_named_with_what_cures_it(place: Place, own: Asking) -> Non
     told += "relatum backfill --keys host"
     conversation, message = f"/trace?stream={place.stream}&offset=0", at(place.stream, 0)
     trace = own.get(f"/api{conversation}").json()
-    assert (trace["status"], len(trace["messages"]), [each["key"] for each in trace["new_keys"]]) == (
-        "found",
-        2,
-        ["host"],
-    )
+    assert (trace["status"], len(trace["messages"])) == ("found", 2)
+    assert [each["key"] for each in trace["new_keys"]] == ["host"]
     assert (trace["words"], trace["advice"]) == ("found: this is all by the older keys", told)
     search = own.get("/api/search?key=host&value=h").json()
     assert (search["status"], search["words"]) == ("not_recorded_yet", f"not recorded yet: {told}")
@@ -259,10 +244,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("question", "status", "code"), WRONG, ids=lambda value: str(value)[:60])
 def test_what_cannot_be_answered_says_why(page: Asking, world: World, question: str, status: int, code: str) -> None:
-    """The API with a code and a hint; the page with the same, and with what can be asked instead.
-
-    Of a key alone the first page asks nothing: that is a form which is half filled in.
-    """
+    """The API refuses a wrong question with a code and a hint, and the page says the same beside its form."""
     question = question.replace("ORDERS", world.orders)
     response = page.get(f"/api{question}")
     error = response.json()["error"]
@@ -270,6 +252,7 @@ def test_what_cannot_be_answered_says_why(page: Asking, world: World, question: 
     assert error["message"]
     assert error["hint"]
     shown = page.get(question.replace("/search", "/"))
+    # A form that is half filled in asks nothing.
     if question in ("/search?", "/search?key=order_id"):
         assert (shown.status_code, "data-problem" in shown.text) == (200, False)
         return
@@ -277,9 +260,6 @@ def test_what_cannot_be_answered_says_why(page: Asking, world: World, question: 
     harmless(shown.text)
     if question.startswith("/trace"):
         assert 'action="/trace"' in shown.text
-
-
-# --- messages ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("offset", range(len(BODIES)))
@@ -336,11 +316,8 @@ def test_the_newest_messages_are_where_one_begins(page: Asking, world: World) ->
     assert "Or start" not in page.get("/?key=host&value=busy").text
 
 
-# --- streams ----------------------------------------------------------------------------------------------
-
-
 def test_streams_are_shown_with_coverage_keys_and_recorders(page: Asking, world: World) -> None:
-    """First, last, lag, a bar with the part that is not recorded; keys with their rows."""
+    """The streams and each one's page show its ends, lag, coverage, keys and latest messages."""
     answer = page.get("/api/streams").json()
     row = next(each for each in answer["streams"] if each["stream"] == world.orders)
     last = len(BODIES) + MANY
@@ -351,14 +328,9 @@ def test_streams_are_shown_with_coverage_keys_and_recorders(page: Asking, world:
     counts = {"order_id": len(BODIES) + 12, "host": MANY, "place": len(BODIES), "card": len(BODIES) + 12}
     assert keys == counts | {"message_group": len(GROUPED)}
     assert answer["recorders"] == []
-
-
-def test_a_stream_is_shown_by_each_key(page: Asking, world: World) -> None:
-    """Its latest messages, its coverage of each key and of time, and links to its ends."""
     answer = page.get(f"/api/stream?stream={world.orders}").json()
     detail = answer["streams"][0]
     assert set(detail["covered"]) == {each.name for each in KEYS} | {"time"}
-    last = len(BODIES) + MANY
     assert [each["offset"] for each in answer["latest"]] == list(range(last, last - 10, -1))
     assert page.get(at(world.orders, detail["last"])).status_code == 200
     # It is found by a part of its name; where none has it, the page says so.
@@ -375,10 +347,7 @@ def hostile_names(count: int) -> list[str]:
         "x" * 200, "🜂" * 40, "/", "//evil.example/x", "\\\\evil\\share", "\x7f\x01", "data:text/html,x", " ",
         "</title><script>hacked()</script>", "*/hacked()/*", "`hacked()`",
     ]  # fmt: skip
-    names = [*parts]
-    while len(names) < count:
-        names.append(f"{parts[len(names) % len(parts)]}{len(names)}")
-    return names[:count]
+    return [*parts, *(f"{parts[n % len(parts)]}{n}" for n in range(len(parts), count))][:count]
 
 
 def test_500_hostile_names_are_names(own: Asking, database_url: str) -> None:
@@ -396,7 +365,7 @@ def test_500_hostile_names_are_names(own: Asking, database_url: str) -> None:
 
 
 def test_hostile_questions_are_text(page: Asking) -> None:
-    """What is typed comes back in the form as it was typed, and as nothing else."""
+    """A form shows what was typed as it was typed, and as nothing else."""
     for text in hostile_names(30):
         of_value, of_message = {"key": text, "value": text}, {"stream": text, "offset": "1"}
         for path, query in (
@@ -406,15 +375,9 @@ def test_hostile_questions_are_text(page: Asking) -> None:
         ):
             response = page.get(f"{path}?{urlencode(query)}")
             assert response.status_code in (400, 404)
-            values = [
-                attributes.get("value")
-                for tag, attributes in harmless(response.text).elements
-                if tag in ("input", "option")
-            ]
+            elements = harmless(response.text).elements
+            values = [attributes.get("value") for tag, attributes in elements if tag in ("input", "option")]
             assert values.count(text) == list(query.values()).count(text)
-
-
-# --- documents, sessions, many at once --------------------------------------------------------------------
 
 
 def examples(world: World) -> dict[str, list[str]]:

@@ -31,12 +31,8 @@ WAYS = {"Accept": "application/json, text/event-stream"}
 
 @pytest.fixture
 def serving(place: Place) -> Iterator[Agent]:
-    """An agent on the test's own database, over HTTP."""
     with WebServer(page_of(place, port=0, mcp=True)) as server, over_http(server.url) as agent:
         yield agent
-
-
-# --- bounds and foreign text ------------------------------------------------------------------------------
 
 
 WIDE = 24
@@ -112,9 +108,6 @@ def _texts(value: Any, where: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
         yield from _texts(inner, where)
 
 
-# --- masked values ----------------------------------------------------------------------------------------
-
-
 def test_masked_values_are_digests_in_each_tool_and_in_the_log(
     serving: Agent, place: Place, masked: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -162,9 +155,6 @@ def test_a_key_is_masked_by_an_option(place: Place, masked: str) -> None:
         assert answer["body"]["kind"] == "masked"
 
 
-# --- servers that are away, and users who may only read ------------------------------------------------------
-
-
 def test_servers_that_are_away_are_told_of_and_come_back(
     world: World, amqp_url: str, stream_url: str, web_database_url: str
 ) -> None:
@@ -197,9 +187,6 @@ def test_a_call_ends_where_nobody_answers(world: World, web_database_url: str) -
             said = [text_of(each) for each in agent.together([("find", {"key": "host", "value": "busy"})] * 20)]
         assert all(re.match("(took_too_long|database_unavailable|read_timeout): ", each) for each in said), said
         wait_until(lambda: not agent.call("find", key="host", value="busy").is_error, what="it is answered again")
-
-
-# --- who may ask ------------------------------------------------------------------------------------------
 
 
 def test_over_http_one_needs_the_token_and_the_right_name(world: World) -> None:

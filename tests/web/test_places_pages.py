@@ -5,12 +5,12 @@ import json
 from urllib.parse import urlencode
 
 import pytest
-import sqlalchemy as sa
 
 from relatum import SerialConsumer, SerializationContexts
 from relatum.keys import KeyDefinition
 from relatum.membership import GROUP_KEY
 from relatum.store.catalog import add_keys
+from relatum_consumer import Relations
 from relatum_consumer.web import groups, missing
 from tests.acceptance._command import Relatum
 from tests.support import wait_until
@@ -21,11 +21,9 @@ from tests.support.web import Asking, asking, at
 from tests.web.conftest import BODIES, FAILED, HOSTILE, MANY, TAKEN, World, page_of
 from tests.web.test_api import harmless, hostile_names, links, pages
 
-# --- groups -----------------------------------------------------------------------------------------------
-
 
 def test_groups_that_are_not_whole_say_what_they_lack(page: Asking, world: World) -> None:
-    """Incomplete ones first, the oldest of them first; then those that no message can make whole."""
+    """Groups that are not whole are listed by age, the contradictory ones last, each with what it lacks."""
     answer = page.get("/api/groups").json()
     assert (answer["incomplete"], answer["contradictory"]) == (2, 1)
     facts = [each["position"] for each in answer["groups"]]
@@ -54,18 +52,18 @@ def test_groups_that_are_not_whole_say_what_they_lack(page: Asking, world: World
 def test_what_is_not_recorded_by_the_key_of_groups_is_named_and_not_read(
     place: Place, own: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key that was defined after the streams were recorded: the page says so, and how to have the rest."""
+    """Messages recorded before the key of groups are named as unrecorded, with the command that adds them."""
     monkeypatch.setattr(groups, "UNRECORDED_READ", 10)
     place.put(*whole_group(1, 20), of_group(2, 1))
     place.record(keys=["order_id"])
     add_keys(place.engine, [GROUP_KEY])
     place.put(of_group(2, 3))
     place.record()
-    for show in ("unfinished", "all"):
-        answer = own.get(f"/api/groups?older_s=0&show={show}").json()
+    for path in ("/groups?older_s=0&show=unfinished", "/groups?older_s=0&show=all"):
+        answer = own.get(f"/api{path}").json()
         assert [row["group_id"] for row in answer["groups"]] == [group_id(2)]
         assert [(each["stream"], each["start"]) for each in answer["unrecorded"]] == [(place.stream, 0)]
-        text = own.get(f"/groups?older_s=0&show={show}").text
+        text = own.get(path).text
         assert "relatum backfill" in text
         harmless(text)
     shown = own.get(f"/api/groups/group?id={group_id(2)}").json()
@@ -73,7 +71,7 @@ def test_what_is_not_recorded_by_the_key_of_groups_is_named_and_not_read(
 
 
 def test_a_group_is_shown_by_number(page: Asking, world: World) -> None:
-    """Whole or not, page by page; one that is not there says so."""
+    """A group's page lists its messages by number; a group without messages says so."""
     whole = page.get(f"/api/groups/group?id={group_id(1)}").json()
     assert (whole["group"]["contiguous"], [each["sequence"] for each in whole["results"]]) == (3, [1, 2, 3])
     assert [each["is_last"] for each in whole["results"]] == [False, False, True]
@@ -81,7 +79,7 @@ def test_a_group_is_shown_by_number(page: Asking, world: World) -> None:
 
 
 def test_without_the_key_of_groups_it_says_how_to_define_it(own: Asking) -> None:
-    """The list is empty, which is no error of a page; of one group nothing can be said."""
+    """Without the key of groups their list is empty, one group is not found, and both name the command."""
     for path, status in (("/groups", 200), (f"/groups/group?id={group_id(1)}", 404)):
         shown = own.get(path)
         assert (shown.status_code, "<code>relatum keys add message_group" in shown.text) == (status, True)
@@ -90,9 +88,7 @@ def test_without_the_key_of_groups_it_says_how_to_define_it(own: Asking) -> None
 
 
 def test_a_consumer_of_groups_is_shown(world: World, database_url: str) -> None:
-    """By its groups in each state."""
-    from relatum_consumer import Relations
-
+    """The page shows a consumer of groups with its groups in each state."""
     with Relations(world.options["broker"], world.options["database"]) as relations:
         given = list(relations.groups(world.payments, consumer=f"billing {HOSTILE}", on_conflict="skip"))
         assert [each.group_id for each in given] == [group_id(1)]
@@ -101,9 +97,6 @@ def test_a_consumer_of_groups_is_shown(world: World, database_url: str) -> None:
         ((name, status),) = page.get("/api/groups").json()["consumers"].items()
         assert (name, status["counts"]["open"]) == (f"billing {HOSTILE}", 2)
         harmless(page.get("/groups").text)
-
-
-# --- collectors -------------------------------------------------------------------------------------------
 
 
 def test_collectors_are_shown_with_what_became_of_messages(page: Asking, world: World) -> None:
@@ -150,20 +143,23 @@ VALUES (:source, :offset, :text, :text, 1)
 """
 
 
-def test_what_waits_is_listed_page_by_page(own: Asking, engine: sa.Engine) -> None:
-    """By stream and offset, with hostile names as text, or as digests; a type without an executor is named."""
+def test_what_waits_is_listed_page_by_page(own: Asking, place: Place) -> None:
+    """A collector is shown once it is there, and lists what waits page by page, hostile names as text or as digests."""
     names = hostile_names(12)
-    with engine.begin() as connection:
-        collector_id = connection.scalar(sa.text(COLLECTOR), {"name": names[0]})
-        source = connection.scalar(sa.text(SOURCE), {"within": collector_id, "stream": names[1]})
-        rows = [{"source": source, "offset": n, "text": name} for n, name in enumerate(names)]
-        connection.execute(sa.text(MESSAGE), rows)
+    # The list of all collectors is kept for seconds.
+    assert own.get("/collectors").status_code == 200
+    ((collector_id,),) = place.sql(COLLECTOR, name=names[0])
+    ((source_id,),) = place.sql(SOURCE, within=collector_id, stream=names[1])
+    for offset, name in enumerate(names):
+        place.sql(MESSAGE, source=source_id, offset=offset, text=name)
+    shown = own.get(f"/collectors/collector?{urlencode({'name': names[0]})}")
+    assert (shown.status_code, HOSTILE[:20] in html.unescape(shown.text)) == (200, True)
     found = pages(own, "/collectors/collector", "results", name=names[0], state="waiting", limit=5)
     assert [row["offset"] for row in found] == list(range(len(names)))
     harmless(own.get(f"/collectors/collector?{urlencode({'name': names[0], 'state': 'waiting'})}").text)
-    (status,) = own.get("/api/collectors").json()["collectors"]
+    (status,) = wait_until(lambda: own.get("/api/collectors").json()["collectors"], what="the list is asked anew")
     assert set(status["unattended"]) == set(names)
-    add_keys(engine, [KeyDefinition("id", source="property:message_id", masked=True)])
+    add_keys(place.engine, [KeyDefinition("id", source="property:message_id", masked=True)])
 
     def is_masked() -> bool:
         rows = pages(own, "/collectors/collector", "results", name=names[0], state="waiting")
@@ -172,11 +168,8 @@ def test_what_waits_is_listed_page_by_page(own: Asking, engine: sa.Engine) -> No
     wait_until(is_masked, what="the page knows the key")
 
 
-# --- contexts ---------------------------------------------------------------------------------------------
-
-
 def test_contexts_are_shown_where_they_live(page: Asking, world: World) -> None:
-    """By partition, by name, page by page; with the latest moves and who consumes."""
+    """Contexts are shown by partition and, page by page, by name, with the latest moves and the consumers."""
     (row,) = page.get("/api/contexts").json()["super_streams"]
     assert (row["super_stream"], row["header"]) == (world.placed, "order_id")
     assert [each["open_sets"] for each in row["partitions"]] == [2, 1]
@@ -187,14 +180,20 @@ def test_contexts_are_shown_where_they_live(page: Asking, world: World) -> None:
     assert [each["partition"] for each in answer["contexts"]] == [row["partitions"][1]["stream"]]
     assert [(each["state"], each["contexts"]) for each in answer["latest"]] == [("switched", 1)]
     assert list(answer["consumers"]) == ["billing"]
-    shown = page.get(f"{path}?name={world.placed}").text
-    hrefs = {attributes.get("href") for tag, attributes in harmless(shown).elements if tag == "a"}
-    assert "/?key=order_id&value=c" in hrefs
+    assert "/?key=order_id&value=c" in links(page, f"{path}?name={world.placed}")
     assert "The context has no partition" in page.get(f"{path}?name={world.placed}&context=nobody").text
 
 
+HOLD = """
+INSERT INTO relatum.serial_holds
+    (consumer_id, partition_id, move_id, source_id, epoch, marker_offset, cursor, fence_offset, held)
+SELECT p.consumer_id, p.partition_id, m.move_id, m.source_id, m.epoch, 0, 0, 0, 2
+FROM relatum.serial_positions p JOIN relatum.context_moves m ON m.target_id = p.partition_id
+"""
+
+
 def test_a_wait_that_is_over_is_said_to_be(place: Place) -> None:
-    """What waited for a partition that is consumed so far waits for it no more: it waits for a member."""
+    """A hold is over once its source is consumed past the fence, and then waits for a member only."""
     relatum = Relatum(place.amqp, place.stream_url, place.database)
     with super_stream(place.broker, 2) as layout:
         name, (source, target) = layout.super_stream, (each.stream for each in layout)
@@ -203,20 +202,12 @@ def test_a_wait_that_is_over_is_said_to_be(place: Place) -> None:
             (move,) = contexts.move("a", target)
         with SerialConsumer(name, "billing", database=place.database, broker=place.amqp) as consumer:
             assert consumer.status().partitions
-        with place.engine.begin() as connection:
-            connection.execute(sa.text("UPDATE relatum.serial_positions SET position = 3"))
-            # The member may have met the move before it ended.
-            connection.execute(sa.text("DELETE FROM relatum.serial_holds"))
-            held = (
-                "INSERT INTO relatum.serial_holds "
-                "(consumer_id, partition_id, move_id, source_id, epoch, marker_offset, cursor, fence_offset, held) "
-                "SELECT p.consumer_id, p.partition_id, m.move_id, m.source_id, m.epoch, 0, 0, 0, 2 "
-                "FROM relatum.serial_positions p JOIN relatum.context_moves m ON m.target_id = p.partition_id"
-            )
-            connection.execute(sa.text(held))
+        place.sql("UPDATE relatum.serial_positions SET position = 3")
+        # The member may have met the move before it ended.
+        place.sql("DELETE FROM relatum.serial_holds")
+        place.sql(HOLD)
         for fence_offset, is_over in ((0, True), (10_000, False)):
-            with place.engine.begin() as connection:
-                connection.execute(sa.text("UPDATE relatum.serial_holds SET fence_offset = :at"), {"at": fence_offset})
+            place.sql("UPDATE relatum.serial_holds SET fence_offset = :at", at=fence_offset)
             with asking(page_of(place)) as page:
                 path = f"/contexts/super-stream?name={name}"
                 (status,) = page.get(f"/api{path}").json()["consumers"].values()
@@ -243,22 +234,11 @@ def test_pages_that_may_not_be_read_or_are_empty_say_what_to_do(place: Place) ->
                 assert (shown.status_code, words in shown.text) == (status, True), path
 
 
-def test_a_collector_is_shown_as_soon_as_it_is_there(own: Asking, engine: sa.Engine) -> None:
-    """The list of all is kept for seconds; a page that was looked at before spoils no new collector's."""
-    assert own.get("/collectors").status_code == 200
-    with engine.begin() as connection:
-        connection.execute(sa.text(COLLECTOR), {"name": "young"})
-    shown = own.get("/collectors/collector?name=young")
-    assert (shown.status_code, "young" in shown.text) == (200, True)
-
-
-# --- what is missing: three answers, told apart, counted, listed page by page, and never guessed -----------
-
 NAMES = ["answered <b>", "paid", "patient", "shelved", "swift"]
 
 
 def test_expectations_are_counted(page: Asking, world: World) -> None:
-    """By name, each with what is known; nothing is said of what could not be counted but that."""
+    """Expectations are counted by name; what has time left is listed as not known, and never as missing."""
     answer = page.get("/api/missing?span=all").json()
     rows = {row["expectation"]["name"]: row for row in answer["expectations"]}
     assert (list(rows), answer["total"]) == (NAMES, len(NAMES))
@@ -267,13 +247,16 @@ def test_expectations_are_counted(page: Asking, world: World) -> None:
     assert found["answered <b>"] == ("found", MANY, 0, 0)
     assert found["swift"] == ("found", 0, len(BODIES), 0)
     assert found["paid"] == ("absent", 0, 0, 0)
-    # What has time left is not known: it is neither missing nor followed, and changes nothing.
     assert found["patient"] == ("absent", 0, 0, MANY)
     assert rows["patient"]["words"] == f"nothing is missing so far: there is time left ({MANY} are not due yet)"
     text = page.get("/missing?span=all").text
     assert rows["paid"]["words"] in text
     wanted = {f"/missing/expectation?{urlencode({'name': name, 'span': 'all'})}" for name in rows}
     assert wanted <= set(links(page, "/missing?span=all"))
+    patient = page.answer("/missing/expectation", span="all", name="patient")
+    assert (patient["finding"], {row["why"] for row in patient["results"]}) == ("not_known", {"not_due"})
+    assert page.answer("/missing/expectation", span="all", name="patient", finding="missing")["results"] == []
+    assert "None is missing" in page.get("/missing/expectation?name=patient&span=all&finding=missing").text
 
 
 def test_where_nothing_was_looked_at_nothing_is_praised(page: Asking) -> None:
@@ -291,8 +274,8 @@ def test_where_nothing_was_looked_at_nothing_is_praised(page: Asking) -> None:
     assert "All times" not in shown
 
 
-def test_late_names_what_came(page: Asking, world: World) -> None:
-    """With both messages, and by how much."""
+def test_what_came_late_names_it_and_leads_to_it(page: Asking, world: World) -> None:
+    """A late answer is listed with both messages and its delay, and each row links to messages that share its value."""
     answer = page.answer("/missing/expectation", span="all", name="swift")
     assert answer["finding"] == "late"
     row = answer["results"][0]
@@ -301,25 +284,13 @@ def test_late_names_what_came(page: Asking, world: World) -> None:
     same = f"/?{urlencode({'key': 'card', 'value': row['value']})}"
     wanted = {same, at(**row["id"]), at(**row["came"])}
     assert wanted <= set(links(page, "/missing/expectation?name=swift&span=all"))
-
-
-def test_what_has_time_left_is_not_known_and_not_missing(page: Asking) -> None:
-    """Said in words, and listed by itself."""
-    answer = page.answer("/missing/expectation", span="all", name="patient")
-    assert (answer["finding"], {row["why"] for row in answer["results"]}) == ("not_known", {"not_due"})
-    assert page.answer("/missing/expectation", span="all", name="patient", finding="missing")["results"] == []
-    assert "None is missing" in page.get("/missing/expectation?name=patient&span=all&finding=missing").text
-
-
-def test_a_composite_value_is_followed_by_its_message(page: Asking, world: World) -> None:
-    """Its link finds the others that share it."""
     hrefs = links(page, "/missing/expectation?name=shelved&span=all")
-    link = next(each for each in hrefs if each.startswith("/?key=place&of_stream="))
-    assert len(page.get(f"/api/search{link[1:]}").json()["results"]) == len(BODIES) - 1
+    composite = next(each for each in hrefs if each.startswith("/?key=place&of_stream="))
+    assert len(page.get(f"/api/search{composite[1:]}").json()["results"]) == len(BODIES) - 1
 
 
 def test_counts_that_take_too_long_are_said_to_be_none(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The list is there all the same, with what to do."""
+    """A list whose counts take too long is shown without them, and says to ask for a shorter span."""
     monkeypatch.setattr(missing, "COUNTED_S", 0.000_001)
     with asking(world.page()) as page:
         rows = page.get("/api/missing?span=all").json()["expectations"]

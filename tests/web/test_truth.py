@@ -37,7 +37,6 @@ SEEN = (
     "search-empty", "search-many", "streams", "stream", "message-json", "missing", "missing-swift", "groups",
     "collectors", "collector", "contexts", "super-stream", "conversation-stopped",
 )  # fmt: skip
-"""Views of each kind."""
 
 
 def shown(page: Asking, world: World, away: str) -> dict[str, str]:
@@ -72,12 +71,11 @@ def database_away(world: World, how: str) -> Iterator[str]:
 def test_a_page_without_its_database_says_so_in_each_view(
     world: World, amqp_url: str, stream_url: str, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also in the first one; what the broker knows is shown, and the log says at the start what is wrong."""
+    """Without its database each view says so and shows what the broker knows, and the log names the database."""
     with database_away(world, how) as url, asking(world.page(database=url)) as page:
         texts = shown(page, world, "PostgreSQL")
         assert "The keys cannot be listed now" in texts["search-empty"]
-        assert f"messages 0 to {MANY + 12:,}" in texts["stream"]
-        assert f"messages 0 to {MANY + 12:,}" in texts["message-json"]
+        assert all(f"messages 0 to {MANY + 12:,}" in texts[name] for name in ("stream", "message-json"))
         assert page.get("/").status_code == 200
         assert page.get("/api/live").status_code >= 400
         assert page.get("/api/health").json()["error"]["code"] == "not_well"

@@ -16,7 +16,7 @@ from tests.web.test_api import links, pages
 
 
 def test_a_deleted_stream_is_not_said_to_have_expired(place: Place, own: Asking, other_stream: str) -> None:
-    """Page, documents and commands say that it was deleted, and what to do; its links lead to where that is said."""
+    """Pages, documents and commands say that a stream was deleted and what to do, and never that it expired."""
     stream = place.stream
     place.put((b"", {"order_id": "b"}), to=other_stream)
     place.put((b"", {"order_id": "a"}), (b"", {"order_id": "b"}))
@@ -40,11 +40,10 @@ def test_a_deleted_stream_is_not_said_to_have_expired(place: Place, own: Asking,
     unknown = own.get(at(f"never-{stream}", 0))
     assert (unknown.status_code, "All streams</a>" in unknown.text) == (404, True)
     relatum = Relatum(place.amqp, place.stream_url, place.database)
-    ended = relatum.run("find", "order_id", "a")
-    assert (ended.returncode, "deleted: there was one" in ended.stdout) == (6, True)
-    assert f"relatum forget {stream}" in ended.stdout
-    ended = relatum.run("trace", "order_id", "a")
-    assert (ended.returncode, "deleted: there was something" in ended.stdout) == (6, True)
+    found, trace = (relatum.run(command, "order_id", "a") for command in ("find", "trace"))
+    assert (found.returncode, "deleted: there was one" in found.stdout) == (6, True)
+    assert f"relatum forget {stream}" in found.stdout
+    assert (trace.returncode, "deleted: there was something" in trace.stdout) == (6, True)
     assert relatum.ok("status", stream).startswith(f"{stream}: deleted: relatum forget {stream}")
 
 
@@ -83,23 +82,21 @@ def test_keys_keep_their_letters(place: Place) -> None:
 
 
 def test_live_lists_what_arrived_last(place: Place, own: Asking, other_stream: str) -> None:
-    """Old data published now comes first, whatever its own time; of all streams or of one."""
+    """The newest arrivals come first, whatever times their messages carry, of all streams or of one."""
     place.put(*((b"%d" % n, {"relatum_time": 1_800_000_000_000_000}) for n in range(1, 6)))
     place.record(keys=["order_id"])  # it is in the log before the other is published
     place.put((b"old", {"relatum_time": 1_000_000_000_000_000}), to=other_stream)
     place.record(other_stream, keys=["order_id"])
-    of_stream = f"&stream={place.stream}"
     for query, wanted in {
         "": ["old", "5", "4", "3", "2", "1"],
-        "&limit=1": ["old"],
-        of_stream: ["5", "4", "3", "2", "1"],
+        "?limit=1": ["old"],
+        f"?stream={place.stream}": ["5", "4", "3", "2", "1"],
     }.items():
-        answer = own.get(f"/api/live?{query[1:]}").json()
+        answer = own.get(f"/api/live{query}").json()
         assert [row["preview"] for row in answer["results"]] == wanted
-        shown = own.get(f"/live?{query[1:]}").text
-        assert [shown.index(f"<code>{each}</code>") for each in wanted] == sorted(
-            shown.index(f"<code>{each}</code>") for each in wanted
-        )
+        shown = own.get(f"/live{query}").text
+        places = [shown.index(f"<code>{each}</code>") for each in wanted]
+        assert places == sorted(places)
 
 
 def test_a_text_with_a_nul_is_shown_as_text(place: Place, own: Asking) -> None:
@@ -111,15 +108,12 @@ def test_a_text_with_a_nul_is_shown_as_text(place: Place, own: Asking) -> None:
     assert "before⟨0⟩after" in own.get(at(place.stream, 0)).text
 
 
-# --- masked keys, by definition or by an option: nothing that a page gives out has their values ----------
-
-
 def named(rows: list[dict[str, Any]]) -> dict[str, str]:
     return {row.get("name", row.get("key")): row.get("text", row.get("value")) for row in rows}
 
 
 def test_a_key_masked_by_definition_is_a_digest_that_can_be_followed(masked: str, own: Asking) -> None:
-    """Without any option: its header, keys that share the header or name the key; its link finds the same messages."""
+    """A masked key is a digest in headers and in each key that shares it, and its link finds the same messages."""
     answer = own.get(f"/api{at(masked, 0)}").json()
     headers, keys = named(answer["headers"]), named(answer["keys"])
     digest = keys["card"]
@@ -137,7 +131,7 @@ def test_a_key_masked_by_definition_is_a_digest_that_can_be_followed(masked: str
     for key, prefix in [("card", "4"), ("again", "4"), ("number", ""), ("paid_by", SECRET)]:
         listed = own.get(f"/api/values?key={key}&prefix={prefix}").json()
         assert listed == {"values": [], "reason": "values of a masked key are not listed"}
-    for key in [each["key"] for each in answer["keys"] if each["key"] != "shop"]:
+    for key in keys.keys() - {"shop"}:
         follow = f"?key={key}&of_stream={masked}&of_offset=0"
         assert f"/{follow}" in links(own, at(masked, 0))
         found = own.get(f"/api/search{follow}").json()
@@ -146,7 +140,7 @@ def test_a_key_masked_by_definition_is_a_digest_that_can_be_followed(masked: str
 
 
 def test_no_page_and_no_answer_has_a_masked_value(place: Place, masked: str, own: Asking) -> None:
-    """Each path of the API, as document and page, and each file: asked by messages, so that no question has it."""
+    """No document, page or file has a masked value, whichever path of the API it belongs to."""
     add_expectations(place.database, Expectation("paid", masked, "card", masked, 60))
     of_message, of_key = f"stream={masked}&offset=0", f"of_stream={masked}&of_offset=0"
     asked = {
@@ -164,11 +158,10 @@ def test_no_page_and_no_answer_has_a_masked_value(place: Place, masked: str, own
     }
     for path in sorted({*own.get("/api/openapi.json").json()["paths"], *asked}):
         for query in asked.get(path, [""]):
-            for prefix in ("", "/api"):
-                shown = "/" if (prefix, path) == ("", "/search") else f"{prefix}{path}"
+            for shown in ("/" if path == "/search" else path, f"/api{path}"):
                 text = own.get(f"{shown}{query}").text
-                assert SECRET not in text, (prefix, path, query)
-                assert NUMBER not in text, (prefix, path, query)
+                assert SECRET not in text, (shown, query)
+                assert NUMBER not in text, (shown, query)
 
 
 def test_a_digest_is_the_same_in_each_process_and_whatever_is_typed(place: Place, masked: str, own: Asking) -> None:
@@ -183,7 +176,7 @@ def test_a_digest_is_the_same_in_each_process_and_whatever_is_typed(place: Place
 
 
 def test_options_show_bodies_and_mask_more_keys(place: Place, masked: str) -> None:
-    """`--show-bodies` is of all messages; `--mask` adds to what definitions say."""
+    """`--show-bodies` shows all bodies, and `--mask` masks keys beside those that are defined so."""
     with asking(page_of(place, show_bodies=True)) as page:
         assert SECRET in page.get(f"/api{at(masked, 0)}").json()["body"]["part"]
         assert page.get(at(masked, 0, "body")).status_code == 200
@@ -194,7 +187,7 @@ def test_options_show_bodies_and_mask_more_keys(place: Place, masked: str) -> No
 
 
 def test_what_names_an_expectation_a_group_or_a_context_is_masked(world: World) -> None:
-    """Their values are digests, page by page, and in the links to the next page, too."""
+    """Masked values of expectations, groups and contexts are digests on each page and in its links."""
     with asking(world.page(masked_keys=("card", "order_id", "host", "message_group"))) as page:
         (late, *_) = pages(page, "/missing/expectation", "results", name="swift", span="all")
         assert late["value"].startswith("~")
@@ -206,16 +199,8 @@ def test_what_names_an_expectation_a_group_or_a_context_is_masked(world: World) 
         assert len({row["context"] for row in contexts if row["context"].startswith("~")}) == 3
         paths = ["/groups?limit=1", "/groups?show=all&limit=2", link, "/missing/expectation?name=swift&span=all"]
         paths += ["/collectors/collector?name=books", f"/contexts/super-stream?name={world.placed}", "/live"]
-        secrets = [
-            "000000",
-            SECRET,
-            "o-<img",
-            "o-&lt;img",
-            "no such account",
-            "a &amp; b",
-            '"a & b"',
-            "order_id&amp;value",
-        ]
+        secrets = ["000000", SECRET, "o-<img", "o-&lt;img", "no such account"]
+        secrets += ["a &amp; b", '"a & b"', "order_id&amp;value"]
         for path in paths:
             for text in (page.get(path).text, page.get(f"/api{path}").text):
                 assert not [secret for secret in secrets if secret in text], path
