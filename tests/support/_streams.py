@@ -155,8 +155,13 @@ def make_streams_survive(server: LocalRabbitMQ) -> None:
     )
 
 
-NOT_YET = ("is down or inaccessible", "does not have a replica on the local node")
-"""What the broker says of its own streams for a moment after its start: 404 on declaring, then 406 on consuming."""
+NOT_YET = (
+    "is down or inaccessible",
+    "does not have a replica on the local node",
+    "does not have a running replica on the local node",
+)
+"""What the broker says of its own streams for a moment after its start: 404 on declaring, then 406 on consuming, before
+and since RabbitMQ 4."""
 
 
 def stream_available(amqp_url: str, stream: str) -> bool:
