@@ -58,7 +58,7 @@ class _World:
 def stopped(found: MoveStep) -> tuple[Any, StreamUnavailable]:
     """A world in which somebody went on with a move whose fence does not show, and the error of that."""
     world: Any = _World(found)
-    with pytest.raises(StreamUnavailable, match="not to be found") as caught:
+    with pytest.raises(StreamUnavailable, match="is confirmed, but is not found") as caught:
         moving.go_on(world, 7)
     return world, caught.value
 
