@@ -57,8 +57,8 @@ def silent() -> Iterator[socket.socket]:
         yield listener
 
 
-def opened(listener: socket.socket, timeout_s: float) -> None:
-    address = BrokerAddress("127.0.0.1", stream_port=listener.getsockname()[1])
+def opened(listener: socket.socket, timeout_s: float, host: str = "127.0.0.1") -> None:
+    address = BrokerAddress(host, stream_host=host, stream_port=listener.getsockname()[1])
     with pytest.raises(BrokerUnavailable):
         SocketConnection.open(address, timeout_s)
 
@@ -74,12 +74,24 @@ def test_the_next_address_of_a_host_is_tried_in_time(silent: socket.socket, monk
         listener.accept()[0].close()
 
 
-def test_a_resolver_that_hangs_holds_nobody(silent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening a connection ends in time while the resolver hangs."""
-    gate = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: gate.wait(60))
+def test_resolvers_that_hang_hold_nobody(silent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen calls end in time while the resolver hangs for their host, and another host is resolved."""
+    gate, resolve = threading.Event(), socket.getaddrinfo
+
+    def resolving(host: str, *args: Any, **options: Any) -> Any:
+        return gate.wait(60) if host == "gone" else resolve(host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolving)
+    callers = [threading.Thread(target=opened, args=(silent, 0.5, "gone")) for _ in range(16)]
     with in_time(0.5):
-        opened(silent, 0.5)
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.0)
+        opened(listener, 0.5)
+        listener.accept()[0].close()
     gate.set()
 
 

@@ -55,8 +55,9 @@ WOULD_BLOCK: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteErr
 PASSED_OVER: Final = (BrokerUnavailable, ReadTimeout, AccessRefused, ConfigurationError, ProtocolError)
 """Errors after which the next address is tried: a node may be configured differently."""
 
-_resolving: Final = Threads(4, "relatum-resolving")
-"""Resolvers ignore deadlines: so they run in threads of their own, and no caller's thread hangs."""
+_resolving: Final = Threads(32, "relatum-resolving")
+"""Resolvers ignore deadlines, so they run in threads of their own: a caller leaves in time, and its thread hangs until
+the resolver gives up. There are enough for a reader's 16 connections to a host that hangs, and for other hosts."""
 
 _Connection = TypeVar("_Connection")
 
