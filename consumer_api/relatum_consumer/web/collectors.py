@@ -45,7 +45,7 @@ async def _statuses(site: Site, names: tuple[str, ...] | None = None) -> tuple[C
     return tuple(each for each in found if each.vhost == site.address.vhost)
 
 
-class CollectorAsked(Parameters):
+class CollectorParameters(Parameters):
     name: str = Field(description="The collector's name.")
     state: Literal["unsuccessful", "waiting", "succeeded"] = Field(
         "unsuccessful", description="Failed and dead messages, waiting ones, or successful ones."
@@ -72,7 +72,7 @@ class CollectorAnswer:
     template="collector.html",
     page="collectors",
 )
-async def collector(site: Site, asked: CollectorAsked) -> CollectorAnswer:
+async def collector(site: Site, asked: CollectorParameters) -> CollectorAnswer:
     await site.keys()  # loads what is masked
     after = read_cursor(asked.cursor, tuple[Moment | None, Number, Number])
     page = await site.in_thread(

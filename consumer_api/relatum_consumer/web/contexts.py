@@ -60,7 +60,7 @@ def _opened(site: Site, name: str) -> SerializationContexts:
     return SerializationContexts(name, site.database, vhost=site.address.vhost)
 
 
-class SuperStreamAsked(Parameters):
+class SuperStreamParameters(Parameters):
     name: str = Field(description="The super stream's name.")
     partition: str = Field("", description="Only contexts in this partition.")
     context: str = Field("", description="Only this context.")
@@ -90,7 +90,7 @@ class SuperStreamAnswer:
     template="super_stream.html",
     page="contexts",
 )
-async def super_stream(site: Site, asked: SuperStreamAsked) -> SuperStreamAnswer:
+async def super_stream(site: Site, asked: SuperStreamParameters) -> SuperStreamAnswer:
     status = await _status(site, asked.name)
     await site.keys()
     is_masked = site.masking.is_masked_place("header", status.header)
@@ -110,7 +110,7 @@ async def super_stream(site: Site, asked: SuperStreamAsked) -> SuperStreamAnswer
     )
 
 
-def _contexts_of(site: Site, asked: SuperStreamAsked) -> tuple[list[Assignment], list[Move]]:
+def _contexts_of(site: Site, asked: SuperStreamParameters) -> tuple[list[Assignment], list[Move]]:
     """Return a page of contexts plus one, and the latest moves."""
     with _opened(site, asked.name) as opened:
         latest = opened.moves(latest=MOVES_LISTED)

@@ -71,7 +71,7 @@ async def _id_at(site: Site, place: MessageId) -> str:
 # --- groups ----------------------------------------------------------------------------------------------
 
 
-class GroupsAsked(Parameters):
+class GroupsParameters(Parameters):
     show: Literal["unfinished", "all"] = Field(
         "unfinished", description="Unfinished groups; or all groups, newest first."
     )
@@ -110,7 +110,7 @@ class GroupsAnswer:
     empty="key_not_defined",
     narrower=_NARROWER,
 )
-async def groups(site: Site, asked: GroupsAsked) -> GroupsAnswer:
+async def groups(site: Site, asked: GroupsParameters) -> GroupsAnswer:
     await site.keys()  # loads what is masked
     page: Sequence[GroupReport]
     cursor = incomplete = contradictory = None
@@ -139,7 +139,7 @@ async def groups(site: Site, asked: GroupsAsked) -> GroupsAnswer:
     )
 
 
-async def _unfinished(site: Site, asked: GroupsAsked, *, complete: bool) -> Sequence[GroupReport]:
+async def _unfinished(site: Site, asked: GroupsParameters, *, complete: bool) -> Sequence[GroupReport]:
     older_s = asked.older_s
     ask = partial(site.relations.incomplete_groups, asked.stream or None, older_than=older_s, complete=complete)
     with within(site.options.timeout_s):
@@ -166,7 +166,7 @@ async def _consumers(site: Site, names: Sequence[str]) -> dict[str, GroupConsume
 # --- one group --------------------------------------------------------------------------------------------
 
 
-class GroupAsked(Parameters):
+class GroupParameters(Parameters):
     id: str = Field("", description="The group's id, 48 hexadecimal digits.")
     of_stream: str = Field("", description="Instead of an id: the stream of a message of the group …")
     of_offset: Number | None = Field(None, description="… and its offset.")
@@ -201,7 +201,7 @@ class GroupAnswer:
     page="groups",
     narrower=_NARROWER,
 )
-async def group(site: Site, asked: GroupAsked) -> GroupAnswer:
+async def group(site: Site, asked: GroupParameters) -> GroupAnswer:
     await site.keys()
     group_id = asked.id
     if asked.of_offset is not None:

@@ -21,7 +21,7 @@ OFFSETS_LOOKED: Final = 200
 """Offsets read of each stream, back from the last recorded one."""
 
 
-class LiveAsked(Parameters):
+class LiveParameters(Parameters):
     stream: Several = Field((), description="Streams and super streams; all by default.")
     limit: int = Field(50, ge=1, le=500, description="The most messages.")
 
@@ -40,12 +40,12 @@ class LiveAnswer:
 
 
 @endpoint("/live", "The recorded messages that arrived last.", template="live.html", page="live")
-async def live(site: Site, asked: LiveAsked) -> LiveAnswer:
+async def live(site: Site, asked: LiveParameters) -> LiveAnswer:
     """Return the latest messages; viewers of the same page share one read."""
     return await site.cached(("live", asked), KEPT_S, partial(_live, site, asked))
 
 
-async def _live(site: Site, asked: LiveAsked) -> LiveAnswer:
+async def _live(site: Site, asked: LiveParameters) -> LiveAnswer:
     await site.keys()
     ask = partial(site.in_thread, recorded_ends, site.database, site.address.vhost, asked.stream)
     ends = await site.cached(("ends", asked.stream), KEPT_S, ask)

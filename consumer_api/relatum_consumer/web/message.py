@@ -32,7 +32,7 @@ from relatum_consumer.web.messages import (
 from relatum_consumer.web.parameters import Number
 from relatum_consumer.web.problems import Problem, Refused
 from relatum_consumer.web.site import Site
-from relatum_consumer.web.streams import StreamAsked, ends
+from relatum_consumer.web.streams import StreamParameters, ends
 
 RELATED_SHOWN: Final = 6
 """The most related messages shown for a key. If there are more, the nearest in time are shown, with a link to all."""
@@ -49,7 +49,7 @@ STREAMS_ASKED_MAX: Final = 50
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
-class MessageAsked(StreamAsked):
+class MessageParameters(StreamParameters):
     offset: Number = Field(description="The message's offset.")
     view: Literal["", "json", "text", "hex", "image"] = Field("", description="How a page shows the body.")
     body_from: Number = Field(0, description="The first byte of the body to show.")
@@ -110,7 +110,7 @@ class MessageAnswer:
     outcomes: tuple[Outcome, ...]
 
 
-async def message(site: Site, asked: MessageAsked) -> MessageAnswer:
+async def message(site: Site, asked: MessageParameters) -> MessageAnswer:
     """Read a message, and look up its related messages."""
     found = await site.relations.read(asked.stream, asked.offset)
     await site.keys_last_known()
@@ -181,7 +181,7 @@ async def _nearest(site: Site, definition: KeyDefinition, found: Message) -> tup
     return tuple(each for each in near if each.id != found.id)
 
 
-def _body(site: Site, found: Message, asked: MessageAsked) -> Body:
+def _body(site: Site, found: Message, asked: MessageParameters) -> Body:
     body = found.body
     if site.masking.hides_body(found):
         return Body("masked", len(body))
@@ -228,13 +228,13 @@ _MASKED: Final = Problem(403, "bodies_masked", "this body is not shown here", "T
 _NO_IMAGE: Final = Problem(404, "no_image", "this body is not an image that the page can show", "Download it instead.")
 
 
-async def _body_file(site: Site, asked: MessageAsked) -> Response:
+async def _body_file(site: Site, asked: MessageParameters) -> Response:
     # Without the stream's name, which may have any characters.
     name = f"message-{asked.offset}.bin"
     return file_of(await _shown_body(site, asked), "application/octet-stream", name)
 
 
-async def _image(site: Site, asked: MessageAsked) -> Response:
+async def _image(site: Site, asked: MessageParameters) -> Response:
     body = await _shown_body(site, asked)
     kind = image_type(body)
     if kind is None:
@@ -242,7 +242,7 @@ async def _image(site: Site, asked: MessageAsked) -> Response:
     return file_of(body, kind)
 
 
-async def _shown_body(site: Site, asked: MessageAsked) -> bytes:
+async def _shown_body(site: Site, asked: MessageParameters) -> bytes:
     await site.keys()
     found = await site.relations.read(asked.stream, asked.offset)
     if site.masking.hides_body(found):

@@ -36,7 +36,7 @@ _TOO_LONG: Final = "It reads messages, about 30,000 a second: ask for a shorter 
 _FINDINGS: Final = (ExpectationResult.MISSING, ExpectationResult.LATE, ExpectationResult.NOT_KNOWN)
 
 
-class MissingAsked(Parameters):
+class MissingParameters(Parameters):
     span: Span = Field("1d", description=_OF_SPAN)
     limit: int = Field(50, ge=1, le=500, description="The most expectations.")
 
@@ -68,7 +68,7 @@ class MissingAnswer:
     page="missing",
     tool="expectations",
 )
-async def missing(site: Site, asked: MissingAsked) -> MissingAnswer:
+async def missing(site: Site, asked: MissingParameters) -> MissingAnswer:
     defined = await site.relations.expectations()
     with within(COUNTED_S):
         rows = await gathered((partial(_counted, site, each, asked.span) for each in defined[: asked.limit]), _AT_ONCE)
@@ -106,7 +106,7 @@ def _since(expectation: Expectation, span: str) -> datetime | None:
 # --- one expectation --------------------------------------------------------------------------------------
 
 
-class ExpectationAsked(Parameters):
+class ExpectationParameters(Parameters):
     name: str = Field("", description="The expectation's name.")
     finding: Literal["", "missing", "late", "not_known"] = Field(
         "", description="The finding to list; by default the first of these with messages."
@@ -137,7 +137,7 @@ class ExpectationAnswer:
     tool="missing",
     narrower=_TOO_LONG,
 )
-async def expectation(site: Site, asked: ExpectationAsked) -> ExpectationAnswer:
+async def expectation(site: Site, asked: ExpectationParameters) -> ExpectationAnswer:
     if not asked.name:
         raise InvalidInput("name is missing: the name of the expectation")
     await site.keys()

@@ -1,6 +1,6 @@
 """An endpoint's parameters: a pydantic model, which parses a query or a tool's arguments, and has their schemas.
 
-class StreamAsked(Parameters):
+class StreamParameters(Parameters):
     stream: str = Field(description="The stream.")
     limit: int = Field(100, ge=1, le=1_000, description="The most messages.")
 """

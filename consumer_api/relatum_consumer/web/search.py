@@ -13,7 +13,7 @@ from relatum.reading import Message
 from relatum_consumer import Answer, Status
 from relatum_consumer.lookups.answer import Covered
 from relatum_consumer.web.endpoint import endpoint
-from relatum_consumer.web.live import LiveAsked, live
+from relatum_consumer.web.live import LiveParameters, live
 from relatum_consumer.web.messages import MessageRow, covered, given_value, message_rows, sought_text, values_of
 from relatum_consumer.web.parameters import Moment, Number, Parameters, Several, cursor_of, parsed, read_cursor
 from relatum_consumer.web.site import Site
@@ -21,7 +21,7 @@ from relatum_consumer.web.site import Site
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
-class SearchAsked(Parameters):
+class SearchParameters(Parameters):
     key: str = Field("", description="The key's name.")
     value: Several = Field((), description="Its value; for a composite key, its values in order.")
     of_stream: str = Field("", description="Instead of a value: the stream of a message that has it …")
@@ -55,7 +55,7 @@ class SearchAnswer(Covered):
     streams_count: int
 
 
-async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
+async def search(site: Site, asked: SearchParameters) -> SearchAnswer:
     value, beside = await _value_sought(site, asked)
     answer, page, cursor = await _page(site, asked, value, beside)
     if beside is not None and answer and not (page or asked.cursor or asked.since or asked.until):
@@ -77,7 +77,7 @@ async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
     )
 
 
-async def _value_sought(site: Site, asked: SearchAsked) -> tuple[Any, Message | None]:
+async def _value_sought(site: Site, asked: SearchParameters) -> tuple[Any, Message | None]:
     """Return the value to search for, and the message that it comes from, or None."""
     await site.keys()
     if not asked.key:
@@ -93,7 +93,7 @@ async def _value_sought(site: Site, asked: SearchAsked) -> tuple[Any, Message | 
 
 
 async def _page(
-    site: Site, asked: SearchAsked, value: Any, beside: Message | None
+    site: Site, asked: SearchParameters, value: Any, beside: Message | None
 ) -> tuple[Answer, Sequence[Message], str | None]:
     """Return the answer from a page's first moment on, the page, and the cursor of the next page.
 
@@ -135,7 +135,7 @@ def _words(answer: Answer, page: Sequence[Message], beside: Message | None) -> s
     return answer.words
 
 
-def _advice(answer: Answer, asked: SearchAsked) -> str:
+def _advice(answer: Answer, asked: SearchParameters) -> str:
     if answer.explanation and not (answer.missing_keys or answer.new_keys):
         return answer.explanation
     if answer.status in ("not_recorded_yet", "unproven") and not asked.complete:
@@ -151,7 +151,7 @@ endpoint(
     page="search",
     tool="find",
     is_asked=lambda asked: bool(asked.value or asked.of_stream),
-    unasked=lambda site: live(site, parsed(LiveAsked, {"limit": 500})),
+    unasked=lambda site: live(site, parsed(LiveParameters, {"limit": 500})),
 )(search)
 
 
@@ -211,7 +211,7 @@ async def around(site: Site, asked: AroundParameters) -> AroundAnswer:
 # --- values of a key --------------------------------------------------------------------------------------
 
 
-class ValuesAsked(Parameters):
+class ValuesParameters(Parameters):
     key: str = Field("", description="The key's name.")
     prefix: str = Field("", description="The beginning of the values, as they are stored; all by default.")
     limit: int = Field(10, ge=1, le=100, description="The most values.")
@@ -226,7 +226,7 @@ class ValuesAnswer:
 
 
 @endpoint("/values", "The first recorded values of a key that begin with a prefix.", tool="values")
-async def values(site: Site, asked: ValuesAsked) -> ValuesAnswer:
+async def values(site: Site, asked: ValuesParameters) -> ValuesAnswer:
     if not asked.key:
         raise InvalidInput("key is missing: the name of the key")
     await site.keys()

@@ -102,7 +102,7 @@ async def keys(site: Site, _: NoParameters) -> KeysAnswer:
 # --- all streams ------------------------------------------------------------------------------------------
 
 
-class StreamsAsked(Parameters):
+class StreamsParameters(Parameters):
     q: str = Field("", description="A part of the streams' names.")
     limit: int = Field(50, ge=1, le=200, description="Streams on a page.")
     cursor: Number = Field(0, description="`next` of the previous page.")
@@ -127,7 +127,7 @@ class StreamsAnswer:
     page="streams",
     tool="streams",
 )
-async def streams(site: Site, asked: StreamsAsked) -> StreamsAnswer:
+async def streams(site: Site, asked: StreamsParameters) -> StreamsAnswer:
     recorded = await site.relations.streams()
     named = [name for name in recorded if asked.q.casefold() in name.casefold()]
     stop = asked.cursor + asked.limit
@@ -147,7 +147,7 @@ async def streams(site: Site, asked: StreamsAsked) -> StreamsAnswer:
 # --- one stream -------------------------------------------------------------------------------------------
 
 
-class StreamAsked(Parameters):
+class StreamParameters(Parameters):
     stream: str = Field(description="The stream, or a super stream, for its partitions.")
 
 
@@ -160,7 +160,7 @@ class StreamAnswer:
     latest: tuple[MessageRow, ...]
 
 
-async def ends(site: Site, asked: StreamAsked) -> tuple[Known, ...]:
+async def ends(site: Site, asked: StreamParameters) -> tuple[Known, ...]:
     """Return the ends of a stream: all that the broker knows about it."""
     found = await (await site.reader()).bounds(asked.stream)
     if found.first is None or found.last is None:
@@ -179,7 +179,7 @@ async def ends(site: Site, asked: StreamAsked) -> tuple[Known, ...]:
     page="streams",
     known=ends,
 )
-async def stream(site: Site, asked: StreamAsked) -> StreamAnswer:
+async def stream(site: Site, asked: StreamParameters) -> StreamAnswer:
     found = await statuses(site, [asked.stream])
     if not found:
         bounds = await (await site.reader()).bounds(asked.stream)

@@ -24,7 +24,7 @@ from relatum_consumer.web.site import Site
 _Valued = TypeVar("_Valued", Edge, Shared, Stop)
 
 
-class TraceAsked(Parameters):
+class TraceParameters(Parameters):
     stream: str = Field("", description="The stream of the message to start with …")
     offset: Number | None = Field(None, description="… and its offset.")
     key: str = Field("", description="Instead of a message: a key's name …")
@@ -61,7 +61,7 @@ class TraceAnswer(Covered):
     streams_count: int
 
 
-async def trace(site: Site, asked: TraceAsked) -> TraceAnswer:
+async def trace(site: Site, asked: TraceParameters) -> TraceAnswer:
     """Follow a conversation."""
     found = await _traced(site, asked)
     await site.keys()
@@ -88,7 +88,7 @@ async def trace(site: Site, asked: TraceAsked) -> TraceAnswer:
     )
 
 
-async def _traced(site: Site, asked: TraceAsked) -> Trace:
+async def _traced(site: Site, asked: TraceParameters) -> Trace:
     """Return the trace from a message or a value."""
     if asked.stream and (asked.key or asked.value):
         raise InvalidInput(
@@ -108,7 +108,7 @@ async def _traced(site: Site, asked: TraceAsked) -> Trace:
 # --- in words ---------------------------------------------------------------------------------------------
 
 
-def _start(site: Site, asked: TraceAsked) -> str:
+def _start(site: Site, asked: TraceParameters) -> str:
     if asked.stream:
         return f"{asked.stream} · {asked.offset:,}"
     return f"{asked.key} {sought_text(site, asked.key, asked.value)}"
@@ -134,7 +134,7 @@ def _words(found: Trace) -> str:
     return "absent: nothing else is connected with it"
 
 
-def _advice(found: Trace, asked: TraceAsked) -> str:
+def _advice(found: Trace, asked: TraceParameters) -> str:
     is_open = bool(found.new_keys) or found.status in (Status.NOT_RECORDED_YET, Status.UNPROVEN)
     if found.explanation or not is_open or asked.complete:
         return found.explanation
