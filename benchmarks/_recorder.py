@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 
@@ -107,3 +107,10 @@ def peak_rss_bytes(pid: int) -> int:
         return 0
     lines = (line.split() for line in status.read_text().splitlines())
     return next((int(words[1]) * 1024 for words in lines if words[0] == "VmHWM:"), 0)
+
+
+def number_of(connection: psycopg.Connection[Any], query: str) -> int:
+    """Return the one number that a query selects."""
+    row = connection.execute(query).fetchone()
+    assert row is not None
+    return int(row[0])

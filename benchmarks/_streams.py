@@ -40,12 +40,17 @@ def body(number: int) -> bytes:
     return b"%-*d" % (BODY_BYTES, number)
 
 
-def encoded(number: int) -> bytes:
-    """Encode a message with two headers as rstream does, whose own encoder takes 30 us a message."""
+def encoded(number: int, data: bytes | None = None) -> bytes:
+    """Encode a message with two headers as rstream does, whose own encoder takes 30 us a message.
+
+    `data`: Its body, `body(number)` by default.
+    """
+    data = body(number) if data is None else data
+    length = b"\xa0%c" % len(data) if len(data) < 256 else b"\xb0" + len(data).to_bytes(4, "big")
     pairs = b""
     for name, value in (("order_id", order_id(number)), ("host", host(number))):
         pairs += b"\xa1%c%b\xa1%c%b" % (len(name), name.encode(), len(value), value.encode())
-    return b"\0St\xc1%c\4%b\0Su\xa0%c%b" % (len(pairs) + 1, pairs, BODY_BYTES, body(number))
+    return b"\0St\xc1%c\4%b\0Su%b%b" % (len(pairs) + 1, pairs, length, data)
 
 
 def same_as_rstream(number: int) -> bool:

@@ -11,9 +11,9 @@ import psycopg
 from benchmarks import _streams as streams
 from benchmarks._bare import BareStreamClient
 from benchmarks._context import Context
-from benchmarks._recorder import catch_up
+from benchmarks._recorder import catch_up, number_of
 from benchmarks._results import Row
-from benchmarks._timing import in_turns, median, milliseconds, no_collection, per_second
+from benchmarks._timing import median, milliseconds, no_collection, per_second
 from relatum.reading import Message, StreamReader
 from relatum_consumer import Relations
 
@@ -35,6 +35,8 @@ COPIED: Final = """
     CREATE TABLE copied_to (next_offset bigint);
     INSERT INTO copied_to VALUES (0)"""
 """The copier's table, an index for each key, and its position, which makes each message one row."""
+
+COPY_OF: Final = "SELECT body FROM copied WHERE order_id = %s"
 
 OURS_BYTES: Final = """
     SELECT sum(pg_total_relation_size(pg_class.oid)) FROM pg_class JOIN pg_namespace ON relnamespace = pg_namespace.oid
@@ -73,7 +75,7 @@ def _compare(context: Context, stream: str, count: int, size: int) -> Iterator[R
     )
     with psycopg.connect(database, autocommit=True) as connection:
         ours_bytes, copied_bytes = (
-            _one(connection, query) / count for query in (OURS_BYTES, "SELECT pg_total_relation_size('copied')")
+            number_of(connection, query) / count for query in (OURS_BYTES, "SELECT pg_total_relation_size('copied')")
         )
         yield Row(
             GROUP,
@@ -91,27 +93,26 @@ def _lookups(
     context: Context, connection: psycopg.Connection[Any], database: str, stream: str, count: int, what: str
 ) -> Row:
     context.say(f"looking up {what}")
-    numbers = random.Random(count).sample(range(count), context.rounds(LOOKUPS))
+    shuffler = random.Random(count)
+    numbers = shuffler.sample(range(count), context.rounds(LOOKUPS))
     taken: dict[str, list[float]] = {"ours": [], "copied": []}
     with Relations(context.broker, database) as relations, no_collection():
 
-        def find(value: str) -> bytes:
-            [message] = relations.find("order_id", value, streams=stream)
+        def find(number: int) -> bytes:
+            [message] = relations.find("order_id", streams.order_id(number), streams=stream)
             return message.body
 
-        def select(value: str) -> bytes:
-            [(body,)] = connection.execute("SELECT body FROM copied WHERE order_id = %s", [value], prepare=True)
+        def select(number: int) -> bytes:
+            [(body,)] = connection.execute(COPY_OF, [streams.order_id(number)], prepare=True)
             return bytes(body)
 
+        ways = {"ours": find, "copied": select}
         for number in numbers:
-            value = streams.order_id(number)
             found: dict[str, bytes] = {}
-            ways = {
-                "ours": lambda value=value, found=found: found.update(ours=find(value)),
-                "copied": lambda value=value, found=found: found.update(copied=select(value)),
-            }
-            for way, seconds in in_turns(ways, 1).items():
-                taken[way] += seconds
+            for way in shuffler.sample(list(ways), len(ways)):
+                start = time.perf_counter()
+                found[way] = ways[way](number)
+                taken[way].append(time.perf_counter() - start)
             assert found["ours"] == found["copied"]
     ours, copied = median(taken["ours"]), median(taken["copied"])
     return Row(
@@ -138,7 +139,7 @@ def _copy(context: Context, database: str, stream: str, count: int) -> float:
                     _write(connection, waiting)
         _write(connection, waiting)
         taken = time.perf_counter() - start
-        assert _one(connection, "SELECT count(*) FROM copied") == count
+        assert number_of(connection, "SELECT count(*) FROM copied") == count
     return taken
 
 
@@ -156,19 +157,11 @@ def _write(connection: psycopg.Connection[Any], messages: list[Message]) -> None
 
 def _write_large(context: Context, stream: str, count: int) -> None:
     with BareStreamClient(context.stream_url) as client:
-        client.publish_all(stream, (_encoded(number) for number in range(count)), frame_records=200)
+        client.publish_all(
+            stream, (streams.encoded(number, _body(number)) for number in range(count)), frame_records=200
+        )
 
 
-def _encoded(number: int) -> bytes:
-    pairs = b""
-    for name, value in (("order_id", streams.order_id(number)), ("host", streams.host(number))):
-        pairs += b"\xa1%c%b\xa1%c%b" % (len(name), name.encode(), len(value), value.encode())
+def _body(number: int) -> bytes:
     # Digits at random, since PostgreSQL would compress spaces to nothing.
-    body = random.Random(number).randbytes(LARGE_BYTES // 2).hex().encode()
-    return b"\0St\xc1%c\4%b\0Su\xb0%b%b" % (len(pairs) + 1, pairs, LARGE_BYTES.to_bytes(4, "big"), body)
-
-
-def _one(connection: psycopg.Connection[Any], query: str) -> int:
-    row = connection.execute(query).fetchone()
-    assert row is not None
-    return int(row[0])
+    return random.Random(number).randbytes(LARGE_BYTES // 2).hex().encode()

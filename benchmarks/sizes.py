@@ -9,7 +9,7 @@ import psycopg
 import relatum
 from benchmarks import _streams as streams
 from benchmarks._context import KEYS, Context
-from benchmarks._recorder import catch_up
+from benchmarks._recorder import catch_up, number_of
 from benchmarks._results import Row
 
 GROUP: Final = "sizes"
@@ -30,8 +30,8 @@ def measure(context: Context) -> Iterator[Row]:
 
 
 def _row_bytes(connection: psycopg.Connection[Any]) -> Row:
-    rows = _one(connection, "SELECT count(*) FROM relatum.relationships")
-    heap, index, ranges = (_one(connection, SIZE.format(kind)) / rows for kind in ("", "_lookup", "_offsets"))
+    rows = number_of(connection, "SELECT count(*) FROM relatum.relationships")
+    heap, index, ranges = (number_of(connection, SIZE.format(kind)) / rows for kind in ("", "_lookup", "_offsets"))
     return Row(
         GROUP,
         f"bytes a row, {rows:,} rows",
@@ -48,8 +48,8 @@ def _time_bytes(context: Context) -> Row:
     database = context.new_database()
     catch_up(context.broker_url, context.stream_url, database, stream, count)
     with psycopg.connect(database) as connection:
-        sparse = _one(connection, "SELECT pg_total_relation_size('relatum.time_blocks')") / count
-        blocks = _one(connection, "SELECT count(*) FROM relatum.time_blocks")
+        sparse = number_of(connection, "SELECT pg_total_relation_size('relatum.time_blocks')") / count
+        blocks = number_of(connection, "SELECT count(*) FROM relatum.time_blocks")
         dense = _dense_bytes(connection, count)
     context.drop_database(database)
     return Row(
@@ -82,11 +82,5 @@ def _dense_bytes(connection: psycopg.Connection[Any], count: int) -> float:
         "INSERT INTO relatum.dense SELECT time_us, stream_offset, stream_id FROM relatum.relationships "
         "JOIN relatum.keys USING (key_id) WHERE name = 'order_id' ORDER BY stream_offset"
     )
-    assert _one(connection, "SELECT count(*) FROM relatum.dense") == count
-    return float(_one(connection, "SELECT pg_total_relation_size('relatum.dense')")) / count
-
-
-def _one(connection: psycopg.Connection[Any], query: str) -> int:
-    row = connection.execute(query).fetchone()
-    assert row is not None
-    return int(row[0])
+    assert number_of(connection, "SELECT count(*) FROM relatum.dense") == count
+    return float(number_of(connection, "SELECT pg_total_relation_size('relatum.dense')")) / count
