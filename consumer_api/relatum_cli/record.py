@@ -265,7 +265,7 @@ def forget(
     url, vhost = given.database_url, given.vhost
     if origin:
         forgotten = forget_origin(url, streams, vhost=vhost)
-        answer(forgotten, f"The broker is forgotten of: {', '.join(forgotten)}.", as_json=given.as_json)
+        answer(forgotten, f"The broker was forgotten for: {', '.join(forgotten)}.", as_json=given.as_json)
         return
     if not (sure or dry_run):
         if given.as_json:
