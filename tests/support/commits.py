@@ -25,7 +25,8 @@ CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON consumed DEFERRABLE INITIALL
 """Has commits of the application's rows wait while a test holds the lock 1."""
 
 _committing: Final = sa.text(
-    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query = 'COMMIT' AND state = 'active'"
+    "SELECT pid FROM pg_stat_activity"
+    " WHERE datname = current_database() AND query = 'COMMIT' AND state = 'active' AND wait_event = 'advisory'"
 )
 
 
@@ -50,7 +51,7 @@ def commits_held(engine: sa.Engine) -> Iterator[Callable[[], object]]:
 
 
 def committing(engine: sa.Engine) -> int | None:
-    """The process of a commit that is under way; None for none."""
+    """The process of a commit that is held up; None for none. Others come by all the time, as leases are renewed."""
     with engine.connect() as connection:
         return connection.execute(_committing).scalar()
 
