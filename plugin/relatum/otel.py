@@ -19,9 +19,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache, wraps
+from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from relatum.checks import checked_names, shown
 from relatum.errors import BrokerUnavailable, ConnectionsInUse, DatabaseUnavailable, InvalidInput, ReadTimeout
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 else:
     # Annotations alone do not import OpenTelemetry.
     Link = Tracer = Any
-
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
 
 Attributes: TypeAlias = Mapping[str, str | bool | int | float | Sequence[str]]
 
@@ -111,24 +108,16 @@ def shows_values_of(key: str) -> bool:
 _logged: Final[set[tuple[str, type[Exception]]]] = set()
 
 
-def _harmless(without: str) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result | None]]:
-    """Make a function return None if the application's code in it raises. Each kind of error is logged once."""
-
-    def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result | None]:
-        @wraps(function)
-        def call(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result | None:
-            try:
-                return function(*arguments, **named)
-            except Exception as error:
-                if (kind := (without, type(error))) not in _logged:
-                    _logged.add(kind)
-                    name = type(error).__qualname__
-                    logger.warning("%s; nothing else is affected: %s (logged once)", without, name, exc_info=error)
-                return None
-
-        return call
-
-    return decorate
+@contextmanager
+def _harmless(without: str) -> Iterator[None]:
+    """Log an error of the application's code, each kind once, instead of raising it. A function then returns None."""
+    try:
+        yield
+    except Exception as error:
+        if (kind := (without, type(error))) not in _logged:
+            _logged.add(kind)
+            name = type(error).__qualname__
+            logger.warning("%s; nothing else is affected: %s (logged once)", without, name, exc_info=error)
 
 
 # --- spans ------------------------------------------------------------------------------------------------------------
@@ -151,13 +140,15 @@ class Description:
     links: Sequence[Link] = ()
 
 
-@_harmless("spans are missing")
 def _tracer_of(part: Part) -> Tracer | None:
     """Return the tracer of a part; None if it makes no spans."""
     trace: Any = sys.modules.get("opentelemetry.trace")
     # While another thread imports the module, it lacks the function.
-    if part not in _options.parts or not hasattr(trace, "get_tracer_provider"):
-        return None
+    return _tracer(trace) if part in _options.parts and hasattr(trace, "get_tracer_provider") else None
+
+
+@_harmless("spans are missing")
+def _tracer(trace: Any) -> Tracer | None:
     tracer = _made_by(trace.get_tracer_provider())
     # Set by `opentelemetry.instrumentation.utils.suppress_instrumentation`.
     is_suppressed = tracer and sys.modules["opentelemetry.context"].get_value("suppress_instrumentation")

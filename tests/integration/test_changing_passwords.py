@@ -146,7 +146,7 @@ def test_the_recorder_goes_on_by_the_new_password(
             renew(password)
             publish(stream)
             assert wait_recorded(owner, engine, stream) == count
-        recorders = [thread for thread in threading.enumerate() if thread.name == "relatum-embedded"]
+        recorders = [thread for thread in threading.enumerate() if thread.name == "relatum-recorder"]
         assert len(recorders) == 1, "each password has a recorder of its own"
 
 

@@ -156,7 +156,7 @@ def test_released_while_the_first_message_waits_it_is_bare(place: Place, copies:
         proxy.mode = "pass"
         assert "_relatum_interception" not in vars(sending.result())
         assert not bed.has_id()
-        assert not {thread.name for thread in threading.enumerate() if thread.name == "relatum-embedded"} - before
+        assert not {thread.name for thread in threading.enumerate() if thread.name == "relatum-recorder"} - before
 
 
 @BOTH

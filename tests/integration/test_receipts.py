@@ -220,7 +220,7 @@ def test_connections_share_one_recorder(place: Place, recorded: dict[str, Any], 
     connections = [BlockingConnection(pika.URLParameters(place.amqp)) for _ in range(2)]
     for connection in connections:
         relatum.intercept(connection, **recorded)
-    assert sum(thread.name == "relatum-embedded" for thread in earlier.begun()) == 1
+    assert sum(thread.name == "relatum-recorder" for thread in earlier.begun()) == 1
     relatum.release(connections[0])
     assert relatum.publish(connections[1].channel(), "", place.stream, b"").wait()
     relatum.release(connections[1])

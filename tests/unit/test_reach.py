@@ -5,18 +5,17 @@ from typing import Any, cast
 
 import pytest
 
-from relatum.following.reach import CUT_OFF_S, BrokerReach
+from relatum.following._follower import CUT_OFF_S, BrokerReach
 
 
 def test_a_closed_reach_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that stores its last messages after its streams are closed still checks whether it is cut off."""
     clock = SimpleNamespace(now=100.0)
     clock.monotonic = lambda: clock.now
-    monkeypatch.setattr("relatum.following.reach.time", clock)
-    follower = SimpleNamespace(may_log_in=False, is_attached=False)
+    monkeypatch.setattr("relatum.following._follower.time", clock)
+    follower = SimpleNamespace(may_log_in=False, is_attached=False, is_closed=True)
     outages = SimpleNamespace(is_up=lambda _: False)
     reach = BrokerReach(cast(Any, follower), cast(Any, outages), lambda: "orders")
-    reach.close()
     for _ in range(4):
         clock.now += CUT_OFF_S / 3
         reach.look()

@@ -155,7 +155,6 @@ class Member:
             except Exception as error:  # noqa: BLE001 - the lease expires by itself
                 what = f"partitions {self._of} not given back"
                 log_failure(logger, error, what, level=logging.INFO)
-            self._reach.close()
             closing = self.loop.spawn(self.follower.close())
             await asyncio.wait([closing], timeout=max(0.0, self.store.ending.left_s()))
         finally:

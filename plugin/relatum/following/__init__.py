@@ -22,8 +22,7 @@ records. So neither a busy stream nor a slow owner slows down other streams.
 """
 
 from relatum.following._events import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
-from relatum.following._follower import FollowerStatistics, StreamFollower
-from relatum.following.reach import BrokerReach
+from relatum.following._follower import BrokerReach, FollowerStatistics, StreamFollower
 
 __all__ = [
     "Attached",

@@ -2,14 +2,24 @@
 
 import asyncio
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import Annotated, Final, TypeGuard, TypeVar
 
 from relatum import metrics
-from relatum.errors import AccessRefused, ConfigurationError, RelatumError, StreamUnavailable, UsedAfterClose
+from relatum.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    ConfigurationError,
+    ReadTimeout,
+    RelatumError,
+    StreamUnavailable,
+    UsedAfterClose,
+)
 from relatum.following._connections import Connections
 from relatum.following._delivery import Delivery, Gathering
 from relatum.following._events import Event, Failed, Hole, Replaced
@@ -92,7 +102,7 @@ class StreamFollower:
         name: str = "following of streams",
         who: Callable[[str], str] = "following of stream {!r}".format,
     ) -> None:
-        self._loop = loop
+        self.loop = loop
         self._outages = outages or Outages(_NOBODY)
         self._name = name
         self._who = who
@@ -116,7 +126,7 @@ class StreamFollower:
         self.delivery = Delivery(on_event, bytes_max, Gathering(gather_s), self.connections.pause)
         self._current: dict[str, Followed] = {}
         self._numbers = count(1)
-        self._is_closed = False
+        self.is_closed = False
         self.may_log_in = True
         """Whether the broker accepts the login, as far as known."""
         of_one_process(self, "a follower")
@@ -130,11 +140,11 @@ class StreamFollower:
         `known`: A message of the stream, by which it is recognised; None accepts any stream.
         Returns the number that identifies this following in its events.
         """
-        if self._is_closed:
+        if self.is_closed:
             raise UsedAfterClose("the follower was closed: open another one")
         self.leave(stream)
         followed = self._current[stream] = Followed(self, stream, next(self._numbers), next_offset, known)
-        followed.task = self._loop.spawn(followed.run())
+        followed.task = self.loop.spawn(followed.run())
         return followed.number
 
     def leave(self, stream: str) -> None:
@@ -158,11 +168,11 @@ class StreamFollower:
         """Return the follower's reader, for queries; the follower closes it. Blocks to open it: not for the loop."""
         # Opened once for all callers. Closing does not wait for this.
         with self._opening:
-            if self._reader is None and not self._is_closed:
+            if self._reader is None and not self.is_closed:
                 self._reader = StreamReader.open(
                     self._address, timeout_s=self._timeout_s, heartbeat_s=self._heartbeat_s
                 )
-            if self._reader is None or self._is_closed:
+            if self._reader is None or self.is_closed:
                 self.close_reader()
                 raise UsedAfterClose("the follower was closed: open another one")
             return self._reader
@@ -222,7 +232,7 @@ class StreamFollower:
 
     async def _ask(self, function: Callable[..., _Answer], *args: object) -> _Answer:
         async with self._asking:
-            return await self._loop.ask(function, *args, threads=self._threads)
+            return await self.loop.ask(function, *args, threads=self._threads)
 
     async def _link(self, node: NodeAddress | None) -> SocketConnection:
         return await in_thread(self._threads, lambda: self.reader().link(node), returned=SocketConnection.close)
@@ -256,7 +266,7 @@ class StreamFollower:
 
     async def close(self) -> None:
         """Close the connections at once, then the reader in a thread. Idempotent."""
-        if self._is_closed:
+        if self.is_closed:
             return
         self.end()
         try:
@@ -271,8 +281,86 @@ class StreamFollower:
 
     def end(self) -> None:
         """Stop following, and close all connections except the reader's."""
-        self._is_closed = True
+        self.is_closed = True
         for stream in list(self._current):
             self.leave(stream)
         self.connections.close()
         metrics.retire(self)
+
+
+# --- reaching the broker ----------------------------------------------------------------------------------------------
+
+CUT_OFF_S: Final = 15.0
+"""Seconds without the broker after which others may take a member's streams: the time in which a silent connection is
+detected."""
+
+_ASKS: Final = 3
+"""Queries to the broker in this time, if no attached stream shows that it is reachable."""
+
+RETURN_S: Final = 5.0
+"""Seconds in which all members return after a restart of the broker: the longest pause of a follower."""
+
+_WHO: Final = "reaching the broker"
+
+
+class BrokerReach:
+    """Whether a member that shares streams reaches the broker. If not, it leaves its streams to others. For the loop.
+
+    A member may reach PostgreSQL but not the broker: the broker's node or the network is down, or a password or
+    certificate has expired. The member would renew its lease, and no member would read its streams.
+
+    While any stream of `follower` is attached, the broker is reachable. Otherwise, a query about a shared stream,
+    which `stream` returns, checks that; but only while something waits for the broker, since members may be many.
+
+    `is_cut_off`: Whether the broker has been unreachable for so long that others may take the member's streams.
+    `is_returning`: Whether the member was cut off until just now, or may be cut off soon. It must not take streams
+    then: all members may be cut off, and return to their own.
+    """
+
+    def __init__(self, follower: StreamFollower, outages: Outages, stream: Callable[[], str]) -> None:
+        self.is_cut_off = self.is_returning = False
+        self._follower = follower
+        self._outages = outages
+        self._stream = stream
+        self._is_asking = False
+        self._cut_off_at = -math.inf
+        self._reached_at = self._asked_at = self._looked_at = time.monotonic()
+
+    def look(self) -> None:
+        """Update the attributes; call this at least every few seconds."""
+        now = time.monotonic()
+        stood_still, self._looked_at = now - self._looked_at > CUT_OFF_S / 2, now
+        if stood_still and not self.is_cut_off:
+            # The process was suspended, which proves nothing about the broker.
+            self._reached_at = max(self._reached_at, now - CUT_OFF_S / _ASKS)
+        is_up = self._outages.is_up(Server.BROKER) and self._follower.may_log_in
+        is_attached = self._follower.is_attached
+        if is_attached:
+            # No further query would report the end of the outage.
+            self._outages.over(_WHO)
+        if is_attached or (is_up and not self.is_cut_off):
+            self._reached_at = now
+        elif (
+            not self._is_asking
+            and not self._follower.is_closed
+            and (self.is_cut_off or now - self._asked_at >= CUT_OFF_S / _ASKS)
+        ):
+            self._is_asking, self._asked_at = True, now
+            self._follower.loop.spawn(self._ask(self._stream()))
+        self.is_cut_off = now - self._reached_at >= CUT_OFF_S
+        if self.is_cut_off:
+            self._cut_off_at = now
+        is_unsure = now - min(self._reached_at, now) >= CUT_OFF_S / _ASKS
+        self.is_returning = not self.is_cut_off and (is_unsure or now - self._cut_off_at < RETURN_S)
+
+    async def _ask(self, stream: str) -> None:
+        try:
+            error = await self._follower.why_missing(stream)
+            if isinstance(error, BrokerUnavailable | ReadTimeout) or refuses_login(error):
+                self._outages.failed(_WHO, error)
+            else:
+                self._reached_at = time.monotonic()
+                self._outages.answered(Server.BROKER)
+                self._outages.over(_WHO)
+        finally:
+            self._is_asking = False

@@ -6,6 +6,7 @@ leads: if the exchange inspects messages, that query crashes the stream plugin o
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -13,18 +14,31 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
+import sqlalchemy as sa
+
 from relatum.checks import checked_name
 from relatum.closing import close_within
-from relatum.errors import AccessRefused, ConnectionLost, NotFound
+from relatum.errors import (
+    AccessRefused,
+    ConnectionLost,
+    InvalidKeyDefinition,
+    KeyDefinitionConflict,
+    NotFound,
+    RelatumError,
+)
 from relatum.headers import BROKERS_OWN, NAME_BYTES_MAX
-from relatum.keys import KeyDefinition, as_definitions
+from relatum.keys import KeyAgreement, KeyDefinition, as_definitions
 from relatum.processes import of_one_process
 from relatum.reading import AnyBroker, BrokerAddress, StreamReader
-from relatum.recording.publishers_keys import PublishersKeys
-from relatum.recording.recorder_group import STOP_S, RecorderGroup
+from relatum.recording.recorder_group import RecorderGroup
 from relatum.recording.statistics import RecorderStatistics
+from relatum.store.catalog import add_keys, check_keys
 from relatum.store.database import AnyDatabase
-from relatum.waiting import QUESTION_S, Server, SharedWait, backoff, ended
+from relatum.waiting import QUESTION_S, Duty, Server, SharedWait, backoff, ended
+
+logger = logging.getLogger("relatum.recorder")
+
+# --- where messages go ------------------------------------------------------------------------------------------------
 
 ASK_S: Final = (0.5, 60.0)
 """Least and most seconds before a query is repeated; doubled each time."""
@@ -91,7 +105,7 @@ class Watched:
         """Return the seconds until the next query is due."""
         return max(0.0, min((state.due for state in self._states.values()), default=now + ASK_S[1]) - now)
 
-    def answered(self, subject: Subject, streams: list[str], now: float) -> None:
+    def answered(self, subject: Subject, streams: Sequence[str], now: float) -> None:
         """Note the broker's answer. A stream's name is settled; other queries are repeated after a backoff."""
         if streams and not subject.is_exchange:
             self._forget(subject)
@@ -124,7 +138,48 @@ def _text(value: Any) -> str | None:
         return None
 
 
-logger = logging.getLogger("relatum.recorder")
+# --- the publisher's keys ---------------------------------------------------------------------------------------------
+
+COMPARE_S: Final = 60.0
+"""Seconds after which the definitions are compared again: others may have removed and redefined a key."""
+
+
+class PublishersKeys:
+    """Defines the keys of one publisher, and reports if the database defines them differently."""
+
+    def __init__(self, engine: sa.Engine, definitions: Sequence[KeyDefinition], *, defines: bool) -> None:
+        self.agreement = KeyAgreement()
+        self._engine = engine
+        self._definitions = definitions
+        self._defines = defines
+        self._pauses = backoff(QUESTION_S)
+        self.has_agreed = not definitions
+        if not definitions:
+            self.agreement.tell(None)
+
+    def look(self) -> float:
+        """Ask the database, and return the seconds until the next query."""
+        try:
+            # Define only once: a key that is missing later was removed on purpose.
+            ask = add_keys if self._defines and not self.has_agreed else check_keys
+            ask(self._engine, self._definitions)
+        except (KeyDefinitionConflict, InvalidKeyDefinition) as error:
+            if self.agreement.conflict is None:
+                logger.warning("the database does not define the keys as this publisher does: %s", ended(error))
+            self.agreement.tell(error)
+            return COMPARE_S if self.has_agreed else next(self._pauses)
+        except RelatumError:
+            # Keep the last known result.
+            self.agreement.tell(self.agreement.conflict)
+            raise
+        self.has_agreed = True
+        if self.agreement.conflict is not None:
+            logger.warning("the database defines the keys as this publisher does now")
+        self.agreement.tell(None)
+        return COMPARE_S
+
+
+# --- the recorder -----------------------------------------------------------------------------------------------------
 
 DRAIN_S: Final = 1.8
 """Seconds for which a closing recorder still records the last messages. The next recorder records the rest."""
@@ -137,8 +192,6 @@ DATABASE_CONNECTIONS_MAX: Final = 2
 
 GATHER_S: Final = 0.01
 """Most seconds for which messages are gathered before they are committed: publishers wait for their receipts."""
-
-_LOOK_UP: Final = "looking for streams to record"
 
 _TALK: Final = ("celeryev", ".pidbox")
 """Suffixes of Celery's exchanges for its workers' events, which are expected to have no streams."""
@@ -172,29 +225,36 @@ class EmbeddedRecorder:
         self._group = RecorderGroup(
             address, database, connections_max=DATABASE_CONNECTIONS_MAX, gather_s=GATHER_S, on_receipts=self._hurry
         )
-        self._keys = PublishersKeys(self._group.database.engine, definitions, self._group.outages, defines=defines)
+        self._keys = PublishersKeys(self._group.database.engine, definitions, defines=defines)
         self.agreement = self._keys.agreement
         """Whether the database defines the keys as the publisher does."""
         self._changed = threading.Condition()
         self._watched = Watched()
         self._is_away = False
-        """Whether the last query of the broker failed."""
+        """Whether the last query of the broker failed, or the keys are not defined."""
         self._unknown: set[str] = set()
         self._waits: WeakSet[SharedWait[Any, Any]] = WeakSet()
-        self._stop = threading.Event()
+        self._search: Duty | None = None
         of_one_process(self, "an embedded recorder")
-        self._thread = threading.Thread(target=self._run, name="relatum-embedded", daemon=True)
         self._begin()
 
     def _begin(self) -> None:
-        """Start the thread. If the interpreter is exiting or out of threads, publishing continues without it."""
+        """Start the loop. If the interpreter is exiting or out of threads, publishing continues without it."""
         try:
-            self._thread.start()
+            self._group.loop.start()
         except RuntimeError as error:
             logger.warning(
                 "this process publishes without recording; the next recorder records its messages: %s", error
             )
             self.agreement.tell(None)
+        else:
+            self._group.loop.call(self._begin_duties)
+
+    def _begin_duties(self) -> None:
+        if self._search is None:
+            self._search = self._group.repeat(self._look_up, "looking for streams to record")
+            if not self._keys.has_agreed:
+                self._group.repeat(self._agree, "defining the publisher's keys")
 
     def statistics(self) -> RecorderStatistics:
         """Return what was recorded, and how far behind each stream is. Asks no server."""
@@ -207,10 +267,9 @@ class EmbeddedRecorder:
         Streams behind further exchanges or an alternate exchange are not found: see `record`.
         """
         with self._changed:
-            if self._watched.add(exchange, routing_key, time.monotonic()):
-                self._changed.notify_all()
-            if self._thread.ident is None:
-                self._begin()
+            is_new = self._watched.add(exchange, routing_key, time.monotonic())
+        if is_new and not self._group.loop.call(self._wake):
+            self._begin()
 
     def record(self, stream: str) -> None:
         """Record a stream by name, from now on."""
@@ -239,66 +298,67 @@ class EmbeddedRecorder:
         It does not wait for an unavailable broker or database, or for streams that another process records.
         """
         close_within(self._close, CLOSE_S, name="relatum-closing")
-        self._end()
+        self._group.end()
 
     def _close(self) -> None:
-        self._drain(time.monotonic() + DRAIN_S)
-        self._end()
-        self._thread.join(STOP_S)
-        self._group.stop()
-
-    def _end(self) -> None:
-        self._stop.set()
-        self._group.end()
+        until = time.monotonic() + DRAIN_S
         with self._changed:
-            self._changed.notify_all()
-
-    def _drain(self, until: float) -> None:
-        with self._changed:
-            known = self._changed.wait_for(
-                lambda: self._is_away or not self._watched.new, max(0.0, until - time.monotonic())
-            )
+            known = self._changed.wait_for(lambda: self._is_away or not self._watched.new, DRAIN_S)
         if known and not self._is_away:
             self._group.drain(until)
+        self._group.stop()
 
-    def _run(self) -> None:
-        keys_defined = False
-        pauses = backoff(QUESTION_S)
-        while not self._stop.is_set():
-            # Keys first: messages recorded before a key is defined have no rows for it.
-            keys_defined = self._keys.look() or keys_defined
-            with self._changed:
-                subject = self._watched.next(time.monotonic())
-            is_away = not keys_defined or (subject is not None and not self._asked(subject))
-            with self._changed:
-                self._is_away = is_away
-                self._changed.notify_all()
-                if not is_away:
-                    pauses = backoff(QUESTION_S)
-                if subject is None and not is_away and not self._stop.is_set():
-                    self._changed.wait(min(self._watched.next_s(time.monotonic()), self._keys.due_s()))
-            if is_away:
-                self._group.outages.wait(next(pauses))
+    # --- in the loop --------------------------------------------------------------------------------------------------
 
-    def _asked(self, subject: Subject) -> bool:
-        """Ask about a subject, and record its streams; return False if the broker cannot be asked now."""
-        outages = self._group.outages
+    def _wake(self) -> None:
+        if self._search is not None:
+            self._search.wake()
+
+    async def _agree(self) -> float:
         try:
-            reader = self._group.reader()
-            streams = self._bound(reader, subject.name) if subject.is_exchange else self._named(reader, subject.name)
-        except Exception as error:  # noqa: BLE001 a defect in one lookup must not end recording
-            outages.failed(_LOOK_UP, error)
-            if isinstance(error, ConnectionLost):
-                # This query may have broken the connection: repeat it only after its backoff.
-                logger.info("cannot look up the streams of %r: %s", subject.name, ended(error))
-                with self._changed:
-                    self._watched.answered(subject, [], time.monotonic())
-            return False
-        outages.answered(Server.BROKER)
-        outages.over(_LOOK_UP)
+            return await self._group.loop.ask(self._keys.look)
+        finally:
+            if not self._keys.has_agreed:
+                self._note(is_away=True)
+            self._wake()
+
+    async def _look_up(self) -> float:
+        """Ask about the subject that is due, and return the seconds until the next one is."""
+        # Keys first: messages recorded before a key is defined have no rows for it.
+        if not self._keys.has_agreed:
+            return math.inf
         with self._changed:
-            self._watched.answered(subject, streams, time.monotonic())
-        return True
+            subject = self._watched.next(time.monotonic())
+        if subject is None:
+            self._note(is_away=False)
+            return self._watched.next_s(time.monotonic())
+        try:
+            streams = await self._group.loop.ask(self._find, subject)
+        except Exception as error:
+            # After a lost connection, which this query may have broken, it is repeated only after its backoff.
+            is_lost = isinstance(error, ConnectionLost)
+            if is_lost:
+                logger.info("cannot look up the streams of %r: %s", subject.name, ended(error))
+            self._note(subject if is_lost else None, is_away=True)
+            raise
+        self._group.outages.answered(Server.BROKER)
+        self._note(subject, streams, is_away=False)
+        return 0.0
+
+    def _note(self, subject: Subject | None = None, streams: Sequence[str] = (), *, is_away: bool) -> None:
+        """Note what the broker answered about a subject, if it was asked, and wake a drain."""
+        with self._changed:
+            if subject is not None:
+                self._watched.answered(subject, streams, time.monotonic())
+            self._is_away = is_away
+            self._changed.notify_all()
+
+    # --- in a thread --------------------------------------------------------------------------------------------------
+
+    def _find(self, subject: Subject) -> list[str]:
+        """Record the streams of a subject, and return them."""
+        reader = self._group.reader()
+        return self._bound(reader, subject.name) if subject.is_exchange else self._named(reader, subject.name)
 
     def _named(self, reader: StreamReader, name: str) -> list[str]:
         """Record the stream of that name, if there is one."""

@@ -5,7 +5,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial
@@ -42,7 +42,7 @@ GATHER_S: Final = 0.1
 DRAIN_LOOK_S: Final = 0.002
 """Seconds between two checks of a drain; a batch takes about as long."""
 
-HELPERS_MAX: Final = 4
+HELPERS_MAX: Final = 5
 """Parallel blocking calls: closing gaps and maintaining parts may take long, and must not delay opening streams."""
 
 RESERVED_FROM: Final = 3
@@ -60,18 +60,17 @@ class Question(Generic[_Answer]):
 
     def __init__(
         self,
-        loop: ComponentLoop,
+        group: "RecorderGroup",
         call: Callable[[Sequence[StreamRecording]], Mapping[StreamRecording, _Answer | RelatumError]],
     ) -> None:
-        self._loop = loop
+        self._group = group
         self._call = call
         self._waiting: dict[StreamRecording, asyncio.Future[_Answer]] = {}
         self._duty: Duty | None = None
 
-    def begin(self, what: str, outages: Outages) -> Duty:
-        """Start asking, and return the duty to be cancelled."""
-        self._duty = self._loop.repeat(self._ask, what, outages)
-        return self._duty
+    def begin(self, what: str) -> None:
+        """Start asking."""
+        self._duty = self._group.repeat(self._ask, what)
 
     async def answer(self, stream: StreamRecording) -> _Answer:
         """Ask for a stream, and wait for its answer."""
@@ -84,7 +83,7 @@ class Question(Generic[_Answer]):
     async def _ask(self) -> float:
         waiting, self._waiting = self._waiting, {}
         try:
-            answers = await self._loop.ask(self._call, list(waiting)) if waiting else {}
+            answers = await self._group.loop.ask(self._call, list(waiting)) if waiting else {}
         except Exception:
             self._waiting = waiting | self._waiting
             for stream in waiting:
@@ -140,8 +139,8 @@ class RecorderGroup:
             who="reading of stream {!r}".format,
         )
         self.broker = OwnBroker(self.engine, address.vhost, self.follower.reader)
-        self.find: Question[StreamRow | None] = Question(self.loop, self._find)
-        self.open: Question[Opened] = Question(self.loop, self._open)
+        self.find: Question[StreamRow | None] = Question(self, self._find)
+        self.open: Question[Opened] = Question(self, self._open)
         member = Member(RECORDERS, name or new_holder(), lease_s=lease_s, holder=holder)
         self.membership = Membership(self, lease_engine, member)
         self._committer = Committer(self, commit_engine, on_receipts)
@@ -178,12 +177,16 @@ class RecorderGroup:
 
     def _begin(self) -> None:
         if not self.stopping.is_set():
-            self._duties = [
-                self.find.begin("looking up streams", self.outages),
-                self.open.begin("opening streams", self.outages),
-                self.membership.begin(),
-                *self._upkeep.begin(),
-            ]
+            self.find.begin("looking up streams")
+            self.open.begin("opening streams")
+            self.membership.begin()
+            self._upkeep.begin()
+
+    def repeat(self, call: Callable[[], Awaitable[float]], what: str) -> Duty:
+        """Repeat a call until the end; see `ComponentLoop.repeat`."""
+        duty = self.loop.repeat(call, what, self.outages)
+        self._duties.append(duty)
+        return duty
 
     def of(self, stream: str, following: int) -> StreamRecording | None:
         """Return the stream of a follower's event; None if the event is from an earlier following."""
@@ -280,7 +283,8 @@ class RecorderGroup:
     async def _finish(self) -> None:
         closing = self.loop.spawn(self.follower.close())
         await self._committer.finish()
-        await self.membership.leave()
+        if self._has_begun:
+            await self.membership.leave()
         await asyncio.wait([closing], timeout=max(0.0, self._ending.left_s()))
 
 

@@ -61,10 +61,9 @@ class Membership:
         self._has_ended = asyncio.Event()
         self.duty: Duty | None = None
 
-    def begin(self) -> Duty:
-        """Start renewing the lease, and return the duty to be cancelled."""
-        self.duty = self._loop.repeat(self._renew, "renewing the leases", self._group.outages)
-        return self.duty
+    def begin(self) -> None:
+        """Start renewing the lease."""
+        self.duty = self._group.repeat(self._renew, "renewing the leases")
 
     def wake(self) -> None:
         """Renew at once."""
@@ -168,7 +167,6 @@ class Membership:
 
     async def leave(self) -> None:
         """Release all streams and end the membership."""
-        self._reach.close()
         try:
             await self._loop.ask(self._leave, threads=self._threads)
         except Exception as error:  # noqa: BLE001 - the lease expires by itself

@@ -35,7 +35,7 @@ from relatum.store.parts import (
     table_parts_of,
     turn_parts,
 )
-from relatum.waiting import QUESTION_S, Duty, backoff, ended, within
+from relatum.waiting import QUESTION_S, backoff, ended, within
 
 if TYPE_CHECKING:
     from relatum.recording.recorder_group import RecorderGroup
@@ -74,14 +74,11 @@ class Upkeep:
         self._seen: dict[tuple[int, Range], float] = {}
         self._turn_at = self._tend_at = 0.0
 
-    def begin(self) -> list[Duty]:
-        """Start the duties, and return them to be cancelled."""
-        repeat, outages = self._loop.repeat, self._group.outages
-        return [
-            repeat(self._look, "asking for the ends of streams", outages),
-            repeat(self._close_gaps, "closing of gaps", outages),
-            repeat(self._tend, "maintaining the table", outages),
-        ]
+    def begin(self) -> None:
+        """Start the duties."""
+        self._group.repeat(self._look, "asking for the ends of streams")
+        self._group.repeat(self._close_gaps, "closing of gaps")
+        self._group.repeat(self._tend, "maintaining the table")
 
     async def _close_gaps(self) -> float:
         recorded = self._group.recorded()
