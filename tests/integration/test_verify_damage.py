@@ -128,7 +128,6 @@ class Damage(NamedTuple):
 DELETE = "DELETE"
 INSERT = "INSERT "
 HOST = "(SELECT key_id FROM relatum.keys WHERE name = 'host')"
-RANGE = "stream_id, from_offset, to_offset, key_ids, with_time, kind, last_offset, last_fingerprint, last_chunk_ms"
 BLOCK = "min_us, max_us, first_offset, last_offset, stream_id, width_class"
 
 DAMAGE = {
@@ -159,13 +158,11 @@ DAMAGE = {
     "coverage": [
         Damage("deleted", DELETE, "uncovered"),
         Damage("tail deleted", DELETE, "uncovered coverage", "is_tail"),
-        Damage("doubled", f"{INSERT}{RANGE}", "coverage"),
         Damage("marked as hole", "kind = 'hole'", "coverage uncovered"),
         Damage("without time", "with_time = false", "uncovered", "with_time"),
         Damage("past the end", "to_offset = to_offset + {n}", "coverage", "is_tail"),
         Damage("ends early", "to_offset = to_offset - {n}", "uncovered", "to_offset - from_offset > 50"),
         Damage("begins late", "from_offset = from_offset + {n}", "uncovered", "to_offset - from_offset > 50"),
-        Damage("begins early", "from_offset = from_offset - {n}", "coverage", "from_offset > 50"),
         Damage("without a key", "key_ids = key_ids[2:]", "uncovered", "key_ids <> '{}'"),
         Damage("no tail", "is_tail = false", "coverage", "is_tail"),
     ],
@@ -242,21 +239,20 @@ def test_two_repairs_from_reports_of_one_moment_double_nothing(world: World) -> 
     assert not world.verify().ok, "a dry run changes nothing"
     with ThreadPoolExecutor(len(reports)) as pool:
         done = list(pool.map(world.repair, reports))
-    assert any(done)
-    assert all(each in ([], planned) for each in done), "each mended what it found"
+    assert all(each == planned for each in done)
     assert world.tables() == sound
     assert world.differences() == []
 
 
 @pytest.mark.differs
-def test_a_repair_from_an_old_report_writes_only_what_differs_now(world: World) -> None:
-    """A repair from an old report changes nothing that is not different any more."""
+def test_a_repair_from_an_old_report_doubles_nothing(world: World) -> None:
+    """A repair from an old report, beside a recorder, changes nothing that is not different any more."""
     world.sql("DELETE FROM relatum.relationships WHERE stream_offset < 100")
     old = world.verify()
     world.repair(old)
     world.put(*map(message, range(MESSAGES, MESSAGES + 50)))
     with world.recording():
-        assert world.repair(old) == []
+        world.repair(old)
         world.wait_recorded()
     assert world.differences() == []
 

@@ -264,9 +264,10 @@ def _is_exact(block: Block, held: Sequence[tuple[int, int]], first_retained: int
 
 
 def compare_coverage(rows: Sequence[CoverageRow], first: int | None, last: int | None) -> Iterator[Difference]:
-    """Yield ranges that contradict each other, or the stream's ends; an end of None is not compared."""
-    for start, end in _overlaps(rows):
-        yield _of_coverage(start, end, "two ranges cover the same offsets")
+    """Yield ranges that contradict the stream's ends; an end of None is not compared.
+
+    Two ranges may cover the same offsets: no answer depends on that, and rows recorded twice are differences.
+    """
     for row in rows:
         if last is not None and row.to_offset > last + 1:
             yield _of_coverage(max(row.from_offset, last + 1), row.to_offset, "the stream ends earlier")
@@ -285,22 +286,3 @@ def has_right_tail(rows: Sequence[CoverageRow]) -> bool:
     """Return whether exactly one range is the tail, and it ends last."""
     tails = [row for row in rows if row.is_tail]
     return len(tails) == 1 and tails[0].kind == "recorded" and tails[0].to_offset == max(row.to_offset for row in rows)
-
-
-def _overlaps(rows: Sequence[CoverageRow]) -> list[Range]:
-    """Return the offsets that two ranges cover for the same key, or a hole and another range cover, merged."""
-    claims: dict[int, list[Range]] = {}
-    for row in rows:
-        for key_id in {*row.key_ids, *([TIME] if row.with_time else [])} if row.kind == "recorded" else {-1}:
-            claims.setdefault(key_id, []).append((row.from_offset, row.to_offset))
-    holes = claims.pop(-1, [])
-    filled = merged(claim for ranges in claims.values() for claim in ranges)
-    return merged(both for ranges in [*claims.values(), [*holes, *filled]] for both in _shared(ranges))
-
-
-def _shared(ranges: Iterable[Range]) -> Iterator[Range]:
-    reach = -1
-    for start, end in sorted(ranges):
-        if start < reach:
-            yield start, min(end, reach)
-        reach = max(reach, end)

@@ -1,8 +1,8 @@
 """Repairing differences between the table and the streams that `verify` found.
 
-A report says where to look, never what to write. Each window with a difference is read and compared again. If it still
-differs, one transaction removes it from the table and records it again. So two repairs at once, a repair from an old
-report, and a repair beside a recorder write nothing twice.
+A report says where to look, never what to write. One transaction removes each window with a difference from the table
+and records it again. So two repairs at once, a repair from an old report, and a repair beside a recorder write nothing
+twice.
 """
 
 from typing import Final
@@ -13,21 +13,15 @@ from relatum.checks import checked_name, shown
 from relatum.errors import ConfigurationError, Conflict, InvalidInput, StreamUnavailable
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Broker, StreamReader, ends_of_known
-from relatum.recording.comparing import Difference, Stored, StreamVerified, compare_coverage, end_of, has_right_tail
+from relatum.recording.comparing import Difference, StreamVerified, has_right_tail
 from relatum.recording.filler import Filler, check_same
+from relatum.recording.own_broker import check_broker
 from relatum.recording.ranges import lock_ranges, uncover
 from relatum.recording.tails import set_tail
-from relatum.recording.verifying import (
-    VerifyReport,
-    compare_window,
-    outside,
-    plan_verification,
-    read_window,
-    windows,
-)
+from relatum.recording.verifying import VerifyReport, windows
 from relatum.store.catalog import StreamRow, current_stream, key_definitions
 from relatum.store.coverage import Range, coverage_of, last_position, merged
-from relatum.store.database import IDLE_S, AnyDatabase, as_engine, at_one_moment, transaction
+from relatum.store.database import IDLE_S, AnyDatabase, as_engine, transaction
 
 
 def repair(
@@ -39,6 +33,8 @@ def repair(
     broker: str | Broker | None = None,
 ) -> list[str]:
     """Record again all windows with differences, listed or not: a window of 20,000 offsets in a transaction.
+
+    What was repaired since the report is recorded again, too, which changes nothing.
 
     Args:
         report: The result of `verify`.
@@ -60,19 +56,17 @@ def repair(
         raise InvalidInput(f"report= takes the result of verify, not {shown(report)}")
     checked_name("vhost", vhost)
     different = [stream for stream in report.streams if stream.difference_count]
-    done: list[str] = []
     with as_engine(database, idle_s=IDLE_S) as engine:
-        for stream in different:
-            _check_generation(engine, vhost, stream)
-        if dry_run or not different:
-            return [line for stream in different for line in _lines(stream)]
-        source = report.broker if broker is None else broker
-        if source is None:
-            raise ConfigurationError("the report does not say which broker it compared with: pass `broker`")
-        with StreamReader.open(source) as reader:
-            for stream in different:
-                done += _lines(_Repair(engine, reader, vhost, stream).run())
-    return done
+        rows = [_same_generation(engine, vhost, found) for found in different]
+        if different and not dry_run:
+            source = report.broker if broker is None else broker
+            if source is None:
+                raise ConfigurationError("the report does not say which broker it compared with: pass `broker`")
+            with StreamReader.open(source) as reader:
+                for found, stream in zip(different, rows, strict=True):
+                    if not any(each.kind == "replaced" for each in found.differences):
+                        _record_again(engine, reader, stream, found)
+    return [line for found in different for line in _lines(found)]
 
 
 def _lines(found: StreamVerified) -> list[str]:
@@ -92,92 +86,58 @@ def _describe(stream: str, difference: Difference) -> str:
     return f"{stream}@{difference.offset}{shown}: {difference.kind}, {remedy}"
 
 
-def _check_generation(engine: sa.Engine, vhost: str, found: StreamVerified) -> None:
+def _same_generation(engine: sa.Engine, vhost: str, found: StreamVerified) -> StreamRow:
     with transaction(engine) as connection:
         stream = current_stream(connection, vhost, found.stream)
     if stream is None:
         raise Conflict(f"stream {found.stream!r} is not recorded any more: verify again")
     if found.stream_id not in (None, stream.stream_id):
         raise Conflict(f"stream {found.stream!r} has a new generation since it was compared: verify again")
+    return stream
 
 
-class _Repair:
-    """The repair of one stream; `_done` collects what was repaired, in the form of `verify`'s result."""
+def _record_again(engine: sa.Engine, reader: StreamReader, stream: StreamRow, found: StreamVerified) -> None:
+    """Repair the coverage as a whole, then each damaged window."""
+    check_broker(engine, reader, stream)
+    with transaction(engine) as connection:
+        definitions = key_definitions(connection)
+    filler = Filler(engine, reader, stream, definitions)
+    recorded_to, end = _mend_whole(engine, reader, stream, found)
+    first = reader.bounds(stream.name).first or 0
+    filler.fill((max(recorded_to, first), end))
+    ranges = [*found.damaged, *((each.offset, each.to_offset or each.offset) for each in found.differences)]
+    # Differences after the present end, or before the first retained offset, are gone.
+    for low, high in merged((max(first, low), min(end, high)) for low, high in ranges):
+        for window in windows(low, high):
+            if not filler.rewrite(window) and (reader.bounds(stream.name).first or 0) < window[1]:
+                raise StreamUnavailable(
+                    f"offsets {window[0]} to {window[1] - 1} of the stream {stream.name!r} cannot be unpacked here: "
+                    "their rows are unchanged",
+                    stream=stream.name,
+                )
 
-    def __init__(self, engine: sa.Engine, reader: StreamReader, vhost: str, found: StreamVerified) -> None:
-        self._engine = engine
-        self._reader = reader
-        self._found = found
-        self._done, self._row = plan_verification(engine, reader, vhost, found.stream, found.super_stream)
 
-    def run(self) -> StreamVerified:
-        """Repair the coverage as a whole, then each damaged window."""
-        done, stream = self._done, self._row
-        if stream is None:
-            return done
-        ranges = [*self._found.damaged, *((each.offset, each.to_offset or each.offset) for each in done.differences)]
-        with transaction(self._engine) as connection:
-            definitions = key_definitions(connection)
-        filler = Filler(self._engine, self._reader, stream, definitions)
-        recorded_to, end = self._mend_whole(stream)
-        filler.fill((max(recorded_to, done.from_offset), end))
-        # Differences after the present end, or before the first retained offset, are gone.
-        for low, high in merged((max(done.from_offset, low), min(end, high)) for low, high in ranges):
-            for window in windows(low, high):
-                self._mend(filler, stream, window)
-        return done
+def _mend_whole(engine: sa.Engine, reader: StreamReader, stream: StreamRow, found: StreamVerified) -> Range:
+    """Remove what is recorded after the stream's end, and set the tail to where recording continues.
 
-    def _mend_whole(self, stream: StreamRow) -> Range:
-        """Remove what is recorded after the stream's end, and set the tail to where recording continues.
-
-        Returns the end of the coverage, and the offset at which recording continues, which is after all rows that were
-        outside the coverage.
-        """
-        with transaction(self._engine) as connection:
-            rows = lock_ranges(connection, stream.stream_id, (0, INTEGER_MAX))
-            # Asked under the locks: a recorder may have extended the coverage just before.
-            bounds = ends_of_known(self._reader, stream.name)
-            end = max((row.to_offset for row in rows), default=0)
-            if bounds.is_proven and bounds.last is not None:
-                end = min(end, bounds.last + 1)
-            behind = max(end, bounds.first or 0)
-            for difference in outside(connection, stream.stream_id, behind):
-                self._done.add(difference)
-            # Blocks that cross the end are cut there; their first halves are compared with the rest.
-            uncover(connection, self._reader, stream, (behind, INTEGER_MAX), behind)
-            goes_on_at = max(end, self._done.to_offset)
-            self._set_tail(connection, stream, goes_on_at)
-            check_same(self._reader, stream.name, rows, bounds)
-        return end, goes_on_at
-
-    def _set_tail(self, connection: sa.Connection, stream: StreamRow, end: int) -> None:
-        """Set the tail to an offset, unless it is there."""
-        rows = coverage_of(connection, [stream.stream_id])
-        tail = next((row for row in rows if row.is_tail), None)
-        if has_right_tail(rows) and tail is not None and tail.to_offset == end:
-            return
-        known = last_position(rows)
-        if known is not None and known.offset >= end:
-            known = None
-        set_tail(connection, stream, tail, end, known)
-
-    def _mend(self, filler: Filler, stream: StreamRow, window: Range) -> None:
-        """Compare a window again, and record it again if it differs."""
-        read = read_window(self._reader, stream.name, window)
-        # Asked after reading: what retention dropped since is no difference, and is not changed.
-        first = self._reader.bounds(stream.name).first or 0
-        with at_one_moment(self._engine) as connection:
-            stored = Stored(connection, stream.stream_id, window)
-            compared = compare_window(*read, stored, self._done.from_offset)
-            found = [each for each in compared if end_of(each) > first]
-            is_claimed = any(
-                each.offset < window[1] and window[0] < end_of(each)
-                for each in compare_coverage(stored.covering, first, None)
-            )
-        if (found or is_claimed) and not filler.rewrite(window):
-            raise StreamUnavailable(
-                f"offsets {window[0]} to {window[1] - 1} of the stream {stream.name!r} cannot be unpacked here, or are "
-                "gone: their rows are unchanged",
-                stream=stream.name,
-            )
-        self._done.add_window(window, found)
+    Returns the end of the coverage, and the offset at which recording continues, which is after all rows that were
+    outside the coverage.
+    """
+    with transaction(engine) as connection:
+        rows = lock_ranges(connection, stream.stream_id, (0, INTEGER_MAX))
+        # Asked under the locks: a recorder may have extended the coverage just before.
+        bounds = ends_of_known(reader, stream.name)
+        end = goes_on_at = max((row.to_offset for row in rows), default=0)
+        if bounds.last is not None:
+            end = min(end, bounds.last + 1) if bounds.is_proven else end
+            goes_on_at = max(end, min(found.to_offset, bounds.last + 1))
+        behind = max(end, bounds.first or 0)
+        # Blocks that cross the end are cut there; their first halves are recorded again with the rest.
+        uncover(connection, reader, stream, (behind, INTEGER_MAX), behind)
+        rows_left = coverage_of(connection, [stream.stream_id])
+        tail = next((row for row in rows_left if row.is_tail), None)
+        if tail is None or not has_right_tail(rows_left) or tail.to_offset != goes_on_at:
+            known = last_position(rows_left)
+            set_tail(connection, stream, tail, goes_on_at, known if known and known.offset < goes_on_at else None)
+        check_same(reader, stream.name, rows, bounds)
+    return end, goes_on_at

@@ -170,10 +170,10 @@ def _compared(
         if progress is not None:
             progress(result)
     with at_one_moment(engine) as connection:
-        # A recorder may have moved the coverage since.
+        # There should be no rows or blocks after the end. A recorder may have moved the coverage since.
         rows = coverage_of(connection, [stream.stream_id])
         end = max([result.to_offset, *(row.to_offset for row in rows)])
-        for difference in outside(connection, stream.stream_id, end):
+        for difference in compare_window([], [], Stored(connection, stream.stream_id, (end, INTEGER_MAX)), 0):
             result.add(difference)
     return result
 
@@ -273,8 +273,3 @@ def compare_window(
     """Yield the differences between the table and a window's messages."""
     yield from compare_rows(messages, stored)
     yield from compare_blocks([*messages, *behind], stored, first_retained)
-
-
-def outside(connection: sa.Connection, stream_id: int, end: int) -> list[Difference]:
-    """Find rows and blocks from `end` on, where there should be none."""
-    return list(compare_window([], [], Stored(connection, stream_id, (end, INTEGER_MAX)), 0))
