@@ -13,7 +13,7 @@ from relatum.errors import UndecodableMessage
 from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.keys import InvalidValue, KeyDefinition, KeyType, Place, SkipReason, bases, checked_text
 from relatum.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
-from relatum.reading import Message, TimeSource, header_value, is_header, message_time, property_text, reply_to_text
+from relatum.reading import TimeSource, header_value, is_header, message_time, property_text, reply_to_text
 from relatum.wire import amqp10
 from relatum.wire.amqp10 import find_head, pick, pick_list
 
@@ -122,7 +122,7 @@ class Extractor:
         self._converted.append((slot, reply_to_text if place.name == "reply_to" else property_text))
 
     def from_record(self, raw: bytes, chunk_ms: int | None) -> Extracted:
-        """Extract a message's data from its stored bytes; same result as `from_message`.
+        """Extract a message's data from its stored bytes.
 
         A message that is not AMQP 1.0 gives no value, one skip (`undecodable_message`) and its chunk's time.
         """
@@ -176,21 +176,7 @@ class Extractor:
         self._pick(raw, (usable[0], usable[1], usable[2]), found)
         return found, is_too_much
 
-    def from_message(self, message: Message) -> Extracted:
-        """Extract a decoded message's data."""
-        if not message.is_amqp:
-            return Extracted(message.time_us, message.time_source, [], [(0, SkipReason.UNDECODABLE)], None)
-        found = self._blank.copy()
-        for place, slot in self._slots.items():
-            if place.kind == "header":
-                found[slot] = message.headers.get(place.name)
-            else:
-                found[slot] = getattr(message.properties, place.name)
-        found[self._created] = message.properties.timestamp
-        found[self._message_id] = message.properties.message_id
-        return self._extracted(found, message.chunk_ms, message)
-
-    def _extracted(self, found: list[Any], chunk_ms: int | None, origin: bytes | Message) -> Extracted:
+    def _extracted(self, found: list[Any], chunk_ms: int | None, raw: bytes) -> Extracted:
         values: list[tuple[int, str]] = []
         skips: list[tuple[int, SkipReason]] = []
         for slot, convert in self._converted:
@@ -212,7 +198,7 @@ class Extractor:
             if canonical is not None:
                 values.append((key_id, canonical))
         if self._sought:
-            self._seek(found, origin, values, skips)
+            self._seek(found, raw, values, skips)
         message_id = found[self._message_id]
         if type(message_id) is not str:
             message_id = property_text(message_id)
@@ -224,7 +210,7 @@ class Extractor:
     def _seek(
         self,
         found: list[Any],
-        origin: bytes | Message,
+        raw: bytes,
         values: list[tuple[int, str]],
         skips: list[tuple[int, SkipReason]],
     ) -> None:
@@ -236,17 +222,15 @@ class Extractor:
                 headers[place.name] = header_value(found[slot])
             else:
                 properties[place.name] = found[slot]
-        base_of = bases(headers, properties.get, partial(_body_of, origin))
+        base_of = bases(headers, properties.get, partial(_body_of, raw))
         for key_id, definition in self._sought:
             texts, reasons = definition.read(base_of)
             values += [(key_id, text) for text in texts]
             skips += [(key_id, reason) for reason in reasons]
 
 
-def _body_of(origin: bytes | Message) -> bytes:
-    if isinstance(origin, Message):
-        return origin.body
-    return amqp10.body_of(origin, amqp10.find_sections(origin))
+def _body_of(raw: bytes) -> bytes:
+    return amqp10.body_of(raw, amqp10.find_sections(raw))
 
 
 def _plain(value: Any) -> str | None:
