@@ -70,7 +70,6 @@ class Part(StrEnum):
 class _Options:
     parts: frozenset[Part] = frozenset(Part)
     values_of: frozenset[str] = frozenset()
-    ids: bool = False
 
 
 # OpenTelemetry's variable of disabled instrumentations: names separated by commas, or `*`.
@@ -78,15 +77,13 @@ _disabled = os.environ.get("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "").split(",
 _options = _Options(frozenset()) if {"relatum", "*"} & {name.strip() for name in _disabled} else _Options()
 
 
-def configure(*, without: Iterable[str] = (), values_of: Iterable[str] = (), ids: bool = False) -> None:
+def configure(*, without: Iterable[str] = (), values_of: Iterable[str] = ()) -> None:
     """Choose which spans this process makes, and what they may show. Each call replaces the previous one.
 
     Args:
         without: Parts without spans, of "lookups", "recorder", "collector" and "serial". Default: none.
         values_of: Keys whose sought values lookups' spans show as `relatum.key.NAME`, unless they are masked. Default:
             none.
-        ids: Whether links to messages show `messaging.message.id` and `messaging.message.conversation_id`, from the
-            properties `message_id` and `correlation_id`. Default: False, since these often are keys.
 
     Raises:
         InvalidInput: a part is unknown.
@@ -97,7 +94,7 @@ def configure(*, without: Iterable[str] = (), values_of: Iterable[str] = (), ids
     if wrong:
         raise InvalidInput(f"without= takes some of {', '.join(Part)}, not {shown(wrong[0])}")
     keys = checked_names("values_of", values_of)
-    _options = _Options(frozenset(Part).difference(map(Part, names)), frozenset(keys), ids)
+    _options = _Options(frozenset(Part).difference(map(Part, names)), frozenset(keys))
 
 
 def shows_values_of(key: str) -> bool:
@@ -319,9 +316,4 @@ def _link_of(message: Any, fields: frozenset[str]) -> Link | None:
     sender = trace.get_current_span(propagate.extract(carrier, Context())).get_span_context()
     if not sender.is_valid:
         return None
-    told: dict[str, str | int] = {"messaging.destination.name": message.stream, "relatum.offset": message.offset}
-    if _options.ids:
-        ids = {"messaging.message.id": "message_id", "messaging.message.conversation_id": "correlation_id"}
-        of_it = {name: getattr(message.properties, property_) for name, property_ in ids.items()}
-        told |= {name: str(value) for name, value in of_it.items() if value is not None}
-    return trace.Link(sender, told)
+    return trace.Link(sender, {"messaging.destination.name": message.stream, "relatum.offset": message.offset})

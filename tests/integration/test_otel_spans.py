@@ -199,8 +199,7 @@ def test_a_bulk_is_a_span_above_what_its_executor_does(place: Place, spans: Span
 
 @pytest.mark.parametrize("joins", [False, True])
 def test_an_executor_that_raises_is_the_bulks_error(place: Place, spans: Spans, joins: bool) -> None:
-    """The span of a bulk has the class of its executor's error and no words of it; links name ids if allowed."""
-    otel.configure(ids=True)
+    """The span of a bulk has the class of its executor's error and no words of it; links name no ids."""
     published(place, spans, 1)
 
     def execute(bulk: Any) -> None:
@@ -211,8 +210,7 @@ def test_an_executor_that_raises_is_the_bulks_error(place: Place, spans: Spans, 
     assert bulk.status.status_code is StatusCode.ERROR
     assert "zebra-9" not in bulk.to_json()
     (link,) = bulk.links
-    assert link.attributes["messaging.message.id"] == "m-0"
-    assert link.attributes["messaging.message.conversation_id"] == "c"
+    assert link.attributes.keys() == {"messaging.destination.name", "relatum.offset"}
 
 
 async def test_an_executor_of_asyncio_is_below_its_bulk(place: Place, spans: Spans) -> None:
