@@ -18,7 +18,6 @@ from sqlalchemy import Connection, inspect
 
 from relatum.errors import ConfigurationError
 from relatum.store.database import AnyDatabase, as_engine
-from relatum.store.tables import SCHEMA
 from relatum.store.translation import translated_errors
 
 __all__ = ["LOCK_S", "current", "head", "missing_roles", "sql", "upgrade"]
@@ -113,9 +112,9 @@ def current(database: AnyDatabase) -> str | None:
 
 
 def _current(connection: Connection) -> str | None:
-    if not inspect(connection).has_table("alembic_version", schema=SCHEMA):
+    if not inspect(connection).has_table("alembic_version", schema="relatum"):
         return None
-    return MigrationContext.configure(connection, opts={"version_table_schema": SCHEMA}).get_current_revision()
+    return MigrationContext.configure(connection, opts={"version_table_schema": "relatum"}).get_current_revision()
 
 
 def head() -> str:
@@ -141,7 +140,7 @@ def _text(name: str) -> str:
     return (Path(__file__).parent / "sql" / name).read_text()
 
 
-_CREATE: Final = f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};\n"
+_CREATE: Final = "CREATE SCHEMA IF NOT EXISTS relatum;\n"
 
 _UNKNOWN: Final = (
     "the schema `relatum` is at revision {found}, which this release cannot upgrade; nothing was changed. "

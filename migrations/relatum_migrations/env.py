@@ -2,12 +2,10 @@
 
 from alembic import context
 
-from relatum.store.tables import SCHEMA
-
 context.configure(
     connection=context.config.attributes["connection"],
     dialect_name="postgresql",
-    version_table_schema=SCHEMA,
+    version_table_schema="relatum",
     transactional_ddl=False,  # The caller controls the transaction.
 )
 context.run_migrations()

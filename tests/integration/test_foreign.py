@@ -15,7 +15,7 @@ from relatum.keys import KeyDefinition
 from relatum.reading import StreamReader
 from relatum.recording import backfill, status, verify
 from relatum.store.catalog import add_keys, ensure_stream
-from relatum.store.coverage import new_tail, open_tail
+from relatum.store.coverage import add_ranges, new_tail
 from relatum_consumer import Relations, Status
 from tests.support import new_streams, wait_until
 from tests.support._raw_publisher import Batch, RawPublisher, uncompressed
@@ -186,7 +186,7 @@ def test_recording_begins_inside_a_sub_entry_batch(place: Place) -> None:
                 publisher.publish(in_batch(values[:50]), zipped(in_batch(values[50:])))
             with place.engine.begin() as connection:
                 stream_id = ensure_stream(connection, "/", stream).stream_id
-                open_tail(connection, new_tail(stream_id, start, [key.key_id], with_time=True))
+                add_ranges(connection, [new_tail(stream_id, start, [key.key_id], with_time=True)])
         rows = [("order_id", value, offset) for offset, value in enumerate(values)]
         for is_backfilled in (False, True):
             place.record(*streams)

@@ -18,7 +18,7 @@ from relatum.keys import KeyDefinition
 from relatum.reading import RecordBatch
 from relatum.recording.extractor import Extractor
 from relatum.store.catalog import add_keys, ensure_stream
-from relatum.store.coverage import ADVANCE_ALL, CoverageRow, close_tails, coverage_of, new_tail, open_tail
+from relatum.store.coverage import ADVANCE_ALL, CoverageRow, add_ranges, close_tails, coverage_of, new_tail
 from relatum.store.database import make_engine
 from tests.support import new_streams, recorded_to, rows_of, wait_until
 from tests.support._recording import Batch, Share, commit_shares
@@ -43,7 +43,8 @@ def tails(engine: sa.Engine, definitions: list[KeyDefinition]) -> Tails:
     key_ids = [each.key_id for each in definitions]
     with engine.begin() as connection:
         rows = [ensure_stream(connection, "/", f"s{n}") for n in range(COUNT)]
-        return {row.name: open_tail(connection, new_tail(row.stream_id, 0, key_ids, with_time=True)) for row in rows}
+        new = [new_tail(row.stream_id, 0, key_ids, with_time=True) for row in rows]
+        return {row.name: tail for row, tail in zip(rows, add_ranges(connection, new), strict=True)}
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from relatum.recording.own_broker import check_broker
 from relatum.recording.ranges import Segment, unrecorded
 from relatum.recording.tails import set_tail
 from relatum.store.catalog import StreamRow, current_stream, ensure_stream, key_definitions, lock_stream
-from relatum.store.coverage import TIME, CoverageRow, coverage_of, new_tail, open_tail, tail_of
+from relatum.store.coverage import TIME, add_ranges, coverage_of, new_tail, tail_of
 from relatum.store.database import IDLE_S, AnyDatabase, as_engine, transaction
 from relatum.store.members import RECORDERS, holders_of
 
@@ -150,21 +150,26 @@ def plan_backfill(
         definitions = key_definitions(connection)
         wanted = {definition.key_id for definition in _chosen(definitions, keys)}
         stream = ensure_stream(connection, vhost, name, super_stream)
-        tail = tail_of(connection, stream.stream_id) or _first_tail(connection, stream, definitions, bounds.last)
         rows = coverage_of(connection, [stream.stream_id])
+        if not any(row.is_tail for row in rows):
+            # So that a recorder continues where this back-fill ends. Another process may be faster.
+            at, key_ids = 0 if bounds.last is None else bounds.last + 1, [each.key_id for each in definitions]
+            add_ranges(connection, [new_tail(stream.stream_id, at, key_ids, with_time=stream.record_time)])
+            rows = coverage_of(connection, [stream.stream_id])
     # Asked again after the tail was read: the stream ends before the tail only if it lost messages.
     bounds = reader.bounds(name)
     check_same(reader, name, rows, bounds)
-    if to_end and keys is None and bounds.last is not None and tail.to_offset <= bounds.last:
+    if to_end and keys is None and bounds.last is not None:
         _leave_to_back_fill(engine, stream, bounds.last)
         with transaction(engine) as connection:
-            tail = tail_of(connection, stream.stream_id) or tail
             rows = coverage_of(connection, [stream.stream_id])
     if keys is None and stream.record_time:
         wanted.add(TIME)
-    first = tail.to_offset if bounds.first is None else bounds.first
-    end = first if bounds.last is None else min(tail.to_offset, bounds.last + 1)
-    return Plan(stream, tuple(definitions), tuple(unrecorded(rows, (first, max(first, end)), wanted)))
+    segments: list[Segment] = []
+    if bounds.first is not None and bounds.last is not None:
+        end = min(bounds.last + 1, max((row.to_offset for row in rows if row.is_tail), default=0))
+        segments = unrecorded(rows, (bounds.first, max(bounds.first, end)), wanted)
+    return Plan(stream, tuple(definitions), tuple(segments))
 
 
 def _leave_to_back_fill(engine: sa.Engine, stream: StreamRow, last: int) -> None:
@@ -181,20 +186,6 @@ def _leave_to_back_fill(engine: sa.Engine, stream: StreamRow, last: int) -> None
 def edges_of(segments: Iterable[Segment]) -> list[int]:
     """Return the offsets at which segments begin and end."""
     return [edge for segment in segments for edge in (segment.from_offset, segment.to_offset)]
-
-
-def _first_tail(
-    connection: sa.Connection, stream: StreamRow, definitions: Sequence[KeyDefinition], last: int | None
-) -> CoverageRow:
-    """Open the tail of a stream that was never recorded, so that a recorder continues where this back-fill ends."""
-    try:
-        at, key_ids = 0 if last is None else last + 1, [definition.key_id for definition in definitions]
-        return open_tail(connection, new_tail(stream.stream_id, at, key_ids, with_time=stream.record_time))
-    except CoverageConflict:
-        tail = tail_of(connection, stream.stream_id)
-        if tail is None:
-            raise
-        return tail
 
 
 def _chosen(definitions: Sequence[KeyDefinition], names: Sequence[str] | None) -> list[KeyDefinition]:

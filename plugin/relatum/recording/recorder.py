@@ -9,25 +9,17 @@ from functools import partial
 from typing import Final
 
 from relatum.checks import as_options, checked_count, checked_event, checked_name, checked_names, checked_seconds
-from relatum.errors import (
-    AccessRefused,
-    ConfigurationError,
-    DatabaseUnavailable,
-    NotFound,
-    RelatumError,
-    StreamNotFound,
-)
+from relatum.errors import DataError, NotFound, StreamNotFound, Transient
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import RECORDER_CONNECTIONS_MAX
 from relatum.processes import of_one_process
 from relatum.reading import Broker, BrokerAddress, StreamReader
 from relatum.recording.recorder_group import RecorderGroup
 from relatum.recording.statistics import RecorderStatistics
-from relatum.store.catalog import add_keys, ensure_stream, key_definitions
+from relatum.store.catalog import add_keys, check_may_record, ensure_stream, key_definitions
 from relatum.store.catalog import set_record_time as switch_record_time
 from relatum.store.database import AnyDatabase, as_engine, transaction
 from relatum.store.members import LEASE_S
-from relatum.store.tables import check_may_record
 from relatum.waiting import QUESTION_S, AfterStop, Server, backoff, within
 
 logger = logging.getLogger("relatum.recorder")
@@ -116,7 +108,11 @@ class Recorder:
         checked_event("stop", stop)
         try:
             with within(AfterStop(stop)):
-                self._define_keys(stop)
+                pauses = backoff()
+                while not stop.is_set() and not self._tried(_KEYS, Server.DATABASE, self._define_keys):
+                    # Nothing else asks the broker until then, and the metrics say whether it answers.
+                    self._tried(_NAMES, Server.BROKER, self._look)
+                    stop.wait(next(pauses))
                 self._look_for_streams(stop)
         finally:
             self._group.stop()
@@ -126,7 +122,7 @@ class Recorder:
     def _look_for_streams(self, stop: threading.Event) -> None:
         away, unknown = backoff(), backoff(QUESTION_S)
         while not stop.is_set():
-            if not self._asked(partial(self._find_streams, stop)):
+            if not self._tried(_NAMES, Server.BROKER, partial(self._find_streams, stop)):
                 stop.wait(next(away))
                 continue
             away = backoff()
@@ -136,48 +132,34 @@ class Recorder:
             else:
                 stop.wait(next(unknown))
 
-    def _define_keys(self, stop: threading.Event) -> None:
-        """Define the keys, retrying while the database is unavailable; raise errors that a retry does not cure."""
-        outages, pauses = self._group.outages, backoff()
-        while not stop.is_set():
-            try:
-                if self._keys:
-                    add_keys(self._engine, self._keys)
-                with transaction(self._engine) as connection:
-                    key_definitions(connection)
-                    # Otherwise a missing privilege would only show with the first row, and at each retry.
-                    check_may_record(connection)
-            except DatabaseUnavailable as error:
-                outages.failed(_KEYS, error)
-                # Nothing else asks the broker until then, and the metrics say whether it answers.
-                self._asked(self._look)
-                stop.wait(next(pauses))
-            else:
-                outages.answered(Server.DATABASE)
-                outages.over(_KEYS)
-                return
-
-    def _asked(self, ask: Callable[[StreamReader], None]) -> bool:
-        """Ask the broker; log the error and return False if it cannot be asked now."""
+    def _tried(self, what: str, server: Server, attempt: Callable[[], None]) -> bool:
+        """Make an attempt; log the error and return False if the server cannot be asked now."""
         outages = self._group.outages
         try:
-            ask(self._group.reader())
-        except (ConfigurationError, AccessRefused):
-            raise
-        except RelatumError as error:
-            outages.failed(_NAMES, error)
+            attempt()
+        except (Transient, DataError) as error:
+            outages.failed(what, error)
             return False
-        outages.answered(Server.BROKER)
-        outages.over(_NAMES)
+        outages.answered(server)
+        outages.over(what)
         return True
 
-    def _look(self, reader: StreamReader) -> None:
+    def _define_keys(self) -> None:
+        if self._keys:
+            add_keys(self._engine, self._keys)
+        with transaction(self._engine) as connection:
+            key_definitions(connection)
+            # Otherwise a missing privilege would only show with the first row, and at each retry.
+            check_may_record(connection)
+
+    def _look(self) -> None:
         # Asks about a stream, not about a super stream, which is harmless while the broker starts.
         with suppress(NotFound):
-            reader.bounds(self._names[0])
+            self._group.reader().bounds(self._names[0])
 
-    def _find_streams(self, stop: threading.Event, reader: StreamReader) -> None:
+    def _find_streams(self, stop: threading.Event) -> None:
         """Start a recorder for each stream and each partition."""
+        reader = self._group.reader()
         for name in self._names:
             if stop.is_set():
                 return

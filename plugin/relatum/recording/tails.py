@@ -23,13 +23,11 @@ from relatum.store.coverage import (
     CoverageRow,
     NewRange,
     add_ranges,
-    close_tail,
     close_tails,
     coverage_by_stream,
     coverage_of,
     last_position,
     new_tail,
-    open_tail,
     tail_of,
 )
 from relatum.store.database import sql, transaction
@@ -104,10 +102,11 @@ def set_tail(
     Raises:
         CoverageConflict: another recorder moved the tail in the meantime.
     """
-    if tail is not None:
-        close_tail(connection, tail)
+    is_closed = tail is None or close_tails(connection, [tail])
     key_ids = [definition.key_id for definition in key_definitions(connection)]
-    open_tail(connection, new_tail(stream.stream_id, at, key_ids, with_time=stream.record_time, position=known))
+    new = new_tail(stream.stream_id, at, key_ids, with_time=stream.record_time, position=known)
+    if not is_closed or not add_ranges(connection, [new]):
+        raise CoverageConflict("another recorder moved the tail first; nothing was written", stream=stream.name)
 
 
 # --- the stream is not what it was ------------------------------------------------------------------------------------

@@ -101,7 +101,9 @@ def parse_database(database: str | URL) -> DatabaseAddress:
         database = f"{base}{question}{query.replace('+', '%20')}"
     if not isinstance(database, str):
         raise ConfigurationError(f"database= takes PostgreSQL's URL, or a Database, not {shown(database)}")
-    _check_characters(database)
+    # libpq would stop at a NUL, and psycopg cannot encode half a surrogate pair.
+    if "\0" in database or database != database.encode(errors="ignore").decode():
+        raise ConfigurationError(_NO_CHARACTERS)
     scheme, separator, rest = database.strip().partition("://")
     kind = scheme.partition("+")[0].lower()
     if not separator:
@@ -146,12 +148,6 @@ def _seconds(text: str | None) -> float | None:
     if not 0 <= seconds < math.inf:
         raise ConfigurationError(f"{STATEMENT} in the database's URL must be a number of seconds, at least 0")
     return seconds
-
-
-def _check_characters(text: str) -> None:
-    """Refuse a NUL, at which libpq would stop, and half a surrogate pair, which psycopg cannot encode."""
-    if "\0" in text or text != text.encode(errors="ignore").decode():
-        raise ConfigurationError(_NO_CHARACTERS)
 
 
 def _check(address: DatabaseAddress) -> None:

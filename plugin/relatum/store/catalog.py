@@ -1,4 +1,8 @@
-"""Key definitions and streams in the database, which all processes share."""
+"""Key definitions and streams in the database, which all processes share.
+
+Tables and columns are defined only in `relatum_migrations/sql/schema.sql`. Statements that change several kinds of rows
+must lock them in this order, to avoid deadlocks: placements by name, the row of `super_streams`, partitions by id.
+"""
 
 import logging
 import shlex
@@ -12,6 +16,7 @@ import sqlalchemy as sa
 
 from relatum.checks import checked_name, meant
 from relatum.errors import (
+    AccessRefused,
     CoverageConflict,
     InvalidKeyDefinition,
     KeyDefinitionConflict,
@@ -273,6 +278,19 @@ def _one_of(is_masked: bool | None, name: str) -> bool:
 def mask_secret(connection: sa.Connection) -> bytes:
     """Read the secret of the digests of masked values. Users that may read the values may read it: see ADR 0030."""
     return bytes(connection.execute(_SECRET).scalar_one())
+
+
+_MAY_RECORD: Final = sql("SELECT has_table_privilege('relatum.relationships', 'INSERT'), current_user")
+
+
+def check_may_record(connection: sa.Connection) -> None:
+    """Check that the user may write a recorder's rows; raise `AccessRefused` if not."""
+    may, user = connection.execute(_MAY_RECORD).one()
+    if not may:
+        raise AccessRefused(
+            f"the PostgreSQL user {user!r} may not record: grant it the role (GRANT relatum_recorder TO its_name), "
+            "or use the URL of another user"
+        )
 
 
 def current_stream(connection: sa.Connection, vhost: str, name: str) -> StreamRow | None:

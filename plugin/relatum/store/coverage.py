@@ -220,17 +220,6 @@ def add_ranges(connection: sa.Connection, new: Sequence[NewRange]) -> list[Cover
     return [row_of(row) for row in connection.execute(_ADD_RANGES, values)]
 
 
-def open_tail(connection: sa.Connection, tail: NewRange) -> CoverageRow:
-    """Write one tail.
-
-    Raises:
-        CoverageConflict: the stream already has a tail.
-    """
-    for opened in add_ranges(connection, [tail]):
-        return opened
-    raise CoverageConflict("another recorder opened the stream's tail first", stream="")
-
-
 _DELETE: Final = sql("DELETE FROM relatum.coverage WHERE coverage_id = ANY (:ids::bigint[])")
 
 
@@ -301,13 +290,9 @@ def advance_all(connection: sa.Connection, moves: Sequence[tuple[CoverageRow, Po
     Rows are locked in one order, and rows that another session has locked are skipped: two recorders that compete for
     streams do not wait for each other, and a long transaction about one stream delays no other stream.
 
-    Args:
-        connection: The transaction, which must then write the rows of the advanced tails only.
-        moves: Tails as last seen, each with the message up to which it grows.
-
-    Returns:
-        The ids of the advanced tails, and the ids of unchanged tails that are locked just now. All others were
-        advanced, closed or replaced by another recorder.
+    `moves` are tails as last seen, each with the message up to which it grows. Returns the ids of the advanced tails,
+    whose rows alone may be written, and of unchanged tails that are locked just now. All others were advanced, closed
+    or replaced by another recorder.
     """
     columns = {
         "ids": _array([row.coverage_id for row, _ in moves]),
@@ -345,13 +330,3 @@ def close_tails(connection: sa.Connection, rows: Sequence[CoverageRow]) -> set[i
     }
     closed = set(connection.execute(_DROP_EMPTY, values).scalars())
     return closed | set(connection.execute(_CLOSE_TAILS, values).scalars())
-
-
-def close_tail(connection: sa.Connection, row: CoverageRow) -> None:
-    """Make the tail an ordinary range, or drop it if it is empty, so that a new tail can follow.
-
-    Raises:
-        CoverageConflict: another recorder moved the tail in the meantime.
-    """
-    if not close_tails(connection, [row]):
-        raise CoverageConflict("another recorder moved the tail first; nothing was written", stream="")

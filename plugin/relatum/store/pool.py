@@ -146,7 +146,10 @@ class Pool:
         try:
             while self._turns[0] is not turn or not self._has_one():
                 if deadline.has_passed:
-                    raise no_connection()
+                    call = current()
+                    reason = f" ({call})" if call is not None and call.has_passed else ""
+                    text = f"no connection to PostgreSQL became free in time{reason}; it is safe to repeat"
+                    raise DatabaseUnavailable(text, reason="pool")
                 turn.wait(max(0.0, min(LOOK_S, deadline.left_s())))
         finally:
             self._turns.remove(turn)
@@ -251,14 +254,6 @@ def _end(opening: "Future[TimedConnection]") -> None:
         opening.result().end()
 
 
-def no_connection() -> DatabaseUnavailable:
-    """Return the error for a caller that got no connection in time."""
-    deadline = current()
-    reason = f" ({deadline})" if deadline is not None and deadline.has_passed else ""
-    text = f"no connection to PostgreSQL became free in time{reason}; it is safe to repeat"
-    return DatabaseUnavailable(text, reason="pool")
-
-
 def look_at(connection: TimedConnection, is_pooled: bool | None) -> None:
     """Check that a new connection can be used, and find out whether statements may be prepared on it.
 
@@ -274,13 +269,8 @@ def look_at(connection: TimedConnection, is_pooled: bool | None) -> None:
     Source: https://www.postgresql.org/docs/18/protocol-message-formats.html (BackendKeyData);
     https://www.pgbouncer.org/features.html
 
-    Args:
-        connection: A connection with autocommit.
-        is_pooled: As for `Pool`.
-
     Raises:
         ConfigurationError: the server is older than PostgreSQL 15.
-        psycopg.Error: the connection failed.
     """
     major = connection.info.server_version // 10_000
     if major < OLDEST:

@@ -120,7 +120,7 @@ class Tokens:
         engine: sa.Engine,
         store: "Callable[[sa.Connection, UUID], object] | None" = None,
         *,
-        within_s: float | None = SETTLE_S,
+        within_s: float = SETTLE_S,
         stop: threading.Event | None = None,
         what: str = "",
     ) -> Iterator[sa.Connection]:
@@ -128,7 +128,7 @@ class Tokens:
 
         - `store`: Stores a step at the end of the block, with its token, by `write` or a statement made by `marked`. If
           it raises, all is rolled back. None (default): only write the token.
-        - `within_s`: Maximum seconds for settling a commit in doubt. None: do not settle it.
+        - `within_s`: Maximum seconds for settling a commit in doubt.
         - `stop`: Ends settling, too.
         - `what`: The end of the error's message that nothing was committed.
 
@@ -142,8 +142,6 @@ class Tokens:
             with joined(engine, token, lambda connection: write(connection, token)) as connection:
                 yield connection
         except CommitInDoubt as error:
-            if within_s is None:
-                raise
             try:
                 was_committed = settle(engine, token, within_s=within_s, stop=stop)
             except DatabaseUnavailable:
@@ -163,18 +161,10 @@ class Tokens:
 
 @contextmanager
 def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], object]) -> Iterator[sa.Connection]:
-    """Open a transaction for the caller's statements, which stores a step at its end.
+    """Open a transaction as `Tokens.transaction` does, without settling a commit in doubt.
 
     The caller's statements may take any time. The step locks rows that others may wait for: from then on, the server
     ends the transaction of a suspended process, as it does with the engine's other transactions.
-
-    `store`: Stores the step, with its token, by `Tokens.write` or a statement made by `marked`. If it raises, all is
-    rolled back.
-
-    Raises:
-        CommitInDoubt: the connection was lost during the commit: `settle` the token.
-        DatabaseUnavailable: PostgreSQL does not answer; nothing was committed.
-        ConfigurationError: the block ended the transaction itself.
     """
     with translated_errors(theirs_too=True), engine.connect() as connection:
         driver: Any = connection.connection.driver_connection
@@ -205,11 +195,7 @@ def settle(engine: sa.Engine, token: UUID, *, within_s: float = SETTLE_S, stop: 
 
     Blocks, and retries while PostgreSQL is unavailable or suspended, or the step's transaction is open.
 
-    - `within_s`: Seconds after which it gives up; 0: ask once.
-    - `stop`: If set, give up after the current attempt.
-
-    Raises:
-        DatabaseUnavailable: there was no answer; safe to repeat.
+    Raises `DatabaseUnavailable` if there is no answer within `within_s` (0: ask once), or until `stop` is set.
     """
     stop = stop or threading.Event()
     until, pauses = time.monotonic() + within_s, backoff()
