@@ -311,15 +311,15 @@ class EmbeddedRecorder:
     # --- in the loop --------------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        if self._search is not None:
+        # A new route is no reason to ask a server that is away.
+        if self._search is not None and not self._is_away:
             self._search.wake()
 
     async def _agree(self) -> float:
         try:
             return await self._group.loop.ask(self._keys.look)
         finally:
-            if not self._keys.has_agreed:
-                self._note(is_away=True)
+            self._note(is_away=not self._keys.has_agreed)
             self._wake()
 
     async def _look_up(self) -> float:

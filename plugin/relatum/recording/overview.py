@@ -80,14 +80,7 @@ SAMPLE_BYTES_MAX: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class KeySize:
-    """The size of one key in the table.
-
-    Attributes:
-        definition: The key.
-        rows: Its rows in all streams.
-        bytes: Estimated bytes of these rows in the table and its indexes.
-        is_exact: Whether the rows were counted; otherwise they are estimated from a sample.
-    """
+    """The size of one key in the table: its rows, counted or estimated from a sample, and their estimated bytes."""
 
     definition: KeyDefinition
     rows: int
@@ -99,12 +92,7 @@ class KeySize:
 class RecorderMember:
     """A recorder that is running, or ran until its lease expired.
 
-    Attributes:
-        holder: Its own name, by default made of host and process.
-        name: The name that recorders share; they divide their streams among them.
-        is_alive: Whether its lease is valid.
-        lease_expires_at: When its lease expires, or expired.
-        streams: The streams that it holds, by virtual host and name.
+    Recorders with the same `name` share their streams. `streams` are those that it holds, by virtual host and name.
     """
 
     holder: str
@@ -116,13 +104,7 @@ class RecorderMember:
 
 @dataclass(frozen=True, slots=True)
 class RecordedEnd:
-    """How far a stream is recorded.
-
-    Attributes:
-        stream: Its name.
-        next_offset: The next offset to record.
-        position: The position of the last recorded message; None if there is none.
-    """
+    """How far a stream is recorded: its next offset, and the position of the last recorded message, if there is one."""
 
     stream: str
     next_offset: int
@@ -130,11 +112,7 @@ class RecordedEnd:
 
 
 def key_sizes(database: AnyDatabase) -> list[KeySize]:
-    """Return the size of each key in the table, ordered by name. A large table is sampled, within a second.
-
-    Raises:
-        DatabaseUnavailable: safe to repeat.
-    """
+    """Return the size of each key in the table, ordered by name. A large table is sampled, within a second."""
     with as_engine(database, statement_s=STATEMENT_S) as engine, transaction(engine) as connection:
         rows, is_exact = counts_by(connection, "key_id", table_parts_of(connection), SAMPLE_BYTES_MAX)
         of_one = bytes_of_a_row(connection, rows.total())
@@ -145,11 +123,7 @@ def key_sizes(database: AnyDatabase) -> list[KeySize]:
 
 
 def recorder_list(database: AnyDatabase) -> list[RecorderMember]:
-    """Return the recorders with a lease, valid or expired, and their streams, ordered by name and holder.
-
-    Raises:
-        DatabaseUnavailable: safe to repeat.
-    """
+    """Return the recorders with a lease, valid or expired, and their streams, ordered by name and holder."""
     with as_engine(database, statement_s=STATEMENT_S) as engine, transaction(engine) as connection:
         by_holder: dict[str, list[tuple[str, str]]] = {}
         for holder, vhost, name in connection.execute(_HELD):
@@ -161,16 +135,10 @@ def recorder_list(database: AnyDatabase) -> list[RecorderMember]:
 
 
 def recorded_ends(database: AnyDatabase, vhost: str, names: Sequence[str]) -> list[RecordedEnd]:
-    """Return how far streams are recorded, the most recently recorded ones first.
-
-    Args:
-        database: PostgreSQL's URL, or a `Database`.
-        vhost: Their virtual host.
-        names: Streams and super streams. Empty: all.
+    """Return how far streams are recorded, the most recently recorded ones first; without names, all.
 
     Raises:
         StreamNotFound: a name is not recorded.
-        DatabaseUnavailable: safe to repeat.
     """
     with as_engine(database, statement_s=STATEMENT_S) as engine, transaction(engine) as connection:
         check_recorded(connection, vhost, names)

@@ -55,10 +55,8 @@ class OwnBroker:
         """Return whether a broker id is known to be another broker's."""
         return BrokerIdentity(broker_id, "").contradicts(self._identity)
 
-    def find(
-        self, sought: Sequence[tuple[str, str | None, bool]]
-    ) -> tuple[dict[str, StreamRow], dict[str, RelatumError]]:
-        """Return the rows of streams by name, and errors for streams of another broker.
+    def find(self, sought: Sequence[tuple[str, str | None, bool]]) -> dict[str, StreamRow | RelatumError]:
+        """Return the rows of streams by name, or an error for a stream of another broker.
 
         `sought`: Each stream's name, its super stream, and whether the broker has confirmed that it exists: only then
         is a missing row added.
@@ -73,7 +71,7 @@ class OwnBroker:
         if doubted:
             others = self._others(doubted)
             rows = self._rows(list(ours))
-        return {row.name: row for row in rows}, others
+        return {row.name: row for row in rows} | others
 
     def check(self, names: Sequence[str]) -> None:
         """Raise if all streams belong to another broker."""

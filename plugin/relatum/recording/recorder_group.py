@@ -214,8 +214,8 @@ class RecorderGroup:
     # --- in a thread --------------------------------------------------------------------------------------------------
 
     def _find(self, streams: Sequence[StreamRecording]) -> Mapping[StreamRecording, StreamRow | RelatumError | None]:
-        rows, others = self.broker.find([(each.name, each.super_stream, each.is_there) for each in streams])
-        return {each: others.get(each.name) or rows.get(each.name) for each in streams}
+        found = self.broker.find([(each.name, each.super_stream, each.is_there) for each in streams])
+        return {each: found.get(each.name) for each in streams}
 
     def _open(self, streams: Sequence[StreamRecording]) -> Mapping[StreamRecording, Opened | RelatumError]:
         # Write nothing if the broker never answered.

@@ -7,10 +7,9 @@ thread, and its own connection if there are enough.
 import asyncio
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
@@ -37,8 +36,7 @@ class Found(NamedTuple):
 
     share: Share
     key_ids: list[int]
-    with_time: dict[int, bool]
-    broker_ids: dict[int, UUID | None]
+    held: Mapping[int, Any]
 
 
 class Membership:
@@ -111,12 +109,13 @@ class Membership:
     def _settle(self, stream: StreamRecording, stream_id: int, found: Found) -> None:
         share = found.share
         # Another member may have found that it belongs to another broker.
-        is_strange = self._group.broker.is_not_of(found.broker_ids.get(stream_id))
+        row = found.held.get(stream_id)
+        is_strange = row is not None and self._group.broker.is_not_of(row.broker_id)
         # Streams released in the meantime are released with the next renewal.
-        if stream_id in share.held and stream_id not in self._released and not is_strange:
+        if row is not None and stream_id not in self._released and not is_strange:
             stream.take()
             tail = stream.tail
-            if tail is not None and not tail.records_by(found.key_ids, found.with_time.get(stream_id)):
+            if tail is not None and not tail.records_by(found.key_ids, row.record_time):
                 stream.close()
             return
         stream.give_up()
@@ -144,11 +143,9 @@ class Membership:
             else:
                 share = self._member.beat(connection, wanted)
             if not share.held:
-                return Found(share, [], {}, {})
-            held = connection.execute(_HELD, {"stream_ids": sorted(share.held)}).all()
-            with_time = {row.stream_id: row.record_time for row in held}
-            key_ids = [key.key_id for key in key_definitions(connection)]
-            return Found(share, key_ids, with_time, {row.stream_id: row.broker_id for row in held})
+                return Found(share, [], {})
+            held = {row.stream_id: row for row in connection.execute(_HELD, {"stream_ids": sorted(share.held)})}
+            return Found(share, [key.key_id for key in key_definitions(connection)], held)
 
     def _log(self, share: Share) -> None:
         """Log how many streams other members record when the number changes, to explain idle members."""
