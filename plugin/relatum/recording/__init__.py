@@ -1,14 +1,13 @@
 """Recording: from streams into the relationship table, and what keeps the two equal."""
 
 from relatum.recording.backfilling import BackfillProgress, BackfillReport, backfill
-from relatum.recording.comparing import Difference, StreamVerified
+from relatum.recording.comparing import Difference, StreamVerified, VerifyReport
 from relatum.recording.forgetting import ForgottenStream, forget, forget_origin
 from relatum.recording.pruning import PruneReport, prune
 from relatum.recording.recorder import Recorder, set_record_time
-from relatum.recording.repairing import repair
 from relatum.recording.statistics import RecordedStream, RecorderStatistics
 from relatum.recording.stream_status import StreamEvent, StreamStatus, status
-from relatum.recording.verifying import VerifyReport, verify
+from relatum.recording.verifying import repair, verify
 
 __all__ = [
     "BackfillProgress",

@@ -51,9 +51,6 @@ class BackfillReport:
     seconds: float
 
 
-ProgressListener = Callable[[BackfillProgress], None]
-
-
 def backfill(
     broker: str | Broker,
     database: AnyDatabase,
@@ -61,7 +58,7 @@ def backfill(
     *,
     keys: Sequence[str] | None = None,
     super_stream: str | None = None,
-    progress: ProgressListener | None = None,
+    progress: Callable[[BackfillProgress], None] | None = None,
     stop: threading.Event | None = None,
 ) -> BackfillReport:
     """Record the retained messages of a stream that lack some key. Safe to repeat, and beside a recorder.

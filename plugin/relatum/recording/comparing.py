@@ -13,9 +13,10 @@ from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 
+from relatum.errors import RelatumError
 from relatum.keys import bases_of
 from relatum.limits import TIME_BLOCK_MESSAGES_MAX
-from relatum.reading import Message, TimeSource
+from relatum.reading import Broker, Message, TimeSource
 from relatum.recording.time_blocks import width_class
 from relatum.store.catalog import key_definitions
 from relatum.store.coverage import TIME, CoverageRow, Range, coverage_of, covered, merged, missing, proven
@@ -98,6 +99,25 @@ class StreamVerified:
         self.damaged = merged([*self.damaged, (window[0], end)])
 
 
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """The comparison of several streams. `exact` is False if only a sample was compared, chosen by `seed`.
+
+    `failed` holds the streams that could not be compared, with the errors; they are not in `streams`.
+    """
+
+    streams: list[StreamVerified]
+    exact: bool
+    seed: int | None = None
+    broker: str | Broker | None = field(default=None, repr=False, compare=False)
+    failed: dict[str, RelatumError] = field(default_factory=dict, compare=False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether all streams were compared and no difference was found."""
+        return not self.failed and not any(stream.difference_count for stream in self.streams)
+
+
 class Row(NamedTuple):
     """A row of the relationship table."""
 
@@ -171,7 +191,15 @@ def _within(offset: int, ranges: Sequence[Range]) -> bool:
     return any(start <= offset < end for start, end in ranges)
 
 
-def compare_rows(messages: Sequence[Message], stored: Stored) -> Iterator[Difference]:
+def compare_window(
+    messages: Sequence[Message], behind: Sequence[Message], stored: Stored, first_retained: int
+) -> Iterator[Difference]:
+    """Yield the differences between the table and a window's messages."""
+    yield from _compare_rows(messages, stored)
+    yield from _compare_blocks([*messages, *behind], stored, first_retained)
+
+
+def _compare_rows(messages: Sequence[Message], stored: Stored) -> Iterator[Difference]:
     """Yield the differences between a window's rows and those its messages should have, by offset."""
     wanted, allowed = wanted_rows(messages, stored)
     found = [("missing", row) for row in wanted - {row for row, _ in stored.rows}]
@@ -212,7 +240,7 @@ MARGIN_MESSAGES: Final = TIME_BLOCK_MESSAGES_MAX
 """Messages after a window that a block which begins in it may include."""
 
 
-def compare_blocks(messages: Sequence[Message], stored: Stored, first_retained: int) -> Iterator[Difference]:
+def _compare_blocks(messages: Sequence[Message], stored: Stored, first_retained: int) -> Iterator[Difference]:
     """Yield the differences between the time index and a window's messages, by offset."""
     counts = Counter(stored.blocks)
     start, end = stored.window

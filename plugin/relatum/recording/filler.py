@@ -49,9 +49,6 @@ PAUSE_S_MAX: Final = 2.0
 TURN_S: Final = 5.0
 """Seconds between two checks of the open part's size; at 200,000 rows a second it grows by a million in between."""
 
-CommitListener = Callable[[int, int, int], None]
-"""Called after each transaction with the messages it covered, the rows it wrote, and the offset it reached."""
-
 
 class RateLimit:
     """Limits a reader to a number of messages per second; None for no limit."""
@@ -81,7 +78,10 @@ def check_same(reader: StreamReader, stream: str, rows: Sequence[CoverageRow], b
 
 
 class Filler:
-    """Records offsets of one stream that lack some key."""
+    """Records offsets of one stream that lack some key.
+
+    `on_commit`: Called after each transaction with the messages covered, the rows written, and the offset reached.
+    """
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Filler:
         stream: StreamRow,
         definitions: Sequence[KeyDefinition],
         *,
-        on_commit: CommitListener | None = None,
+        on_commit: Callable[[int, int, int], None] | None = None,
         pace: RateLimit | None = None,
         stop: threading.Event | None = None,
     ) -> None:

@@ -16,7 +16,7 @@ from relatum.checks import checked_count, checked_name, checked_names, meant
 from relatum.errors import StreamInUse, StreamNotFound
 from relatum.recording.overview import row_counts
 from relatum.recording.pruning import BATCH_ROWS, delete_ended
-from relatum.store.catalog import FORGOTTEN, StreamRow
+from relatum.store.catalog import FORGOTTEN, STREAM_COLUMNS, StreamRow
 from relatum.store.database import AnyDatabase, as_engine, sql, transaction
 from relatum.store.members import RECORDERS, holders_of
 
@@ -57,7 +57,7 @@ def reason_of(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | Non
 
 
 _GENERATIONS: Final = sql(f"""
-    SELECT {", ".join(StreamRow.__dataclass_fields__)} FROM relatum.streams
+    SELECT {STREAM_COLUMNS} FROM relatum.streams
     WHERE vhost = :vhost::text ORDER BY stream_id""")
 
 _OF_NAMES: Final = "vhost = :vhost::text AND name = ANY (:names::text[])"
@@ -179,7 +179,7 @@ def forget_origin(database: AnyDatabase, names: Sequence[str], *, vhost: str = "
 
 def _generations(connection: sa.Connection, vhost: str, names: Sequence[str]) -> dict[str, list[StreamRow]]:
     """Return all generations of the named streams, by name, oldest first."""
-    rows = [StreamRow(**row._mapping) for row in connection.execute(_GENERATIONS, {"vhost": vhost})]
+    rows = [StreamRow(*row) for row in connection.execute(_GENERATIONS, {"vhost": vhost})]
     # All generations of a name are one stream, even if their super streams differ.
     chosen = {row.name for row in rows if row.name in names or row.super_stream in names}
     for name in names:

@@ -101,7 +101,7 @@ class OwnBroker:
             return {}
         adopted = {"stream_ids": [row.stream_id for row in rows], "broker_id": identity.broker_id}
         with transaction(self._engine) as connection:
-            note_broker(connection, identity)
+            connection.execute(_NOTE_BROKER, {"broker_id": identity.broker_id, "cluster_name": identity.cluster_name})
             connection.execute(_ADOPT, adopted)
             return _strangers(connection, rows, identity)
 
@@ -115,11 +115,6 @@ def _strangers(
         name: another_broker(name, BrokerIdentity(broker_id, cluster_name), identity)
         for name, broker_id, cluster_name in connection.execute(_OF_OTHERS, wanted)
     }
-
-
-def note_broker(connection: sa.Connection, identity: BrokerIdentity) -> None:
-    """Store a broker with the present name of its cluster."""
-    connection.execute(_NOTE_BROKER, {"broker_id": identity.broker_id, "cluster_name": identity.cluster_name})
 
 
 def check_broker(
