@@ -53,13 +53,7 @@ SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The counts of a histogram.
-
-    Attributes:
-        bounds: The buckets' upper bounds, ascending. The last bucket has none.
-        counts: The number of values in each bucket; one more than bounds.
-        sum: The sum of all values.
-    """
+    """The counts of a histogram: values by bucket, whose upper bounds ascend (the last has none), and their sum."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -76,11 +70,7 @@ class Observed:
 
 
 class Histogram:
-    """Counts values by size. Thread-safe.
-
-    Args:
-        bounds: The buckets' upper bounds, ascending. Default: seconds, from a millisecond to ten seconds.
-    """
+    """Counts values by size, in buckets with these ascending upper bounds. Thread-safe."""
 
     __slots__ = ("_bounds", "_counts", "_lock", "_sum")
 
@@ -116,13 +106,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric. It annotates the field of statistics that it reports.
+    """A metric: its name and help text, as Prometheus shows them. It annotates the field of statistics that it reports.
 
-    Args:
-        name: The metric's name, as Prometheus shows it.
-        meaning: The metric's help text.
-        by: The field is a mapping, whose keys are the values of this label. None (default): it is one value.
-        labels: All labels, in order; taken from the statistics that declare the metric.
+    With `by`, the field is a mapping whose keys are the values of this label. `labels` are taken from the statistics.
     """
 
     kind: ClassVar[Kind]
@@ -191,8 +177,7 @@ def reported(*labels: str) -> Callable[[_Statistics], _Statistics]:
         class ReaderStatistics:
             in_use: Annotated[int, Gauge("relatum_reader_connections_in_use", "Connections that calls use now")]
 
-    Args:
-        labels: The labels whose values `report` gets for each component.
+    `report` gets the values of `labels` for each component.
     """
 
     def declare(statistics: _Statistics) -> _Statistics:

@@ -122,14 +122,7 @@ def _harmless(without: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The description of a span at its start.
-
-    Attributes:
-        name: The span's name, one of few.
-        attributes: The attributes known at the start.
-        kind: "internal" (default), or "consumer" for processing messages.
-        links: Links to the spans that sent the processed messages.
-    """
+    """The description of a span at its start. Names are few; a "consumer" processes messages and links to them."""
 
     name: str
     attributes: Attributes = field(default_factory=dict)
@@ -169,12 +162,7 @@ def is_on(part: Part) -> bool:
 
 
 class Span:
-    """An open span, or a placeholder without one.
-
-    Args:
-        part: The part the span belongs to; None for the placeholder.
-        span: OpenTelemetry's span; None if there is none.
-    """
+    """An open span of a part, or a placeholder without one."""
 
     __slots__ = ("_span", "part")
 
@@ -182,33 +170,34 @@ class Span:
         self.part = part
         self._span = span
 
-    @_harmless("a span is incomplete")
     def tell(self, attributes: Callable[[], Attributes]) -> None:
         """Add attributes. They are computed only if the span is recorded."""
-        if self._span is not None and self._span.is_recording():
-            self._span.set_attributes(attributes())
+        if self._span is not None:
+            with _harmless("a span is incomplete"):
+                if self._span.is_recording():
+                    self._span.set_attributes(attributes())
 
-    @_harmless("a span is incomplete")
     def link(self, links: Callable[[], Iterable[Link]]) -> None:
         """Add links to other spans."""
-        if self._span is not None and self._span.is_recording():
-            for link in links():
-                self._span.add_link(link.context, link.attributes)
+        if self._span is not None:
+            with _harmless("a span is incomplete"):
+                for link in links() if self._span.is_recording() else ():
+                    self._span.add_link(link.context, link.attributes)
 
-    @_harmless("a span is incomplete")
     def failed(self, error: BaseException | str) -> None:
         """Mark the span as failed by an error, or for a reason given as a word."""
         if self._span is not None:
-            from opentelemetry.trace import StatusCode
+            with _harmless("a span is incomplete"):
+                from opentelemetry.trace import StatusCode
 
-            self._span.set_attribute("error.type", error if isinstance(error, str) else _name_of(type(error)))
-            self._span.set_status(StatusCode.ERROR, str(error) if isinstance(error, _SERVERS) else None)
+                self._span.set_attribute("error.type", error if isinstance(error, str) else _name_of(type(error)))
+                self._span.set_status(StatusCode.ERROR, str(error) if isinstance(error, _SERVERS) else None)
 
-    @_harmless("a span does not end")
     def end(self) -> None:
         """End the span."""
         if self._span is not None:
-            self._span.end()
+            with _harmless("a span does not end"):
+                self._span.end()
 
 
 def _name_of(kind: type[BaseException]) -> str:
@@ -227,10 +216,7 @@ def span(part: Part, describe: Callable[[], Description]) -> AbstractContextMana
     """Return a context manager that opens a span around a block, if there is tracing, and returns the span.
 
     An `Exception` that leaves the block becomes the span's error: its class and, if a server failed, its text.
-
-    Args:
-        part: The part the span belongs to.
-        describe: Returns the description. It is called only if there is a span.
+    `describe` is called only if there is a span.
     """
     tracer = _tracer_of(part)
     return _NOTHING if tracer is None else _opened(part, tracer, describe)
@@ -281,11 +267,7 @@ def note(part: Part, attributes: Callable[[], Attributes]) -> None:
 def links_of(messages: Iterable[Any], most: int = LINKS_MAX) -> list[Link]:
     """Return links to the spans that sent messages, read by the application's propagators.
 
-    Call this only if there is tracing (`is_on`).
-
-    Args:
-        messages: Messages, as `relatum.reading.Message`.
-        most: How many messages to check. Default: 128.
+    Call this only if there is tracing (`is_on`). The first `most` messages are checked (`relatum.reading.Message`).
     """
     fields = _header_names() or frozenset()
     # One by one: a message that raises does not affect the others' links.

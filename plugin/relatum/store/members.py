@@ -141,9 +141,7 @@ class Share:
 class Member:
     """One member, with its lease and its keys. Not thread-safe.
 
-    Args:
-        lease_s: Seconds without renewal after which others may take its rows.
-        holder: Its name. None (default): a unique one, and a new one each time its lease has expired.
+    Without a name of its own (`holder`), it has a unique one, and a new one each time its lease has expired.
     """
 
     def __init__(self, sharing: Sharing, within: str | int, *, lease_s: float, holder: str | None = None) -> None:

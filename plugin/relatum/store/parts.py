@@ -117,10 +117,6 @@ def turn_parts(engine: sa.Engine, part_bytes: int = PART_BYTES) -> list[Part]:
     """Create the next part if there is none, and open it if the open one is full; return the parts.
 
     The open part is analysed as it grows: a statement that was planned while it was empty would scan all of it.
-
-    Args:
-        engine: The database.
-        part_bytes: Minimum bytes of rows after which the next part is opened.
     """
     with transaction(engine) as connection:
         found = table_parts_of(connection)
