@@ -272,10 +272,8 @@ class ConsumerStore:
             connection.execute(ADD_NEW_PARTITIONS, self.me)
             rows = connection.execute(SHARED, self.me).all()
             streams = {row.partition_id: row.stream for row in rows}
-            if reach.is_cut_off or reach.is_returning:
-                share = self._member.hold_on(connection, streams, leased=is_busy or reach.is_returning)
-            else:
-                share = self._member.beat(connection, streams)
+            leased = is_busy or not reach.is_cut_off
+            share = self._member.beat(connection, streams, takes=reach.may_take, leased=leased)
         return share, {partition_id: streams[partition_id] for partition_id in sorted(share.held)}
 
     def release(self, partition_id: int) -> None:

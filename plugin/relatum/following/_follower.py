@@ -313,12 +313,12 @@ class BrokerReach:
     which `stream` returns, checks that; but only while something waits for the broker, since members may be many.
 
     `is_cut_off`: Whether the broker has been unreachable for so long that others may take the member's streams.
-    `is_returning`: Whether the member was cut off until just now, or may be cut off soon. It must not take streams
-    then: all members may be cut off, and return to their own.
+    `may_take`: Whether the member may take streams. Not if it was cut off until just now, or may be cut off soon: all
+    members may be cut off, and return to their own.
     """
 
     def __init__(self, follower: StreamFollower, outages: Outages, stream: Callable[[], str]) -> None:
-        self.is_cut_off = self.is_returning = False
+        self.is_cut_off, self.may_take = False, True
         self._follower = follower
         self._outages = outages
         self._stream = stream
@@ -351,7 +351,7 @@ class BrokerReach:
         if self.is_cut_off:
             self._cut_off_at = now
         is_unsure = now - min(self._reached_at, now) >= CUT_OFF_S / _ASKS
-        self.is_returning = not self.is_cut_off and (is_unsure or now - self._cut_off_at < RETURN_S)
+        self.may_take = not is_unsure and now - self._cut_off_at >= RETURN_S
 
     async def _ask(self, stream: str) -> None:
         try:

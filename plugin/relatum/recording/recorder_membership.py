@@ -98,7 +98,7 @@ class Membership:
         finally:
             self._has_ended.set()
         self._has_joined = True
-        if not self._reach.is_returning:
+        if self._reach.may_take or self._reach.is_cut_off:
             self._log(found.share)
         for stream in self._group.streams():
             if stream.row is not None:
@@ -137,11 +137,8 @@ class Membership:
                 # A killed member of the same name may have held other streams.
                 connection.execute(_LET_GO, {"holder": self._member.holder})
             self._member.release(connection, released)
-            if self._reach.is_cut_off or self._reach.is_returning:
-                # This member keeps following streams that no other member takes.
-                share = self._member.hold_on(connection, wanted, leased=self._reach.is_returning)
-            else:
-                share = self._member.beat(connection, wanted)
+            # While it is cut off, this member keeps following streams that no other member takes.
+            share = self._member.beat(connection, wanted, takes=self._reach.may_take, leased=not self._reach.is_cut_off)
             if not share.held:
                 return Found(share, [], {})
             held = {row.stream_id: row for row in connection.execute(_HELD, {"stream_ids": sorted(share.held)})}

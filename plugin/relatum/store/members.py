@@ -158,19 +158,42 @@ class Member:
         """Seconds between two beats."""
         return renewal_s(self._lease_s)
 
-    def beat(self, connection: sa.Connection, wanted: Collection[int]) -> Share:
+    def beat(
+        self, connection: sa.Connection, wanted: Collection[int], *, takes: bool = True, leased: bool = True
+    ) -> Share:
         """Renew the lease, and take free rows up to this member's share.
 
         Runs five statements in the caller's transaction, for any number of keys. The result may be outdated at once;
         writes are fenced.
 
-        `wanted`: The keys of all shared rows: the other members of this group want the same.
+        - `wanted`: The keys of all shared rows: the other members of this group want the same.
+        - `takes`: False for a member that cannot use rows now, or recently could not: it keeps those that it holds.
+        - `leased`: False: end the lease, so that others may take all rows. The member keeps the rows that they leave,
+          and its name for the next lease; rows that were taken and released in between are fenced.
         """
-        alive = self._be_alive(connection)
-        connection.execute(self._sharing.bury, self._me())
-        share = self._share(connection, wanted, alive | {self.holder})
-        self._held = share.held
-        return share
+        alive: set[str] = set()
+        if leased:
+            alive = self._be_alive(connection)
+        else:
+            connection.execute(self._sharing.leave, self._me())
+            self._has_joined = False
+        if takes:
+            connection.execute(self._sharing.bury, self._me())
+        mine, others, free = self._look(connection, wanted)
+        missing = frozenset(wanted) - mine - others.keys() - free.keys()
+        surplus = 0
+        if takes:
+            counts = dict.fromkeys(alive, 0) | {self.holder: len(mine)}
+            for holder in others.values():
+                if holder in counts:
+                    counts[holder] += 1
+            should_have = target(counts, self.holder, len(mine) + len(others) + len(free))
+            surplus = max(0, len(mine) - should_have)
+            if free and len(mine) < should_have:
+                taken = {"keys": list(free), "holders": list(free.values()), "at_most": should_have - len(mine)}
+                mine.update(connection.scalars(self._sharing.take, {**self._me(), **taken}))
+        self._held = frozenset(mine)
+        return Share(self.holder, self._held, surplus, others, missing)
 
     def _be_alive(self, connection: sa.Connection) -> set[str]:
         """Renew the lease, or join again if it has expired; return the members with valid leases."""
@@ -186,35 +209,6 @@ class Member:
                 break
             # It expired during these statements: one of them waited, or the process was suspended.
         return alive
-
-    def hold_on(self, connection: sa.Connection, wanted: Collection[int], *, leased: bool) -> Share:
-        """Keep the held rows and take none, for a member that cannot use them now, or recently could not.
-
-        `leased`: Whether to keep the lease. Without a lease, others may take all rows. The member keeps the rows that
-        they leave, and its name for the next lease; rows that were taken and released in between are fenced.
-        """
-        if leased:
-            self._be_alive(connection)
-        else:
-            connection.execute(self._sharing.leave, self._me())
-            self._has_joined = False
-        mine, others, free = self._look(connection, wanted)
-        self._held = frozenset(mine)
-        return Share(self.holder, self._held, 0, others, frozenset(wanted) - mine - others.keys() - free.keys())
-
-    def _share(self, connection: sa.Connection, wanted: Collection[int], alive: set[str]) -> Share:
-        mine, others, free = self._look(connection, wanted)
-        counts = dict.fromkeys(alive, 0)
-        counts[self.holder] = len(mine)
-        for holder in others.values():
-            if holder in counts:
-                counts[holder] += 1
-        should_have = target(counts, self.holder, len(mine) + len(others) + len(free))
-        missing = frozenset(wanted) - mine - others.keys() - free.keys()
-        if free and len(mine) < should_have:
-            taken = {"keys": list(free), "holders": list(free.values()), "at_most": should_have - len(mine)}
-            mine.update(connection.scalars(self._sharing.take, {**self._me(), **taken}))
-        return Share(self.holder, frozenset(mine), max(0, len(mine) - should_have), others, missing)
 
     def _look(
         self, connection: sa.Connection, wanted: Collection[int]
