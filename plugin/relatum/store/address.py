@@ -65,18 +65,15 @@ class DatabaseAddress:
         return [(host, int(port) if port else None) for host, port in zip(hosts, ports, strict=True)]
 
     def url(self) -> URL:
-        """Return SQLAlchemy's form: a single host in its place, several hosts in the query."""
-        (host, port), *others = self.hosts()
-        is_placed = not others and not host.startswith(("/", "@"))
-        placed = ("user", "password", "dbname", *(("host", "port") if is_placed else ()))
+        """Return SQLAlchemy's form. Hosts are in its query, where there may be several."""
         return URL.create(
             "postgresql+psycopg",
             username=self.parameters.get("user"),
             password=self.parameters.get("password"),
-            host=(host or None) if is_placed else None,
-            port=port if is_placed else None,
             database=self.parameters.get("dbname"),
-            query={name: value for name, value in self.parameters.items() if name not in placed},
+            query={
+                name: value for name, value in self.parameters.items() if name not in ("user", "password", "dbname")
+            },
         )
 
     @property
