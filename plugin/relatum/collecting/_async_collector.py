@@ -133,7 +133,6 @@ class AsyncMessageCollector(Collector, AsyncClosing):
         return cast("Executor", call)
 
     def _notify_handlers(self, outcomes: Sequence[Outcome]) -> None:
-        """Call the handlers in the application's loop, from a thread."""
         if outcomes and self._application is not None:
             # A cancelled handler has not failed. An exit ends the application's loop, and with it the collector.
             with suppress(Abandoned, asyncio.CancelledError, SystemExit, KeyboardInterrupt):

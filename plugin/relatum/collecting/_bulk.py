@@ -41,7 +41,6 @@ def checked_id(place: MessageId, given: str | None) -> str:
 
 
 def id_of_place(place: MessageId) -> str:
-    """Return the id of a message without a property `message_id`."""
     return f"{place.stream}:{place.offset}"
 
 
@@ -145,7 +144,6 @@ TypeOf = Callable[[Message], str | None]
 
 
 def type_of_property(message: Message) -> str | None:
-    """Return the property `type`; the default `type_of`."""
     return message.properties.type
 
 
@@ -308,30 +306,24 @@ AnyExecutor = Callable[[Bulk], Answer | Awaitable[Answer]]
 
 def results_of(bulk: Bulk, answer: Any, raised: BaseException | None = None) -> dict[MessageId, Failure | None]:
     """Return each message's result after the executor returned or raised."""
-    noted = bulk._results
+    messages, places = bulk.messages, [message.place for message in bulk.messages]
     if raised is not None:
-        failure = Failure.of(raised)
-        kept = noted if bulk.connection is None else {}
-        return {message.place: kept.get(message.place, failure) for message in bulk.messages}
-    try:
-        given = _answered(bulk, answer)
-    except InvalidInput as error:
-        given = {message.place: Failure(str(error)) for message in bulk.messages}
-    if not noted:
-        return given
-    return {message.place: noted.get(message.place, given[message.place]) for message in bulk.messages}
-
-
-def _answered(bulk: Bulk, answer: Any) -> dict[MessageId, Failure | None]:
+        kept = bulk._results if bulk.connection is None else {}
+        return {**dict.fromkeys(places, Failure.of(raised)), **kept}
+    given: dict[MessageId, Failure | None]
     if answer is None:
-        return dict.fromkeys((message.place for message in bulk.messages), None)
-    if isinstance(answer, Mapping):
-        return {message.place: _in_mapping(answer, message) for message in bulk.messages}
-    if not isinstance(answer, Sequence) or isinstance(answer, str | bytes):
-        raise InvalidInput(f"the executor returned {type(answer).__name__}, not None, a sequence or a mapping")
-    if len(answer) != len(bulk.messages):
-        raise InvalidInput(f"the executor returned {len(answer)} results for {len(bulk.messages)} messages")
-    return {message.place: _result(each) for message, each in zip(bulk.messages, answer, strict=True)}
+        given = dict.fromkeys(places)
+    elif isinstance(answer, Mapping):
+        given = {message.place: _in_mapping(answer, message) for message in messages}
+    elif not isinstance(answer, Sequence) or isinstance(answer, str | bytes):
+        wrong = Failure(f"the executor returned {type(answer).__name__}, not None, a sequence or a mapping")
+        given = dict.fromkeys(places, wrong)
+    elif len(answer) != len(messages):
+        wrong = Failure(f"the executor returned {len(answer)} results for {len(messages)} messages")
+        given = dict.fromkeys(places, wrong)
+    else:
+        given = {place: _result(each) for place, each in zip(places, answer, strict=True)}
+    return given | bulk._results
 
 
 def _in_mapping(answer: Mapping[Any, Any], message: Collected) -> Failure | None:

@@ -141,7 +141,6 @@ class TypeBulks:
         return None
 
     def deadlines(self) -> Iterator[float]:
-        """Yield the times at which something becomes due."""
         if self.filling:
             yield self.first_at + self.options.max_age_s
             if self.options.idle_s is not None:
@@ -159,26 +158,19 @@ class TypeBulks:
         return bulk
 
     @property
-    def is_queue_full(self) -> bool:
-        """Whether `queue_bulks` bulks wait for a worker."""
-        return len(self.waiting) >= self.options.queue_bulks
-
-    @property
     def is_full(self) -> bool:
-        """As `is_queue_full`, but also counts the bulks that messages being stored or filled in will make."""
+        """Whether `queue_bulks` bulks wait for a worker, with those that messages now stored or filled in will make."""
         messages, size = self._admitted + len(self.filling), self._admitted_bytes + self.bytes
         coming = max(messages // self.options.bulk_messages, size // self.options.bulk_bytes)
         return len(self.waiting) + coming >= self.options.queue_bulks
 
     def take(self) -> Bulk | None:
-        """Return the next bulk for a worker; None if none is waiting or all workers are busy."""
         if not self.waiting or self.running >= self.options.workers:
             return None
         self.running += 1
         return self.waiting.popleft()
 
     def retry_at(self, message: Collected, due_at: float) -> None:
-        """Keep a message until its next attempt is due."""
         self._count += 1
         heapq.heappush(self._retries, (due_at, self._count, message))
 

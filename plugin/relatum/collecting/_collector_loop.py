@@ -101,7 +101,6 @@ class CollectorLoop:
         )
 
     def label(self, does: str) -> str:
-        """Return the name of an activity for log lines."""
         return f"collector {self.store.name!r}, {does},"
 
     def persist(self, call: Callable[[], T], what: str) -> T:
@@ -150,12 +149,10 @@ class CollectorLoop:
         return False
 
     async def _until(self, condition: Callable[[], bool], until: float) -> None:
-        """Wait until a condition holds or the time is up."""
         while not condition() and await self.changed(until):
             pass
 
     def _set_timer(self) -> None:
-        """Schedule the next `tick` of the core: bulks to close by age, and due retries."""
         if self._timer is not None:
             self._timer.cancel()
         tick_at = self.core.deadline()
@@ -169,7 +166,6 @@ class CollectorLoop:
     # --- start --------------------------------------------------------------------------------------------------------
 
     def begin(self, names: Sequence[str]) -> None:
-        """Start to renew the lease, take over from dead members, and follow streams."""
         rest_s = min(TAKE_OVER_S, renewal_s(self.lease_s))
         self.loop.repeat(self._renew, self.label("renewing its lease"), self.outages, rest_s)
         self.loop.repeat(self._look_after_others, self.label("taking over from dead members"), self.outages, rest_s)
@@ -322,7 +318,6 @@ class CollectorLoop:
     # --- end ----------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Refuse new messages, and close all bulks."""
         self.is_stopping = True
         self.core.stop()
         self._wake_streams()

@@ -73,14 +73,12 @@ class TypeCounts:
         self.bulk_s = Histogram()
 
     def settled(self, results: Sequence[Result], seconds: float) -> None:
-        """Count the results of a bulk."""
         self.bulk_s.observe(seconds)
         found = Counts(result.status for result in results)
         self.retries += found.pop(OutcomeStatus.COLLECTED, 0)
         self.outcomes.update({status.value: count for status, count in found.items()})
 
     def statistics(self, waiting_bulks: int) -> TypeStatistics:
-        """Return the counts as statistics."""
         return TypeStatistics(
             collected=self.collected,
             outcomes=dict(self.outcomes),
@@ -232,7 +230,15 @@ def collector_status(
             if name not in known:
                 raise NotFound(f"there is no collector {name!r}{meant(name, known)}: its first member creates it")
         found = [_status_of(connection, row) for row in rows if names is None or row.name in names]
-    return found if address is None else _with_lags(found, address)
+    if address is not None:
+        with StreamReader.open(address) as reader:
+            for status in found:
+                for n, source in enumerate(status.sources if status.vhost == address.vhost else ()):
+                    with suppress(StreamNotFound):
+                        if source.position is not None:
+                            lag = reader.bounds(source.stream).lag(source.position)
+                            status.sources[n] = replace(source, lag_offsets=lag)
+    return found
 
 
 def _status_of(connection: sa.Connection, row: Any) -> CollectorStatus:
@@ -241,7 +247,10 @@ def _status_of(connection: sa.Connection, row: Any) -> CollectorStatus:
     sources = [SourceStatus(*source) for source in connection.execute(SOURCES, named)]
     unfinished = connection.execute(UNFINISHED, named).all()
     counts = dict.fromkeys(("collected", "forwarded", "succeeded", "failed", "dead"), 0)
-    counts |= _finished(connection, row.collector_id)
+    # Counted in a small table, estimated from a sample of a large one.
+    share = min(100.0, 100.0 * EXACT_PAGES_MAX / max(1, connection.execute(PAGES).scalar_one()))
+    for state, count in connection.execute(COUNT_FINISHED, named | {"share": share}):
+        counts[state] = round(count * 100.0 / share)
     attended = {each for member in members if member.is_alive for each in member.types}
     unattended: dict[str, int] = {}
     for state, of_type, count, _ in unfinished:
@@ -250,25 +259,6 @@ def _status_of(connection: sa.Connection, row: Any) -> CollectorStatus:
             unattended[of_type] = unattended.get(of_type, 0) + count
     oldest = min((each.oldest for each in unfinished), default=None)
     return CollectorStatus(row.name, row.vhost, row.keep_s, counts, oldest, members, sources, unattended)
-
-
-def _finished(connection: sa.Connection, collector_id: int) -> dict[str, int]:
-    """Return finished messages by state: counted in a small table, estimated from a sample of a large one."""
-    share = min(100.0, 100.0 * EXACT_PAGES_MAX / max(1, connection.execute(PAGES).scalar_one()))
-    counts = connection.execute(COUNT_FINISHED, {"in_collector": collector_id, "share": share})
-    return {state: round(count * 100.0 / share) for state, count in counts}
-
-
-def _with_lags(found: list[CollectorStatus], broker: BrokerAddress) -> list[CollectorStatus]:
-    """Add `lag_offsets` to the streams that were followed and exist."""
-    with StreamReader.open(broker) as reader:
-        for status in found:
-            for n, source in enumerate(status.sources if status.vhost == broker.vhost else ()):
-                with suppress(StreamNotFound):
-                    if source.position is not None:
-                        lag = reader.bounds(source.stream).lag(source.position)
-                        status.sources[n] = replace(source, lag_offsets=lag)
-    return found
 
 
 class CollectedAt(NamedTuple):
@@ -335,9 +325,5 @@ def collected(
         rows = connection.execute(query, wanted | at).all()
     last = rows[limit - 1] if len(rows) > limit else None
     following = None if last is None else CollectedAt(last.finished_at, last.source_id, last.stream_offset)
-    return CollectedPage(tuple(map(_outcome, rows[:limit])), following)
-
-
-def _outcome(row: Any) -> Outcome:
-    message_id, state, *facts = row[:-1]
-    return Outcome(message_id, OutcomeStatus(state), *facts)
+    outcomes = (Outcome(message_id, OutcomeStatus(state), *facts) for message_id, state, *facts, _ in rows[:limit])
+    return CollectedPage(tuple(outcomes), following)
