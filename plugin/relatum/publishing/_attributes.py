@@ -7,9 +7,7 @@ from typing import Any
 class Replacement:
     """Replaces a method of one object and resembles it: decorators check its name, and whether it is awaited.
 
-    Attributes:
-        replaced: The object's own attribute before; None if it had none.
-        __wrapped__: The replaced method.
+    `replaced` is the object's own attribute before, None if it had none; `__wrapped__` is the replaced method.
     """
 
     replaced: Any = None
@@ -32,12 +30,7 @@ class Replacement:
 
 
 class LateBound(Replacement):
-    """Looks the method up at each call: its class may be instrumented later.
-
-    Args:
-        owner: A function that returns the object.
-        name: The method's name.
-    """
+    """Looks the method up at each call: its class may be instrumented later. `owner` returns the object."""
 
     def __init__(self, owner: Callable[[], Any], name: str) -> None:
         self._owner = owner
@@ -69,7 +62,6 @@ class Watch(LateBound):
 
 
 def put(owner: Any, name: str, replacement: Replacement) -> None:
-    """Replace a method of one object."""
     replacement.replaced = vars(owner).get(name)
     wrapped = replacement.__wrapped__
     # The replacement's class has these too, so `__getattr__` is not called for them.

@@ -79,7 +79,6 @@ class EmbeddedRecorders:
 
     @classmethod
     def warn_at_exit(cls) -> None:
-        """Log which messages unclosed recorders leave unrecorded."""
         left: dict[str, int | None] = {}
         for recorder, _ in list(cls._used.values()):
             left |= recorder.left()
@@ -98,7 +97,6 @@ atexit.register(EmbeddedRecorders.warn_at_exit)
 
 
 def warn_of_left(who: str, left: Mapping[str, int | None], hint: str = "") -> None:
-    """Log the streams with unrecorded messages, if any, and how many messages each has."""
     told = [
         f"an unknown number of {stream!r}, if it is a stream" if count is None else f"{count} of {stream!r}"
         for stream, count in left.items()

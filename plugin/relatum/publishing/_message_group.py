@@ -9,7 +9,6 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 
 from relatum.errors import PublishOutcomeUnknown, PublishUnroutable
-from relatum.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER
 from relatum.membership import GroupFault, GroupPosition, Membership
 from relatum.processes import of_one_process
 from relatum.publishing._pika import OwnProperties, copy_with
@@ -75,22 +74,19 @@ class _Group:
             GroupConflict: no further message can complete the group (field `anomaly`).
         """
         if isinstance(position, GroupPosition):
-            self._check_position(position, unproven=unproven)
+            exchange, routing_key = self._target
+            name = exchange or routing_key
+            if name and not position.holds_for(exchange, routing_key):
+                raise GroupFault.OPTION_INVALID.error(
+                    f"the position of group {position.group_id} does not cover {name!r}, to which this group "
+                    f"publishes: call group_position(…, streams={name!r})"
+                )
+            if not (position.is_proven or unproven):
+                raise GroupFault.OPTION_INVALID.error(
+                    f"the position of group {position.group_id} is not proven, so the group may have more messages: "
+                    "use complete=True and the stream protocol, or call resume(…, unproven=True)"
+                )
         self._numbers.resume(position)
-
-    def _check_position(self, position: GroupPosition, *, unproven: bool) -> None:
-        exchange, routing_key = self._target
-        name = exchange or routing_key
-        if (exchange or routing_key) and not position.holds_for(exchange, routing_key):
-            raise GroupFault.OPTION_INVALID.error(
-                f"the position of group {position.group_id} does not cover {name!r}, to which this group publishes: "
-                f"call group_position(…, streams={name!r})"
-            )
-        if not (position.is_proven or unproven):
-            raise GroupFault.OPTION_INVALID.error(
-                f"the position of group {position.group_id} is not proven, so the group may have more messages: use "
-                "complete=True and the stream protocol, or call resume(…, unproven=True)"
-            )
 
     def _failed(self, place: Membership, error: Exception) -> None:
         """Free the number, unless the message may be in a stream."""
@@ -184,7 +180,9 @@ class MessageGroup(_Group):
             self._publisher = publisher_of(self._channel)
         place = self._numbers.take(last=last)
         try:
-            grouped = _grouped(properties, place)
+            grouped = OwnProperties(headers=place.headers)
+            if properties:
+                grouped = copy_with(properties, {**(properties.headers or {}), **place.headers}, properties.message_id)
             return self._channel.basic_publish(exchange, routing_key, body, grouped, mandatory, **kwargs)
         except Exception as error:
             self._failed(place, error)
@@ -208,15 +206,6 @@ class MessageGroup(_Group):
             self.close()
         else:
             self._numbers.end()
-
-
-def _grouped(given: BasicProperties | None, place: Membership) -> BasicProperties:
-    """Return a copy of the caller's properties with the headers of a place."""
-    if not given:
-        return OwnProperties(headers=place.headers)
-    headers = dict(given.headers) if given.headers else {}
-    headers[GROUP_ID_HEADER], headers[GROUP_SEQUENCE_HEADER], headers[GROUP_LAST_HEADER] = place
-    return copy_with(given, headers, given.message_id)
 
 
 class AsyncMessageGroup(_Group):
@@ -270,11 +259,18 @@ class AsyncMessageGroup(_Group):
         routing_key = self._target[1] if routing_key is None else routing_key
         place = self._numbers.take(last=last)
         try:
-            result = await target.publish(_grouped_message(message, place), routing_key, mandatory=mandatory, **kwargs)
-            _require_routed(result, place)
+            grouped: Any = copy.copy(message)
+            grouped.headers = {**(message.headers or {}), **place.headers}
+            result = await target.publish(grouped, routing_key, mandatory=mandatory, **kwargs)
         except Exception as error:
             self._failed(place, error)
             raise
+        if was_returned(result):
+            # aio-pika returns it, unless the channel raises.
+            self._numbers.give_back(place)
+            raise PublishUnroutable(
+                f"message {place.sequence} of group {place.group_id} was returned: no queue is bound", in_stream=False
+            )
         return result
 
     async def close(self) -> None:
@@ -291,18 +287,3 @@ class AsyncMessageGroup(_Group):
             await self.close()
         else:
             self._numbers.end()
-
-
-def _grouped_message(message: "AbstractMessage", place: Membership) -> Any:
-    """Return a copy of the caller's message with the headers of a place."""
-    ours: Any = copy.copy(message)
-    ours.headers = {**(message.headers or {}), **place.headers}
-    return ours
-
-
-def _require_routed(result: Any, place: Membership) -> None:
-    """Raise if the broker returned the message: aio-pika returns it, unless the channel raises."""
-    if was_returned(result):
-        raise PublishUnroutable(
-            f"message {place.sequence} of group {place.group_id} was returned: no queue is bound", in_stream=False
-        )

@@ -67,14 +67,12 @@ def _attributes(error: Exception) -> dict[str, Any]:
 
 def _picklable(error: Exception) -> dict[str, Any]:
     """Return the attributes that another process can use: not `settle`, links, connections or channels."""
-    return {name: _apart(value) for name, value in _attributes(error).items() if name not in _OF_THE_PROCESS}
-
-
-def _apart(value: Any) -> Any:
-    """Return aiormq's returned message without its channel, and any other value unchanged."""
-    if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "channel"):
-        return replace(value, channel=None)
-    return value
+    attributes = {name: value for name, value in _attributes(error).items() if name not in _OF_THE_PROCESS}
+    for name, value in attributes.items():
+        if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "channel"):
+            # aiormq's returned message.
+            attributes[name] = replace(value, channel=None)
+    return attributes
 
 
 # --- a channel that the broker closed ---------------------------------------------------------------------------------

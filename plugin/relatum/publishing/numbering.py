@@ -21,14 +21,10 @@ _CANNOT_GO_ON = (Anomaly.TWO_LASTS, Anomaly.PAST_LAST, Anomaly.EXPIRED)
 
 
 class Numbering:
-    """The sequence numbers of one group that is being published.
+    """The sequence numbers of one group that is being published, from `start` on; lower ones count as published.
 
     A number is taken before its message is sent, and freed if the message is certainly in no stream. The next message
     gets the freed number, so no gap is left.
-
-    Args:
-        group_id: The group to continue. None: a new group.
-        start: The first number to assign. Lower numbers count as published.
     """
 
     def __init__(self, group_id: str | None = None, start: int = 1) -> None:
