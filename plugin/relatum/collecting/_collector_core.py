@@ -1,5 +1,6 @@
 """Decides from sizes and times which bulks to close and which messages must wait. No I/O, no clock."""
 
+import secrets
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -122,7 +123,7 @@ class Core:
         if self.held_bytes >= self.bytes_max:
             return Verdict.WAIT
         self._hold(message)
-        bulks.admit(message)
+        bulks.expect(message)
         return Verdict.TAKEN
 
     def _hold(self, message: Collected) -> None:
@@ -134,7 +135,7 @@ class Core:
     def add(self, messages: Sequence[Collected], now: float) -> None:
         """Put stored messages into bulks, and close bulks that reach a limit."""
         for message in messages:
-            self._types[message.type].arrived(message)
+            self._types[message.type].expect(message, -1)
         self._put(messages, now)
 
     def _put(self, messages: Sequence[Collected], now: float) -> None:
@@ -187,14 +188,14 @@ class Core:
     def tick(self, now: float) -> None:
         """Close due bulks, and put messages whose retry is due into bulks."""
         for bulks in self._types.values():
-            reason = bulks.due(now)
+            reason = next((why for at, why in bulks.deadlines() if why is not None and at <= now), None)
             if reason is not None:
                 self._close(bulks, reason)
             self._put(bulks.retries_due(now), now)
 
     def deadline(self) -> float | None:
         """Return when to call `tick` next; None if nothing will become due."""
-        return min((at for bulks in self._types.values() for at in bulks.deadlines()), default=None)
+        return min((at for bulks in self._types.values() for at, _ in bulks.deadlines()), default=None)
 
     def flush(self, type: str | None = None, reason: FlushReason = FlushReason.EXPLICIT) -> None:  # noqa: A002
         for name, bulks in self._types.items():
@@ -208,9 +209,13 @@ class Core:
             self._release(bulks.drop_retries())
 
     def _close(self, bulks: TypeBulks, reason: FlushReason) -> None:
-        was_full = len(bulks.waiting) >= bulks.options.queue_bulks
-        bulk = bulks.close(reason)
-        if bulk is not None and was_full and bulks.options.when_full == "spill":
+        """Queue the bulk being filled, if there is one."""
+        if not bulks.filling:
+            return
+        bulk = Bulk(secrets.randbits(63), bulks.type, tuple(bulks.filling), reason)
+        bulks.filling, bulks.bytes = [], 0
+        bulks.waiting.append(bulk)
+        if len(bulks.waiting) > bulks.options.queue_bulks and bulks.options.when_full == "spill":
             self._spill(bulk)
 
     def _spill_waiting(self) -> None:
@@ -231,7 +236,11 @@ class Core:
     # --- bulks consumed -----------------------------------------------------------------------------------------------
 
     def take(self, type: str) -> Bulk | None:  # noqa: A002
-        return self._types[type].take()
+        bulks = self._types[type]
+        if not bulks.waiting or bulks.running >= bulks.options.workers:
+            return None
+        bulks.running += 1
+        return bulks.waiting.popleft()
 
     def loaded(self, bulk: Bulk) -> None:
         """Count the bodies that a worker has read for a bulk."""
@@ -255,7 +264,7 @@ class Core:
     def cancel(self, messages: Iterable[Collected]) -> None:
         """Release admitted messages that could not be stored or need not be consumed here."""
         for message in messages:
-            self._types[message.type].arrived(message)
+            self._types[message.type].expect(message, -1)
             self._release([message])
 
     def lose(self, places: Collection[MessageId]) -> None:

@@ -44,7 +44,6 @@ class Following:
         self.follower = StreamFollower(shared.loop, address, self._on_event)
         self._named = named
         self.streams: dict[str, CollectedStream] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self, names: Iterable[str]) -> None:
         repeat, label, outages = self.shared.loop.repeat, self.shared.label, self.shared.outages
@@ -56,17 +55,11 @@ class Following:
         for name in names:
             if name not in self.streams and not self.shared.is_stopping:
                 stream = self.streams[name] = CollectedStream(self, name)
-                task = self.shared.loop.spawn(stream.run())
-                self._tasks.add(task)
-                task.add_done_callback(self._ended)
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        self.shared.notify()
+                stream.task.add_done_callback(lambda _: self.shared.notify())
 
     @property
     def is_following(self) -> bool:
-        return bool(self._tasks)
+        return not all(stream.task.done() for stream in self.streams.values())
 
     @property
     def is_cut_off(self) -> bool:
@@ -140,6 +133,7 @@ class CollectedStream:
         self._initial: int | None = None
         self._next_offset = 0
         self._is_read = self._was_followed = False
+        self.task = self._shared.loop.spawn(self._run())
 
     # --- from the follower and the loop -------------------------------------------------------------------------------
 
@@ -154,7 +148,7 @@ class CollectedStream:
 
     # --- the task -----------------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         """Follow the stream until the collector stops; resume after any error."""
         while not self._shared.is_stopping:
             try:
