@@ -16,7 +16,7 @@ from relatum.collecting._handlers import current_call, is_coroutine_function
 from relatum.errors import Transient
 from relatum.outcomes import Outcome
 from relatum.reading import Message
-from relatum.waiting import AfterStop, Threads, backoff, in_thread, within
+from relatum.waiting import AfterStop, backoff, in_thread, within
 
 LOOK_S: Final = 1.0
 """Seconds between checks for a loop that the application closed without cancelling its tasks."""
@@ -179,12 +179,7 @@ class AsyncMessageCollector(Collector, AsyncClosing):
 
     async def start(self) -> None:
         """Join as a member, and start to collect; see `MessageCollector.start`. If cancelled, nothing was started."""
-        # A thread of its own, since executors may occupy all threads of the loop.
-        threads = Threads(1, f"relatum-{self.name}-joins")
-        try:
-            names = await in_thread(threads, self._join_members, returned=lambda _names: self._leave())
-        finally:
-            threads.shutdown()
+        names = await in_thread(None, self._join_members, returned=lambda _names: self._leave())
         self._application = ApplicationLoop(self._loop_ended)
         self._shared.notify_handlers = self._notify_handlers
         self._shared.on_abandon = self._application.cancel_soon

@@ -147,13 +147,8 @@ def type_of_property(message: Message) -> str | None:
     return message.properties.type
 
 
-def describe(message: Message, type_of: TypeOf, *, is_new: bool = False) -> Collected:
-    """Return a message with its type, id and size.
-
-    An undecoded message replaces a decoded one: it takes half the memory while it waits.
-
-    `is_new`: Whether the message is still undecoded. Default: False.
-    """
+def describe(message: Message, type_of: TypeOf) -> Collected:
+    """Return a message with its type, id and size."""
     place, raw = message.id, message.raw
     kind, given = type_and_id_of(message)
     if type_of is not type_of_property:
@@ -165,7 +160,8 @@ def describe(message: Message, type_of: TypeOf, *, is_new: bool = False) -> Coll
     # Interned: otherwise each message would keep a copy of its type.
     kind, message_id = sys.intern(kind or ""), checked_id(place, given)
     size = len(message.body if raw is None else raw)
-    if raw is not None and not (is_new and type_of is type_of_property):
+    if raw is not None:
+        # It may have been decoded: undecoded, it takes half the memory while it waits.
         message = Message.from_record(message.stream, message.offset, raw, message.chunk_ms)
     return Collected(place, message_id, kind, size, message)
 
@@ -185,7 +181,7 @@ def describe_given(messages: Iterable[Message], type_of: TypeOf) -> list[Collect
 def describe_followed(message: Message, type_of: TypeOf) -> Collected:
     """As `describe`; if that fails, the message gets no type and is passed over."""
     try:
-        return describe(message, type_of, is_new=True)
+        return describe(message, type_of)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the caller's function must not stop a stream
         logger.warning("passed over message %s, whose type is unknown: %s", message.id, ended(error))
         raw = message.raw

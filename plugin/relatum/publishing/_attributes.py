@@ -44,9 +44,6 @@ class LateBound(Replacement):
         owner = self._owner()
         return getattr(type(owner), self._name).__get__(owner)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__wrapped__(*args, **kwargs)
-
 
 class Watch(LateBound):
     """Calls the method, then `after(result, *args, **kwargs)`."""
@@ -56,7 +53,7 @@ class Watch(LateBound):
         self._after = after
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result = super().__call__(*args, **kwargs)
+        result = self.__wrapped__(*args, **kwargs)
         self._after(result, *args, **kwargs)
         return result
 

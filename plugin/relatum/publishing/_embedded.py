@@ -36,11 +36,6 @@ class EmbeddedRecorders:
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _used: ClassVar["dict[_Key, tuple[EmbeddedRecorder, int]]"] = {}
 
-    @staticmethod
-    def prepare() -> None:
-        """Import what recorders need before a process forks, or each child would spend half a second on it."""
-        from relatum.recording.embedded import EmbeddedRecorder  # noqa: F401
-
     @classmethod
     def acquire(
         cls, address: BrokerAddress, database: AnyDatabase, definitions: tuple[KeyDefinition, ...], *, records: bool

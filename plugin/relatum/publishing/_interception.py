@@ -5,6 +5,7 @@ import threading
 from collections import Counter as Counts
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from time import monotonic
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
@@ -318,7 +319,8 @@ class ProcessInterceptions:
         self._covered: WeakKeyDictionary[Any, ModuleType] = WeakKeyDictionary()
         after_fork(self, ProcessInterceptions._renew)
         if options.database is not None:
-            EmbeddedRecorders.prepare()
+            # Before the process forks: each child would spend half a second on it.
+            import_module("relatum.recording.embedded")
 
     def _renew(self) -> None:
         self.lock, self._starting = threading.Lock(), threading.Lock()

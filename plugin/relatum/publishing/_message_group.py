@@ -93,9 +93,10 @@ class _Group:
         if not isinstance(error, PublishOutcomeUnknown):
             self._numbers.give_back(place)
 
-    def _end(self) -> None:
+    def _end(self, error: BaseException | None = None) -> None:
+        """End the group after its block, which may have raised an error."""
         self._numbers.end()
-        if self._numbers.is_begun and not self._numbers.is_complete:
+        if error is None and self._numbers.is_begun and not self._numbers.is_complete:
             raise self._numbers.incomplete()
 
 
@@ -202,10 +203,7 @@ class MessageGroup(_Group):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self._numbers.end()
+        self._end(error)
 
 
 class AsyncMessageGroup(_Group):
@@ -283,7 +281,4 @@ class AsyncMessageGroup(_Group):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
-            await self.close()
-        else:
-            self._numbers.end()
+        self._end(error)
