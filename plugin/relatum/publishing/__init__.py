@@ -9,7 +9,7 @@ from relatum.publishing._dead_letters import (
 )
 from relatum.publishing._intercept import intercept, release, stamped, statistics
 from relatum.publishing._interception import PublisherStatistics
-from relatum.publishing._message_group import AsyncMessageGroup, MessageGroup
+from relatum.publishing._message_group import AsyncMessageGroup, MessageGroup, Numbering
 from relatum.publishing._pika import OwnProperties, copy_with
 from relatum.publishing._publish import publish, publish_async, was_returned
 from relatum.publishing._receipt import AsyncReceipt, Receipt
@@ -24,6 +24,7 @@ __all__ = [
     "DeadLetters",
     "DirectPublisher",
     "MessageGroup",
+    "Numbering",
     "OwnProperties",
     "PublisherStatistics",
     "Receipt",
