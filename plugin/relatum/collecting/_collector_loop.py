@@ -134,30 +134,25 @@ class CollectorLoop:
             for type_, worker in self.workers.items():
                 while (bulk := self.core.take(type_)) is not None:
                     self.loop.spawn(self._consume(worker, bulk))
-            self._set_timer()
+            # Wakes for bulks to close by age, and for due retries.
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer, due_at = None, self.core.deadline()
+            if due_at is not None:
+                self._timer = self.loop.call_later(max(0.0, due_at - time.monotonic()), self._tick)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     async def changed(self, until: float | None = None) -> bool:
         """Wait for the next change; return False if it did not come in time."""
-        changed = self._changed
-        if until is None:
-            return await changed.wait()
         with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, until - time.monotonic())):
-                return await changed.wait()
+            async with asyncio.timeout(None if until is None else max(0.0, until - time.monotonic())):
+                return await self._changed.wait()
         return False
 
     async def _until(self, condition: Callable[[], bool], until: float) -> None:
         while not condition() and await self.changed(until):
             pass
-
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        tick_at = self.core.deadline()
-        in_s = None if tick_at is None else max(0.0, tick_at - time.monotonic())
-        self._timer = None if in_s is None else self.loop.call_later(in_s, self._tick)
 
     def _tick(self) -> None:
         self.core.tick(time.monotonic())
@@ -217,7 +212,10 @@ class CollectorLoop:
                     verdict = Verdict.REFUSED
                     break
             if verdict is Verdict.TAKEN:
-                self._give(message)
+                if not self._given.messages:
+                    self._lots.add(self._given)
+                    self.loop.spawn(self._store_given())
+                self._given.messages.append(message)
             self.refused += verdict is Verdict.REFUSED
             taken.append(verdict in (Verdict.TAKEN, Verdict.KNOWN))
         return taken
@@ -232,14 +230,8 @@ class CollectorLoop:
 
     # --- storing ------------------------------------------------------------------------------------------------------
 
-    def _give(self, message: Collected) -> None:
-        """Queue a message for the next transaction, which the first message starts."""
-        if not self._given.messages:
-            self._lots.add(self._given)
-            self.loop.spawn(self._store_given())
-        self._given.messages.append(message)
-
     async def _store_given(self) -> None:
+        """Store the messages of `collect`: all that arrive until the transaction before has ended."""
         async with self._one_by_one:
             await self.gather(len(self._given.messages))
             lot, self._given = self._given, Lot()

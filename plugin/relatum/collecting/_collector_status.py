@@ -16,8 +16,7 @@ from relatum.errors import InvalidInput, NotFound, StreamNotFound
 from relatum.metrics import Counter, Distribution, Gauge, Histogram, Observed, PerLabel, reported
 from relatum.outcomes import Outcome, OutcomeStatus
 from relatum.reading import Broker, BrokerAddress, StreamReader
-from relatum.store.database import AnyDatabase, as_engine, sql
-from relatum.store.translation import translated_errors
+from relatum.store.database import AnyDatabase, as_engine, sql, transaction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +222,7 @@ def collector_status(
     if names is not None:
         names = checked_names("names", names)
     address = None if broker is None else BrokerAddress.of(broker)
-    with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
+    with as_engine(database) as engine, transaction(engine) as connection:
         rows = connection.execute(ALL_COLLECTORS).all()
         known = {row.name for row in rows}
         for name in names or ():
@@ -309,19 +308,16 @@ def collected(
     checked_count("limit", limit, most=1_000)
     if OutcomeStatus.UNKNOWN in states or len({each.is_final for each in states}) != 1:
         raise InvalidInput("states= takes either final or unfinished states, not both, and not unknown")
-    with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
+    with as_engine(database) as engine, transaction(engine) as connection:
         found = connection.execute(FIND_COLLECTOR, {"named": collector, "of_vhost": vhost}).scalar_one_or_none()
         if found is None:
             raise NotFound(f"there is no collector {collector!r}: its first member creates it")
         wanted = {"in_collector": found, "states": [each.value for each in states], "limit": limit + 1}
-        if all(each.is_final for each in states):
-            query = FINISHED_BEFORE if OutcomeStatus.SUCCEEDED in states else UNSUCCESSFUL_BEFORE
-            if after is None or after.finished_at is None:
-                # The database's clock is later than all finished messages.
-                after = CollectedAt(connection.execute(sa.select(sa.func.clock_timestamp())).scalar_one(), 0, 0)
-        else:
-            query, after = UNFINISHED_AFTER, after or CollectedAt(None, 0, 0)
-        at = {"at": after.finished_at, "at_source": after.source, "at_offset": after.offset}
+        query = FINISHED_BEFORE if OutcomeStatus.SUCCEEDED in states else UNSUCCESSFUL_BEFORE
+        if not all(each.is_final for each in states):
+            query = UNFINISHED_AFTER
+        after = after or CollectedAt(None, 0, 0)
+        at = {"at": after.finished_at or "infinity", "at_source": after.source, "at_offset": after.offset}
         rows = connection.execute(query, wanted | at).all()
     last = rows[limit - 1] if len(rows) > limit else None
     following = None if last is None else CollectedAt(last.finished_at, last.source_id, last.stream_offset)

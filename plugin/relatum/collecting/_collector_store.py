@@ -33,7 +33,7 @@ from relatum.collecting._handlers import logger
 from relatum.errors import RowRefused
 from relatum.ids import MessageId
 from relatum.outcomes import Outcome, OutcomeStatus, read_outcomes
-from relatum.store.database import AnyDatabase, Database, sql
+from relatum.store.database import AnyDatabase, Database, sql, transaction
 from relatum.store.members import LEASE_S
 from relatum.store.rows import BigIntegers, array_text
 from relatum.store.settling import Tokens
@@ -353,14 +353,14 @@ def forget_finished(
     if seconds is not None:
         checked_seconds("seconds", seconds)
     deadline = None if seconds is None else time.monotonic() + seconds
-    with translated_errors(), engine.connect() as connection:
+    with transaction(engine) as connection:
         sources = connection.execute(KEPT, {"in_collector": collector}).all()
     forgotten = 0
     for source in sources:
         bounds = {"of_source": source.source_id, "older_s": source.keep_s, "most": batch_rows}
         deleted = batch_rows
         while deleted == batch_rows and (deadline is None or time.monotonic() < deadline):
-            with translated_errors(), engine.begin() as connection:
+            with transaction(engine) as connection:
                 deleted = connection.execute(FORGET, bounds).rowcount
             forgotten += deleted
     return forgotten
