@@ -25,10 +25,7 @@ T = TypeVar("T")
 
 
 class ApplicationLoop:
-    """Runs coroutine functions in the running loop, for threads that wait for the results.
-
-    `ended`: Called if the loop ends before this object.
-    """
+    """Runs coroutine functions in the running loop, for threads that wait. Calls `ended` if the loop ends before it."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -44,11 +41,7 @@ class ApplicationLoop:
             self._ended()
 
     def call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Run a coroutine function in the loop, and wait in the calling thread for its result.
-
-        Raises:
-            Abandoned: The loop has ended or is about to end; the call counts as not made.
-        """
+        """Run a coroutine function in the loop, and wait in this thread; `Abandoned` if the loop ends before it has."""
         done: Future[T] = Future()
         self._soon(partial(self._begin, partial(function, *arguments), done))
         while True:

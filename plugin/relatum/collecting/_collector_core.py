@@ -309,22 +309,17 @@ class Core:
 
 @dataclass(slots=True, eq=False)
 class Lot:
-    """Messages for one transaction: a stream's messages from an offset on, or, without a stream, those of `collect`.
-
-    `last`: The last message taken or passed over; None for messages of `collect`.
-    """
+    """Messages for one transaction: a stream's messages from an offset on, or, without a stream, those of `collect`."""
 
     stream: str = ""
     from_offset: int = 0
     messages: list[Collected] = field(default_factory=list)
     passed_over: int = 0
     last: Message | None = None
+    """The last message taken or passed over; None for messages of `collect`."""
 
     def take(self, core: Core, messages: Sequence[Collected]) -> int:
-        """Take messages of the stream in order until one must wait; return how many were taken or passed over.
-
-        Messages of types without an executor here are passed over.
-        """
+        """Take messages of the stream in order until one must wait; return how many were taken or passed over."""
         for taken, message in enumerate(messages):
             verdict = core.admit(message)
             if verdict in (Verdict.WAIT, Verdict.REFUSED):

@@ -104,11 +104,7 @@ class CollectorLoop:
         return f"collector {self.store.name!r}, {does},"
 
     def persist(self, call: Callable[[], T], what: str) -> T:
-        """Repeat a call until it succeeds, as long as its errors are transient. Blocks: not for the loop's thread.
-
-        Raises:
-            Abandoned: The collector was closed first.
-        """
+        """Repeat a call in a thread until it succeeds, while its errors are transient. `Abandoned` once closed."""
         pauses, who = Pauses(), self.label(what)
         while not self.abandoned.is_set():
             try:
@@ -250,9 +246,7 @@ class CollectorLoop:
     async def store_lot(self, lot: Lot) -> None:
         """Store messages, call the handlers of `collected`, and put the messages into bulks, in this order.
 
-        Raises:
-            Conflict: Another member follows the stream, or did so meanwhile; nothing was stored.
-            Abandoned: The collector was closed before PostgreSQL came back.
+        Nothing is stored if another member follows the stream, or did so meanwhile (`Conflict`), or after the close.
         """
         self._lots.add(lot)
         try:

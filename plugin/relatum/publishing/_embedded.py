@@ -40,10 +40,7 @@ class EmbeddedRecorders:
     def acquire(
         cls, address: BrokerAddress, database: AnyDatabase, definitions: tuple[KeyDefinition, ...], *, records: bool
     ) -> "EmbeddedRecorder":
-        """Return the recorder for these arguments; start it if there is none.
-
-        `records`: False if other processes record: it only compares the keys.
-        """
+        """Return the recorder for these arguments, started if there is none. `records=False` only compares the keys."""
         from relatum.recording.embedded import EmbeddedRecorder
 
         login = address.login
