@@ -1,6 +1,5 @@
 """`relatum tap` and `relatum untap`: copy each message of an exchange into a stream."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -82,11 +81,8 @@ def tap(
         raise typer.BadParameter("give an EXCHANGE, or --list")
     empty = "No exchange is tapped."
     show(taps, _COLUMNS, as_json=given.as_json, document_of=_document, whole=("since",), empty=empty)
-    if not (show_list or given.as_json):
-        _print_advice(taps, kept)
-
-
-def _print_advice(taps: Sequence[Tap], kept: TapOptions) -> None:
+    if show_list or given.as_json:
+        return
     if any(each.kind is None for each in taps):
         say(
             "This user may not read an exchange's type. No key binds all messages of a direct exchange: only those "

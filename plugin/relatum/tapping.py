@@ -5,7 +5,7 @@ is bound, so that no binding is forgotten.
 """
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -19,13 +19,19 @@ from relatum.checks import checked_name, checked_names, shown
 from relatum.errors import AccessRefused, InvalidInput, NotFound, StreamUnavailable
 from relatum.headers import BROKERS_OWN
 from relatum.reading import Broker, BrokerAddress
-from relatum.store.database import AnyDatabase, as_engine, sql
-from relatum.store.translation import translated_errors
+from relatum.store.database import AnyDatabase, as_engine, sql, transaction
 from relatum.superstreams import StreamOptions
 from relatum.superstreams.administration import bound_streams
-from relatum.superstreams.connections import blocking_connection
+from relatum.superstreams.connections import ACCESS_REFUSED, blocking_connection
 from relatum.superstreams.layout import checked_stream_name
-from relatum.superstreams.streams import KEPT, declare_stream, exchange_exists, queue_exists, stream_exists
+from relatum.superstreams.streams import (
+    KEPT,
+    NOT_FOUND,
+    declare_stream,
+    exchange_exists,
+    queue_exists,
+    stream_exists,
+)
 
 __all__ = ["Tap", "defined_taps", "tap", "untap"]
 
@@ -35,8 +41,6 @@ ARGUMENTS: Final = {"x-match": "all", "x-relatum": "tap"}
 A headers exchange ignores arguments that begin with "x-", and so copies all messages.
 """
 
-_ACCESS_REFUSED: Final = 403
-_NOT_FOUND: Final = 404
 _PRECONDITION_FAILED: Final = 406
 _TYPE: Final = re.compile(r"inequivalent arg 'type'.* but current is '+([^']+)'")
 """Names with a hyphen have two pairs of quotes in the broker's text."""
@@ -107,7 +111,7 @@ def tap(
         AccessRefused: The broker refuses the user; what was made has been removed.
         BrokerUnavailable, DatabaseUnavailable: A server is unavailable; safe to retry.
     """
-    names = _names(exchanges)
+    names = checked_names("exchanges", (exchanges,) if isinstance(exchanges, str) else exchanges, least=1)
     keys = _checked_keys(binding_keys)
     if stream is not None:
         checked_stream_name(stream, "The stream's name")
@@ -115,7 +119,6 @@ def tap(
     with as_engine(database) as engine, blocking_connection(address, address) as connection:
         wanted: list[Tap] = []
         for exchange in dict.fromkeys(names):
-            _check_exchange(connection, exchange)
             kind = _kind_of(connection, exchange)
             into = stream or checked_stream_name(f"tap.{exchange}", "The stream's name (choose one by --stream)")
             if kind in ("direct", None):
@@ -127,13 +130,10 @@ def tap(
 def _check_no_super_stream(
     engine: sa.Engine, connection: BlockingConnection, address: BrokerAddress, exchange: str, into: str
 ) -> None:
-    """Check that an exchange does not belong to a super stream: only taps' streams are bound to it.
+    """Refuse an exchange of a super stream: streams are bound to it that are no taps.
 
     Clients consider all bound streams as partitions, and hash over their number: a tap among them would send keys to
     other partitions than before, and consumers would get messages twice.
-
-    Raises:
-        InvalidInput: Another stream is bound to it; nothing was changed.
     """
     ours = {each.stream for each in _stored(engine, address.vhost).values() if each.exchange == exchange}
     theirs = [name for name in bound_streams(connection, address, exchange) if name not in {into, *ours}]
@@ -167,7 +167,7 @@ def untap(
         NotFound: An exchange is not tapped, or not to this stream; nothing was changed.
         AccessRefused, BrokerUnavailable, DatabaseUnavailable: Taps that are still stored may be bound; safe to retry.
     """
-    names = _names(exchanges)
+    names = checked_names("exchanges", (exchanges,) if isinstance(exchanges, str) else exchanges, least=1)
     address = BrokerAddress.of(broker)
     with as_engine(database) as engine:
         going = {
@@ -182,12 +182,9 @@ def untap(
         with blocking_connection(address, address) as connection:
             for each in going.values():
                 _unbind(connection, each)
-        _remove(engine, going)
+        with transaction(engine) as stored:
+            stored.execute(REMOVE, {"numbers": list(going)})
     return list(going.values())
-
-
-def _names(exchanges: str | Sequence[str]) -> tuple[str, ...]:
-    return checked_names("exchanges", (exchanges,) if isinstance(exchanges, str) else exchanges, least=1)
 
 
 def _checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
@@ -198,11 +195,7 @@ def _checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _keys_of(exchange: str, kind: str | None, keys: Sequence[str]) -> Sequence[str]:
-    """Return the keys of a stream's bindings to an exchange.
-
-    Raises:
-        InvalidInput: An exchange of this type cannot be tapped in this way.
-    """
+    """Return the keys of a stream's bindings to an exchange. Raises `InvalidInput` if it cannot be tapped this way."""
     if kind in SHARING:
         raise InvalidInput(
             f"Exchange {exchange!r} is of type {kind}, which routes each message to one binding only: a tap would "
@@ -233,7 +226,12 @@ def _tapped(
         raise InvalidInput(f"options= takes StreamOptions, not {shown(options)}")
     streams = dict.fromkeys(each.stream for each in wanted)
     lacking = [name for name in streams if not stream_exists(connection, address, name)]
-    new = _store(engine, address.vhost, wanted)
+    new: dict[int, Tap] = {}
+    with transaction(engine) as stored:
+        for each in wanted:
+            # No number: it was stored before.
+            if (number := stored.execute(STORE, {"vhost": address.vhost, **asdict(each)}).scalar()) is not None:
+                new[number] = each
     declared: list[str] = []
     try:
         for name in lacking:
@@ -251,7 +249,8 @@ def _tapped(
             for name in declared:
                 with connection.channel() as channel:
                     channel.queue_delete(name)
-            _remove(engine, new)
+            with transaction(engine) as stored:
+                stored.execute(REMOVE, {"numbers": list(new)})
         raise
     return list(wanted)
 
@@ -272,42 +271,11 @@ def defined_taps(database: AnyDatabase, *, vhost: str = "/") -> list[Tap]:
 
 
 def _stored(engine: sa.Engine, vhost: str) -> dict[int, Tap]:
-    """Return the taps of a virtual host by id."""
-    with translated_errors(), engine.connect() as connection:
-        rows = connection.execute(TAPS, {"vhost": vhost}).all()
-    return {number: Tap(*fields) for *fields, number in rows}
-
-
-def _store(engine: sa.Engine, vhost: str, wanted: Iterable[Tap]) -> dict[int, Tap]:
-    """Store taps that are not stored yet, and return them by id."""
-    new = {}
-    with translated_errors(), engine.begin() as connection:
-        for each in wanted:
-            number = connection.execute(STORE, {"vhost": vhost, **asdict(each)}).scalar()
-            if number is not None:
-                new[number] = each
-    return new
-
-
-def _remove(engine: sa.Engine, numbers: Collection[int]) -> None:
-    with translated_errors(), engine.begin() as connection:
-        connection.execute(REMOVE, {"numbers": list(numbers)})
+    with transaction(engine) as connection:
+        return {number: Tap(*fields) for *fields, number in connection.execute(TAPS, {"vhost": vhost})}
 
 
 # --- the broker: each call uses a separate channel, which the broker closes if the answer is no ---------------------
-
-
-def _check_exchange(connection: BlockingConnection, exchange: str) -> None:
-    """Check that an exchange exists and may be tapped.
-
-    Raises:
-        NotFound: There is no such exchange.
-        InvalidInput: The exchange is the broker's own.
-    """
-    if exchange.startswith(BROKERS_OWN):
-        raise InvalidInput(f"Exchange {exchange!r} is the broker's own, and cannot be tapped.")
-    if not exchange_exists(connection, exchange):
-        raise NotFound(f"There is no exchange {exchange!r}; nothing was changed. Its publishers declare it, not a tap.")
 
 
 def _kind_of(connection: BlockingConnection, exchange: str) -> str | None:
@@ -316,42 +284,40 @@ def _kind_of(connection: BlockingConnection, exchange: str) -> str | None:
     The broker names the type only when it refuses a different declaration. It always refuses this one: no exchange is
     internal, durable, auto-deleted and of type direct.
     """
-    channel = connection.channel()
+    if exchange.startswith(BROKERS_OWN):
+        raise InvalidInput(f"Exchange {exchange!r} is the broker's own, and cannot be tapped.")
+    if not exchange_exists(connection, exchange):
+        raise NotFound(f"There is no exchange {exchange!r}; nothing was changed. Its publishers declare it, not a tap.")
     try:
-        channel.exchange_declare(exchange, "direct", durable=True, auto_delete=True, internal=True)
+        with connection.channel() as channel:
+            channel.exchange_declare(exchange, "direct", durable=True, auto_delete=True, internal=True)
     except ChannelClosedByBroker as error:
-        if error.reply_code == _ACCESS_REFUSED:
+        if error.reply_code == ACCESS_REFUSED:
             return None
+        found = _TYPE.search(error.reply_text)
+        if found is not None:
+            return found[1]
         if error.reply_code != _PRECONDITION_FAILED:
             raise
-        found = _TYPE.search(error.reply_text)
-        return "direct" if found is None else found[1]
-    channel.close()
     return "direct"
 
 
 def _bind(connection: BlockingConnection, tap: Tap) -> None:
-    """Bind a tap's stream. Idempotent.
-
-    Raises:
-        AccessRefused: The user may not write to the stream, or not read from the exchange.
-        StreamUnavailable: The stream's node has not started it yet, or the exchange was just deleted.
-    """
-    channel = connection.channel()
+    """Bind a tap's stream. Idempotent."""
     try:
-        channel.queue_bind(tap.stream, tap.exchange, tap.binding_key, ARGUMENTS)
+        with connection.channel() as channel:
+            channel.queue_bind(tap.stream, tap.exchange, tap.binding_key, ARGUMENTS)
     except ChannelClosedByBroker as error:
-        if error.reply_code == _NOT_FOUND:
+        if error.reply_code == NOT_FOUND:
             raise StreamUnavailable(
                 f"The stream {tap.stream!r} cannot be bound now: {error.reply_text}. Try again.", stream=tap.stream
             ) from error
-        if error.reply_code != _ACCESS_REFUSED:
+        if error.reply_code != ACCESS_REFUSED:
             raise
         raise AccessRefused(
             f"The broker refuses to bind {tap.stream!r} to {tap.exchange!r}: {error.reply_text}. This needs "
             "permission to write to the stream and to read from the exchange"
         ) from error
-    channel.close()
 
 
 def _unbind(connection: BlockingConnection, tap: Tap) -> None:

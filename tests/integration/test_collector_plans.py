@@ -10,7 +10,7 @@ import pytest
 
 from relatum.collecting import _collector_members as member_statements
 from relatum.collecting import _collector_status as status_statements
-from relatum.outcomes._outcome_values import OUTCOMES
+from relatum.outcomes import OUTCOMES
 from tests.support.collectors import statements
 from tests.support.plans import nodes_of, plan_of_statement, text_of
 

@@ -30,8 +30,7 @@ from relatum.membership import (
     parse_value,
     value_bounds,
 )
-from relatum.publishing import Stamper
-from relatum.publishing.numbering import Numbering
+from relatum.publishing import Numbering, Stamper
 from relatum.reading import Message
 
 ID = "0123456789abcdef" * 3

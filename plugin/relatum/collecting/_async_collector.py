@@ -16,7 +16,7 @@ from relatum.collecting._handlers import current_call, is_coroutine_function
 from relatum.errors import Transient
 from relatum.outcomes import Outcome
 from relatum.reading import Message
-from relatum.waiting import AfterStop, Threads, backoff, in_thread, within
+from relatum.waiting import AfterStop, backoff, in_thread, within
 
 LOOK_S: Final = 1.0
 """Seconds between checks for a loop that the application closed without cancelling its tasks."""
@@ -25,10 +25,7 @@ T = TypeVar("T")
 
 
 class ApplicationLoop:
-    """Runs coroutine functions in the running loop, for threads that wait for the results.
-
-    `ended`: Called if the loop ends before this object.
-    """
+    """Runs coroutine functions in the running loop, for threads that wait. Calls `ended` if the loop ends before it."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -44,11 +41,7 @@ class ApplicationLoop:
             self._ended()
 
     def call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Run a coroutine function in the loop, and wait in the calling thread for its result.
-
-        Raises:
-            Abandoned: The loop has ended or is about to end; the call counts as not made.
-        """
+        """Run a coroutine function in the loop, and wait in this thread; `Abandoned` if the loop ends before it has."""
         done: Future[T] = Future()
         self._soon(partial(self._begin, partial(function, *arguments), done))
         while True:
@@ -133,7 +126,6 @@ class AsyncMessageCollector(Collector, AsyncClosing):
         return cast("Executor", call)
 
     def _notify_handlers(self, outcomes: Sequence[Outcome]) -> None:
-        """Call the handlers in the application's loop, from a thread."""
         if outcomes and self._application is not None:
             # A cancelled handler has not failed. An exit ends the application's loop, and with it the collector.
             with suppress(Abandoned, asyncio.CancelledError, SystemExit, KeyboardInterrupt):
@@ -180,12 +172,7 @@ class AsyncMessageCollector(Collector, AsyncClosing):
 
     async def start(self) -> None:
         """Join as a member, and start to collect; see `MessageCollector.start`. If cancelled, nothing was started."""
-        # A thread of its own, since executors may occupy all threads of the loop.
-        threads = Threads(1, f"relatum-{self.name}-joins")
-        try:
-            names = await in_thread(threads, self._join_members, returned=lambda _names: self._leave())
-        finally:
-            threads.shutdown()
+        names = await in_thread(None, self._join_members, returned=lambda _names: self._leave())
         self._application = ApplicationLoop(self._loop_ended)
         self._shared.notify_handlers = self._notify_handlers
         self._shared.on_abandon = self._application.cancel_soon

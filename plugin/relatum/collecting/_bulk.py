@@ -41,7 +41,6 @@ def checked_id(place: MessageId, given: str | None) -> str:
 
 
 def id_of_place(place: MessageId) -> str:
-    """Return the id of a message without a property `message_id`."""
     return f"{place.stream}:{place.offset}"
 
 
@@ -145,17 +144,11 @@ TypeOf = Callable[[Message], str | None]
 
 
 def type_of_property(message: Message) -> str | None:
-    """Return the property `type`; the default `type_of`."""
     return message.properties.type
 
 
-def describe(message: Message, type_of: TypeOf, *, is_new: bool = False) -> Collected:
-    """Return a message with its type, id and size.
-
-    An undecoded message replaces a decoded one: it takes half the memory while it waits.
-
-    `is_new`: Whether the message is still undecoded. Default: False.
-    """
+def describe(message: Message, type_of: TypeOf) -> Collected:
+    """Return a message with its type, id and size."""
     place, raw = message.id, message.raw
     kind, given = type_and_id_of(message)
     if type_of is not type_of_property:
@@ -167,7 +160,8 @@ def describe(message: Message, type_of: TypeOf, *, is_new: bool = False) -> Coll
     # Interned: otherwise each message would keep a copy of its type.
     kind, message_id = sys.intern(kind or ""), checked_id(place, given)
     size = len(message.body if raw is None else raw)
-    if raw is not None and not (is_new and type_of is type_of_property):
+    if raw is not None:
+        # It may have been decoded: undecoded, it takes half the memory while it waits.
         message = Message.from_record(message.stream, message.offset, raw, message.chunk_ms)
     return Collected(place, message_id, kind, size, message)
 
@@ -187,7 +181,7 @@ def describe_given(messages: Iterable[Message], type_of: TypeOf) -> list[Collect
 def describe_followed(message: Message, type_of: TypeOf) -> Collected:
     """As `describe`; if that fails, the message gets no type and is passed over."""
     try:
-        return describe(message, type_of, is_new=True)
+        return describe(message, type_of)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the caller's function must not stop a stream
         logger.warning("passed over message %s, whose type is unknown: %s", message.id, ended(error))
         raw = message.raw
@@ -308,30 +302,24 @@ AnyExecutor = Callable[[Bulk], Answer | Awaitable[Answer]]
 
 def results_of(bulk: Bulk, answer: Any, raised: BaseException | None = None) -> dict[MessageId, Failure | None]:
     """Return each message's result after the executor returned or raised."""
-    noted = bulk._results
+    messages, places = bulk.messages, [message.place for message in bulk.messages]
     if raised is not None:
-        failure = Failure.of(raised)
-        kept = noted if bulk.connection is None else {}
-        return {message.place: kept.get(message.place, failure) for message in bulk.messages}
-    try:
-        given = _answered(bulk, answer)
-    except InvalidInput as error:
-        given = {message.place: Failure(str(error)) for message in bulk.messages}
-    if not noted:
-        return given
-    return {message.place: noted.get(message.place, given[message.place]) for message in bulk.messages}
-
-
-def _answered(bulk: Bulk, answer: Any) -> dict[MessageId, Failure | None]:
+        kept = bulk._results if bulk.connection is None else {}
+        return {**dict.fromkeys(places, Failure.of(raised)), **kept}
+    given: dict[MessageId, Failure | None]
     if answer is None:
-        return dict.fromkeys((message.place for message in bulk.messages), None)
-    if isinstance(answer, Mapping):
-        return {message.place: _in_mapping(answer, message) for message in bulk.messages}
-    if not isinstance(answer, Sequence) or isinstance(answer, str | bytes):
-        raise InvalidInput(f"the executor returned {type(answer).__name__}, not None, a sequence or a mapping")
-    if len(answer) != len(bulk.messages):
-        raise InvalidInput(f"the executor returned {len(answer)} results for {len(bulk.messages)} messages")
-    return {message.place: _result(each) for message, each in zip(bulk.messages, answer, strict=True)}
+        given = dict.fromkeys(places)
+    elif isinstance(answer, Mapping):
+        given = {message.place: _in_mapping(answer, message) for message in messages}
+    elif not isinstance(answer, Sequence) or isinstance(answer, str | bytes):
+        wrong = Failure(f"the executor returned {type(answer).__name__}, not None, a sequence or a mapping")
+        given = dict.fromkeys(places, wrong)
+    elif len(answer) != len(messages):
+        wrong = Failure(f"the executor returned {len(answer)} results for {len(messages)} messages")
+        given = dict.fromkeys(places, wrong)
+    else:
+        given = {place: _result(each) for place, each in zip(places, answer, strict=True)}
+    return given | bulk._results
 
 
 def _in_mapping(answer: Mapping[Any, Any], message: Collected) -> Failure | None:

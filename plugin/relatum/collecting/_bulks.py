@@ -1,7 +1,6 @@
 """The bulks of one type: options, the bulk being filled, waiting bulks and retries. No I/O."""
 
 import heapq
-import secrets
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -100,20 +99,14 @@ class TypeBulks:
         self.first_at = self.last_at = 0.0
         self.waiting: deque[Bulk] = deque()
         self.running = 0
-        self._admitted = 0
-        self._admitted_bytes = 0
-        self._retries: list[tuple[float, int, Collected]] = []
-        self._count = 0
+        self._expected = 0
+        self._expected_bytes = 0
+        self._retries: list[tuple[float, MessageId, Collected]] = []
 
-    def admit(self, message: Collected) -> None:
-        """Reserve room in a bulk for a message that is being stored."""
-        self._admitted += 1
-        self._admitted_bytes += message.bytes
-
-    def arrived(self, message: Collected) -> None:
-        """Release what `admit` reserved: the message is stored, or will not be."""
-        self._admitted -= 1
-        self._admitted_bytes -= message.bytes
+    def expect(self, message: Collected, count: int = 1) -> None:
+        """Reserve room in a bulk for a message that is being stored; with -1, release it."""
+        self._expected += count
+        self._expected_bytes += count * message.bytes
 
     def add(self, message: Collected, now: float) -> None:
         """Add a message to the bulk being filled, or start a bulk with it."""
@@ -130,57 +123,24 @@ class TypeBulks:
             return FlushReason.BYTES
         return FlushReason.MESSAGES if len(self.filling) >= self.options.bulk_messages else None
 
-    def due(self, now: float) -> FlushReason | None:
-        """Return why the bulk being filled must be closed now; None if it need not be."""
-        if not self.filling:
-            return None
-        if now >= self.first_at + self.options.max_age_s:
-            return FlushReason.AGE
-        if self.options.idle_s is not None and now >= self.last_at + self.options.idle_s:
-            return FlushReason.IDLE
-        return None
-
-    def deadlines(self) -> Iterator[float]:
-        """Yield the times at which something becomes due."""
+    def deadlines(self) -> Iterator[tuple[float, FlushReason | None]]:
+        """Yield when the bulk being filled must be closed, and why; and when the next retry is due."""
         if self.filling:
-            yield self.first_at + self.options.max_age_s
+            yield self.first_at + self.options.max_age_s, FlushReason.AGE
             if self.options.idle_s is not None:
-                yield self.last_at + self.options.idle_s
+                yield self.last_at + self.options.idle_s, FlushReason.IDLE
         if self._retries:
-            yield self._retries[0][0]
-
-    def close(self, reason: FlushReason) -> Bulk | None:
-        """Close and queue the bulk being filled; None if there is none."""
-        if not self.filling:
-            return None
-        bulk = Bulk(secrets.randbits(63), self.type, tuple(self.filling), reason)
-        self.filling, self.bytes = [], 0
-        self.waiting.append(bulk)
-        return bulk
-
-    @property
-    def is_queue_full(self) -> bool:
-        """Whether `queue_bulks` bulks wait for a worker."""
-        return len(self.waiting) >= self.options.queue_bulks
+            yield self._retries[0][0], None
 
     @property
     def is_full(self) -> bool:
-        """As `is_queue_full`, but also counts the bulks that messages being stored or filled in will make."""
-        messages, size = self._admitted + len(self.filling), self._admitted_bytes + self.bytes
+        """Whether `queue_bulks` bulks wait for a worker, with those that messages now stored or filled in will make."""
+        messages, size = self._expected + len(self.filling), self._expected_bytes + self.bytes
         coming = max(messages // self.options.bulk_messages, size // self.options.bulk_bytes)
         return len(self.waiting) + coming >= self.options.queue_bulks
 
-    def take(self) -> Bulk | None:
-        """Return the next bulk for a worker; None if none is waiting or all workers are busy."""
-        if not self.waiting or self.running >= self.options.workers:
-            return None
-        self.running += 1
-        return self.waiting.popleft()
-
     def retry_at(self, message: Collected, due_at: float) -> None:
-        """Keep a message until its next attempt is due."""
-        self._count += 1
-        heapq.heappush(self._retries, (due_at, self._count, message))
+        heapq.heappush(self._retries, (due_at, message.place, message))
 
     def retries_due(self, now: float) -> list[Collected]:
         """Remove and return the messages whose next attempt is due."""
@@ -191,7 +151,7 @@ class TypeBulks:
 
     def drop_retries(self, places: Collection[MessageId] | None = None) -> list[Collected]:
         """Remove and return messages that wait for a retry; None: all of them."""
-        dropped = {each for each in self._retries if places is None or each[2].place in places}
+        dropped = [message for _, place, message in self._retries if places is None or place in places]
         # A sorted list is a heap.
-        self._retries = sorted(set(self._retries) - dropped)
-        return [message for _, _, message in dropped]
+        self._retries = [] if places is None else sorted(each for each in self._retries if each[1] not in places)
+        return dropped

@@ -1,5 +1,6 @@
 """Decides from sizes and times which bulks to close and which messages must wait. No I/O, no clock."""
 
+import secrets
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -32,8 +33,6 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """The position at which this member begins to read a stream."""
-
     next_offset: int
     known_by: Position | None = None
     is_new: bool = False
@@ -97,14 +96,12 @@ class Core:
     # --- types --------------------------------------------------------------------------------------------------------
 
     def register(self, type: str, options: ExecutorOptions) -> None:  # noqa: A002 - RabbitMQ's word for it
-        """Accept messages of a type from now on."""
         if type in self._types:
             raise InvalidInput(f"the type {type!r} already has an executor")
         self._types[type] = TypeBulks(type, options)
 
     @property
     def types(self) -> tuple[str, ...]:
-        """The types with an executor."""
         return tuple(self._types)
 
     # --- messages in --------------------------------------------------------------------------------------------------
@@ -119,19 +116,15 @@ class Core:
             return Verdict.REFUSED
         if message.place in self._held:
             return Verdict.KNOWN
-        if self._is_full(bulks):
+        if bulks.is_full and bulks.options.when_full != "spill":
             return Verdict.WAIT
-        self._hold(message)
-        bulks.admit(message)
-        return Verdict.TAKEN
-
-    def _is_full(self, bulks: TypeBulks) -> bool:
-        may_spill = bulks.options.when_full == "spill"
-        if bulks.is_full and not may_spill:
-            return True
         if self.held_bytes >= self.bytes_max:
             self._spill_waiting()
-        return self.held_bytes >= self.bytes_max
+        if self.held_bytes >= self.bytes_max:
+            return Verdict.WAIT
+        self._hold(message)
+        bulks.expect(message)
+        return Verdict.TAKEN
 
     def _hold(self, message: Collected) -> None:
         """Count the memory that a message takes now, or correct its count."""
@@ -142,15 +135,17 @@ class Core:
     def add(self, messages: Sequence[Collected], now: float) -> None:
         """Put stored messages into bulks, and close bulks that reach a limit."""
         for message in messages:
-            self._types[message.type].arrived(message)
+            self._types[message.type].expect(message, -1)
         self._put(messages, now)
 
     def _put(self, messages: Sequence[Collected], now: float) -> None:
         for message in messages:
             self._add(message, now)
-        if messages:
+        if messages and self.held_bytes >= self.bytes_max:
             # Once for all of them: at the limit, each message would otherwise become a bulk of its own.
-            self._relieve()
+            being_filled = [bulks for bulks in self._types.values() if bulks.filling]
+            if being_filled:
+                self._close(max(being_filled, key=lambda each: each.bytes), FlushReason.TOTAL_BYTES)
         if self.is_stopping:
             self.flush(None, FlushReason.STOP)
 
@@ -165,14 +160,6 @@ class Core:
             being_filled = [each for each in self._types.values() if each.filling]
             if len(being_filled) >= self.bulks_max:
                 self._close(min(being_filled, key=lambda each: each.first_at), FlushReason.ACTIVE_BULKS)
-
-    def _relieve(self) -> None:
-        """Close the largest bulk being filled if `bytes_max` is reached."""
-        if self.held_bytes < self.bytes_max:
-            return
-        being_filled = [bulks for bulks in self._types.values() if bulks.filling]
-        if being_filled:
-            self._close(max(being_filled, key=lambda each: each.bytes), FlushReason.TOTAL_BYTES)
 
     def adopt(self, taken_over: Iterable[tuple[Collected, float]], now: float) -> None:
         """Hold messages taken over, each with the seconds until it is due. Workers read the bodies."""
@@ -201,32 +188,34 @@ class Core:
     def tick(self, now: float) -> None:
         """Close due bulks, and put messages whose retry is due into bulks."""
         for bulks in self._types.values():
-            reason = bulks.due(now)
+            reason = next((why for at, why in bulks.deadlines() if why is not None and at <= now), None)
             if reason is not None:
                 self._close(bulks, reason)
             self._put(bulks.retries_due(now), now)
 
     def deadline(self) -> float | None:
         """Return when to call `tick` next; None if nothing will become due."""
-        return min((at for bulks in self._types.values() for at in bulks.deadlines()), default=None)
+        return min((at for bulks in self._types.values() for at, _ in bulks.deadlines()), default=None)
 
     def flush(self, type: str | None = None, reason: FlushReason = FlushReason.EXPLICIT) -> None:  # noqa: A002
-        """Close the bulk being filled of a type, or of all types."""
         for name, bulks in self._types.items():
             if type is None or name == type:
                 self._close(bulks, reason)
 
     def stop(self) -> None:
-        """Refuse new messages, close all bulks, and release messages that wait for a retry."""
         self.is_stopping = True
         self.flush(None, FlushReason.STOP)
         for bulks in self._types.values():
             self._release(bulks.drop_retries())
 
     def _close(self, bulks: TypeBulks, reason: FlushReason) -> None:
-        was_full = bulks.is_queue_full
-        bulk = bulks.close(reason)
-        if bulk is not None and was_full and bulks.options.when_full == "spill":
+        """Queue the bulk being filled, if there is one."""
+        if not bulks.filling:
+            return
+        bulk = Bulk(secrets.randbits(63), bulks.type, tuple(bulks.filling), reason)
+        bulks.filling, bulks.bytes = [], 0
+        bulks.waiting.append(bulk)
+        if len(bulks.waiting) > bulks.options.queue_bulks and bulks.options.when_full == "spill":
             self._spill(bulk)
 
     def _spill_waiting(self) -> None:
@@ -247,8 +236,11 @@ class Core:
     # --- bulks consumed -----------------------------------------------------------------------------------------------
 
     def take(self, type: str) -> Bulk | None:  # noqa: A002
-        """Return the next bulk of a type for a worker; None if none is waiting or all workers are busy."""
-        return self._types[type].take()
+        bulks = self._types[type]
+        if not bulks.waiting or bulks.running >= bulks.options.workers:
+            return None
+        bulks.running += 1
+        return bulks.waiting.popleft()
 
     def loaded(self, bulk: Bulk) -> None:
         """Count the bodies that a worker has read for a bulk."""
@@ -272,7 +264,7 @@ class Core:
     def cancel(self, messages: Iterable[Collected]) -> None:
         """Release admitted messages that could not be stored or need not be consumed here."""
         for message in messages:
-            self._types[message.type].arrived(message)
+            self._types[message.type].expect(message, -1)
             self._release([message])
 
     def lose(self, places: Collection[MessageId]) -> None:
@@ -289,22 +281,18 @@ class Core:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no bulk is being filled, waiting or being consumed."""
         return all(not (bulks.filling or bulks.waiting or bulks.running) for bulks in self._types.values())
 
     @property
     def is_running(self) -> bool:
-        """Whether any bulk is being consumed."""
         return any(bulks.running for bulks in self._types.values())
 
     @property
     def has_waiting_bulks(self) -> bool:
-        """Whether closed bulks wait for a worker."""
         return any(bulks.waiting for bulks in self._types.values())
 
     @property
     def held_messages(self) -> int:
-        """The number of messages taken and not settled."""
         return len(self._held)
 
     @property
@@ -313,32 +301,25 @@ class Core:
         return self._held
 
     def held_of(self, stream: str) -> list[MessageId]:
-        """Return the places of a stream's messages that were taken and not settled."""
         return [place for place in self._held if place.stream == stream]
 
     def waiting_bulks(self, type: str) -> int:  # noqa: A002
-        """Return the number of closed bulks of a type that wait for a worker."""
         return len(self._types[type].waiting)
 
 
 @dataclass(slots=True, eq=False)
 class Lot:
-    """Messages for one transaction: a stream's messages from an offset on, or, without a stream, those of `collect`.
-
-    `last`: The last message taken or passed over; None for messages of `collect`.
-    """
+    """Messages for one transaction: a stream's messages from an offset on, or, without a stream, those of `collect`."""
 
     stream: str = ""
     from_offset: int = 0
     messages: list[Collected] = field(default_factory=list)
     passed_over: int = 0
     last: Message | None = None
+    """The last message taken or passed over; None for messages of `collect`."""
 
     def take(self, core: Core, messages: Sequence[Collected]) -> int:
-        """Take messages of the stream in order until one must wait; return how many were taken or passed over.
-
-        Messages of types without an executor here are passed over.
-        """
+        """Take messages of the stream in order until one must wait; return how many were taken or passed over."""
         for taken, message in enumerate(messages):
             verdict = core.admit(message)
             if verdict in (Verdict.WAIT, Verdict.REFUSED):

@@ -101,15 +101,10 @@ class CollectorLoop:
         )
 
     def label(self, does: str) -> str:
-        """Return the name of an activity for log lines."""
         return f"collector {self.store.name!r}, {does},"
 
     def persist(self, call: Callable[[], T], what: str) -> T:
-        """Repeat a call until it succeeds, as long as its errors are transient. Blocks: not for the loop's thread.
-
-        Raises:
-            Abandoned: The collector was closed first.
-        """
+        """Repeat a call in a thread until it succeeds, while its errors are transient. `Abandoned` once closed."""
         pauses, who = Pauses(), self.label(what)
         while not self.abandoned.is_set():
             try:
@@ -135,32 +130,25 @@ class CollectorLoop:
             for type_, worker in self.workers.items():
                 while (bulk := self.core.take(type_)) is not None:
                     self.loop.spawn(self._consume(worker, bulk))
-            self._set_timer()
+            # Wakes for bulks to close by age, and for due retries.
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer, due_at = None, self.core.deadline()
+            if due_at is not None:
+                self._timer = self.loop.call_later(max(0.0, due_at - time.monotonic()), self._tick)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     async def changed(self, until: float | None = None) -> bool:
         """Wait for the next change; return False if it did not come in time."""
-        changed = self._changed
-        if until is None:
-            return await changed.wait()
         with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, until - time.monotonic())):
-                return await changed.wait()
+            async with asyncio.timeout(None if until is None else max(0.0, until - time.monotonic())):
+                return await self._changed.wait()
         return False
 
     async def _until(self, condition: Callable[[], bool], until: float) -> None:
-        """Wait until a condition holds or the time is up."""
         while not condition() and await self.changed(until):
             pass
-
-    def _set_timer(self) -> None:
-        """Schedule the next `tick` of the core: bulks to close by age, and due retries."""
-        if self._timer is not None:
-            self._timer.cancel()
-        tick_at = self.core.deadline()
-        in_s = None if tick_at is None else max(0.0, tick_at - time.monotonic())
-        self._timer = None if in_s is None else self.loop.call_later(in_s, self._tick)
 
     def _tick(self) -> None:
         self.core.tick(time.monotonic())
@@ -169,7 +157,6 @@ class CollectorLoop:
     # --- start --------------------------------------------------------------------------------------------------------
 
     def begin(self, names: Sequence[str]) -> None:
-        """Start to renew the lease, take over from dead members, and follow streams."""
         rest_s = min(TAKE_OVER_S, renewal_s(self.lease_s))
         self.loop.repeat(self._renew, self.label("renewing its lease"), self.outages, rest_s)
         self.loop.repeat(self._look_after_others, self.label("taking over from dead members"), self.outages, rest_s)
@@ -221,7 +208,10 @@ class CollectorLoop:
                     verdict = Verdict.REFUSED
                     break
             if verdict is Verdict.TAKEN:
-                self._give(message)
+                if not self._given.messages:
+                    self._lots.add(self._given)
+                    self.loop.spawn(self._store_given())
+                self._given.messages.append(message)
             self.refused += verdict is Verdict.REFUSED
             taken.append(verdict in (Verdict.TAKEN, Verdict.KNOWN))
         return taken
@@ -236,14 +226,8 @@ class CollectorLoop:
 
     # --- storing ------------------------------------------------------------------------------------------------------
 
-    def _give(self, message: Collected) -> None:
-        """Queue a message for the next transaction, which the first message starts."""
-        if not self._given.messages:
-            self._lots.add(self._given)
-            self.loop.spawn(self._store_given())
-        self._given.messages.append(message)
-
     async def _store_given(self) -> None:
+        """Store the messages of `collect`: all that arrive until the transaction before has ended."""
         async with self._one_by_one:
             await self.gather(len(self._given.messages))
             lot, self._given = self._given, Lot()
@@ -262,9 +246,7 @@ class CollectorLoop:
     async def store_lot(self, lot: Lot) -> None:
         """Store messages, call the handlers of `collected`, and put the messages into bulks, in this order.
 
-        Raises:
-            Conflict: Another member follows the stream, or did so meanwhile; nothing was stored.
-            Abandoned: The collector was closed before PostgreSQL came back.
+        Nothing is stored if another member follows the stream, or did so meanwhile (`Conflict`), or after the close.
         """
         self._lots.add(lot)
         try:
@@ -322,7 +304,6 @@ class CollectorLoop:
     # --- end ----------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Refuse new messages, and close all bulks."""
         self.is_stopping = True
         self.core.stop()
         self._wake_streams()

@@ -1,7 +1,7 @@
 """The members of a collector and the streams they follow, in PostgreSQL: one transaction per call."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any, Final
 
@@ -175,7 +175,6 @@ class CollectorMembers:
         self._has_said_lacking = False
 
     def _of(self, **named: Any) -> dict[str, Any]:
-        """Return parameters with the collector's id."""
         return {"in_collector": self._collector, **named}
 
     def _find(self, connection: sa.Connection) -> int | None:
@@ -237,26 +236,21 @@ class CollectorMembers:
             types = {row.member_id: set(row.types) for row in connection.execute(ALIVE, self._of(of_member=member))}
             if source.member_id != member and source.member_id in types:
                 return None
-            if self._lacks(types, member):
+            everything = set[str]().union(*types.values())
+            lacking, had_said = sorted(everything - types[member]), self._has_said_lacking
+            self._has_said_lacking = bool(lacking)
+            if lacking and not had_said:
+                is_followed = everything in types.values()
+                text = "collector %r: other members have executors for %s, too, so %s its streams"
+                who = "they follow" if is_followed else "no member follows"
+                logger.log(logging.INFO if is_followed else logging.WARNING, text, self.name, lacking, who)
+            if lacking:
                 return None
             taken = {"id": source.source_id, "of_member": member, "initial": initial}
             position = connection.execute(FOLLOW, taken).scalar_one()
         if source.last_offset is None:
             return Followed(position, is_new=source.position is None)
         return Followed(position, Position(source.last_offset, source.last_fingerprint, source.last_chunk_ms))
-
-    def _lacks(self, types: Mapping[int, set[str]], member: int) -> bool:
-        """Whether other members have executors for more types than this one; log that once."""
-        everything = set[str]().union(*types.values())
-        lacking, had_said = sorted(everything - types[member]), self._has_said_lacking
-        self._has_said_lacking = bool(lacking)
-        if lacking and not had_said:
-            level, who = logging.WARNING, "no member follows"
-            if everything in types.values():
-                level, who = logging.INFO, "they follow"
-            text = "collector %r: other members have executors for %s, too, so %s its streams"
-            logger.log(level, text, self.name, lacking, who)
-        return bool(lacking)
 
     def held(self, member: int) -> frozenset[str]:
         """Return the streams that this member cannot follow: others follow them, or have executors for more types."""
@@ -273,7 +267,6 @@ class CollectorMembers:
             connection.execute(SET_BACK, {"id": new.source_id, "to": initial})
 
     def _its_own(self, connection: sa.Connection, member: int, stream: str) -> Any:
-        """Lock the row of a stream that the member follows."""
         self._hold(connection, member)
         source = self._lock(connection, stream)
         if source.member_id != member:
@@ -281,7 +274,6 @@ class CollectorMembers:
         return source
 
     def last_collected(self, stream: str, until: int) -> tuple[int, str] | None:
-        """Return offset and id of the last collected message of a stream up to an offset."""
         with self._database.transaction() as connection:
             named = self._of(of_stream=stream, until=until)
             row = connection.execute(LAST_COLLECTED, named).one_or_none()

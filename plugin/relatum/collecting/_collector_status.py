@@ -16,8 +16,7 @@ from relatum.errors import InvalidInput, NotFound, StreamNotFound
 from relatum.metrics import Counter, Distribution, Gauge, Histogram, Observed, PerLabel, reported
 from relatum.outcomes import Outcome, OutcomeStatus
 from relatum.reading import Broker, BrokerAddress, StreamReader
-from relatum.store.database import AnyDatabase, as_engine, sql
-from relatum.store.translation import translated_errors
+from relatum.store.database import AnyDatabase, as_engine, sql, transaction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +72,12 @@ class TypeCounts:
         self.bulk_s = Histogram()
 
     def settled(self, results: Sequence[Result], seconds: float) -> None:
-        """Count the results of a bulk."""
         self.bulk_s.observe(seconds)
         found = Counts(result.status for result in results)
         self.retries += found.pop(OutcomeStatus.COLLECTED, 0)
         self.outcomes.update({status.value: count for status, count in found.items()})
 
     def statistics(self, waiting_bulks: int) -> TypeStatistics:
-        """Return the counts as statistics."""
         return TypeStatistics(
             collected=self.collected,
             outcomes=dict(self.outcomes),
@@ -225,14 +222,22 @@ def collector_status(
     if names is not None:
         names = checked_names("names", names)
     address = None if broker is None else BrokerAddress.of(broker)
-    with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
+    with as_engine(database) as engine, transaction(engine) as connection:
         rows = connection.execute(ALL_COLLECTORS).all()
         known = {row.name for row in rows}
         for name in names or ():
             if name not in known:
                 raise NotFound(f"there is no collector {name!r}{meant(name, known)}: its first member creates it")
         found = [_status_of(connection, row) for row in rows if names is None or row.name in names]
-    return found if address is None else _with_lags(found, address)
+    if address is not None:
+        with StreamReader.open(address) as reader:
+            for status in found:
+                for n, source in enumerate(status.sources if status.vhost == address.vhost else ()):
+                    with suppress(StreamNotFound):
+                        if source.position is not None:
+                            lag = reader.bounds(source.stream).lag(source.position)
+                            status.sources[n] = replace(source, lag_offsets=lag)
+    return found
 
 
 def _status_of(connection: sa.Connection, row: Any) -> CollectorStatus:
@@ -241,7 +246,10 @@ def _status_of(connection: sa.Connection, row: Any) -> CollectorStatus:
     sources = [SourceStatus(*source) for source in connection.execute(SOURCES, named)]
     unfinished = connection.execute(UNFINISHED, named).all()
     counts = dict.fromkeys(("collected", "forwarded", "succeeded", "failed", "dead"), 0)
-    counts |= _finished(connection, row.collector_id)
+    # Counted in a small table, estimated from a sample of a large one.
+    share = min(100.0, 100.0 * EXACT_PAGES_MAX / max(1, connection.execute(PAGES).scalar_one()))
+    for state, count in connection.execute(COUNT_FINISHED, named | {"share": share}):
+        counts[state] = round(count * 100.0 / share)
     attended = {each for member in members if member.is_alive for each in member.types}
     unattended: dict[str, int] = {}
     for state, of_type, count, _ in unfinished:
@@ -250,25 +258,6 @@ def _status_of(connection: sa.Connection, row: Any) -> CollectorStatus:
             unattended[of_type] = unattended.get(of_type, 0) + count
     oldest = min((each.oldest for each in unfinished), default=None)
     return CollectorStatus(row.name, row.vhost, row.keep_s, counts, oldest, members, sources, unattended)
-
-
-def _finished(connection: sa.Connection, collector_id: int) -> dict[str, int]:
-    """Return finished messages by state: counted in a small table, estimated from a sample of a large one."""
-    share = min(100.0, 100.0 * EXACT_PAGES_MAX / max(1, connection.execute(PAGES).scalar_one()))
-    counts = connection.execute(COUNT_FINISHED, {"in_collector": collector_id, "share": share})
-    return {state: round(count * 100.0 / share) for state, count in counts}
-
-
-def _with_lags(found: list[CollectorStatus], broker: BrokerAddress) -> list[CollectorStatus]:
-    """Add `lag_offsets` to the streams that were followed and exist."""
-    with StreamReader.open(broker) as reader:
-        for status in found:
-            for n, source in enumerate(status.sources if status.vhost == broker.vhost else ()):
-                with suppress(StreamNotFound):
-                    if source.position is not None:
-                        lag = reader.bounds(source.stream).lag(source.position)
-                        status.sources[n] = replace(source, lag_offsets=lag)
-    return found
 
 
 class CollectedAt(NamedTuple):
@@ -319,25 +308,18 @@ def collected(
     checked_count("limit", limit, most=1_000)
     if OutcomeStatus.UNKNOWN in states or len({each.is_final for each in states}) != 1:
         raise InvalidInput("states= takes either final or unfinished states, not both, and not unknown")
-    with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
+    with as_engine(database) as engine, transaction(engine) as connection:
         found = connection.execute(FIND_COLLECTOR, {"named": collector, "of_vhost": vhost}).scalar_one_or_none()
         if found is None:
             raise NotFound(f"there is no collector {collector!r}: its first member creates it")
         wanted = {"in_collector": found, "states": [each.value for each in states], "limit": limit + 1}
-        if all(each.is_final for each in states):
-            query = FINISHED_BEFORE if OutcomeStatus.SUCCEEDED in states else UNSUCCESSFUL_BEFORE
-            if after is None or after.finished_at is None:
-                # The database's clock is later than all finished messages.
-                after = CollectedAt(connection.execute(sa.select(sa.func.clock_timestamp())).scalar_one(), 0, 0)
-        else:
-            query, after = UNFINISHED_AFTER, after or CollectedAt(None, 0, 0)
-        at = {"at": after.finished_at, "at_source": after.source, "at_offset": after.offset}
+        query = FINISHED_BEFORE if OutcomeStatus.SUCCEEDED in states else UNSUCCESSFUL_BEFORE
+        if not all(each.is_final for each in states):
+            query = UNFINISHED_AFTER
+        after = after or CollectedAt(None, 0, 0)
+        at = {"at": after.finished_at or "infinity", "at_source": after.source, "at_offset": after.offset}
         rows = connection.execute(query, wanted | at).all()
     last = rows[limit - 1] if len(rows) > limit else None
     following = None if last is None else CollectedAt(last.finished_at, last.source_id, last.stream_offset)
-    return CollectedPage(tuple(map(_outcome, rows[:limit])), following)
-
-
-def _outcome(row: Any) -> Outcome:
-    message_id, state, *facts = row[:-1]
-    return Outcome(message_id, OutcomeStatus(state), *facts)
+    outcomes = (Outcome(message_id, OutcomeStatus(state), *facts) for message_id, state, *facts, _ in rows[:limit])
+    return CollectedPage(tuple(outcomes), following)

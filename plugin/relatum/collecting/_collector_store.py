@@ -33,7 +33,7 @@ from relatum.collecting._handlers import logger
 from relatum.errors import RowRefused
 from relatum.ids import MessageId
 from relatum.outcomes import Outcome, OutcomeStatus, read_outcomes
-from relatum.store.database import AnyDatabase, Database, sql
+from relatum.store.database import AnyDatabase, Database, sql, transaction
 from relatum.store.members import LEASE_S
 from relatum.store.rows import BigIntegers, array_text
 from relatum.store.settling import Tokens
@@ -239,8 +239,9 @@ class CollectorStore(CollectorMembers):
                 return self._finish(connection, member, bulk_id, results)
         except RowRefused:
             # Only a reason can contain such text, and it must not keep the result from being stored.
+            ascii_only = [replace(each, reason=_in_ascii(each.reason)) for each in results]
             with self._database.transaction() as connection:
-                return self._finish(connection, member, bulk_id, [_in_ascii(result) for result in results])
+                return self._finish(connection, member, bulk_id, ascii_only)
 
     def _finish(self, connection: sa.Connection, member: int, bulk_id: int, results: Sequence[Result]) -> Stored:
         others = {result.place: result for result in results if result.status is not OutcomeStatus.SUCCEEDED}
@@ -263,7 +264,6 @@ class CollectorStore(CollectorMembers):
         return [{"of_stream": stream, "offsets": of_stream, **named} for stream, of_stream in offsets.items()]
 
     def unfinished(self, member: int, places: Collection[MessageId]) -> set[MessageId]:
-        """Return the places at which this member has unfinished messages."""
         with self._database.transaction() as connection:
             return {
                 MessageId(each["of_stream"], offset)
@@ -296,23 +296,27 @@ class CollectorStore(CollectorMembers):
             connection.execute(TAKE_OVER, self._of(**taken))
             if lapsed:
                 connection.execute(REMOVE_MEMBERS, {"lapsed": lapsed})
-            rows = connection.execute(TAKEN_OVER, {"of_member": member, "token": token}).all()
-            found = [(_message_of(row), row.due_in_s or 0.0) for row in rows]
-            left = [message.place for message, _ in found if message.place in held]
+            found, left = list[tuple[Collected, float]](), list[MessageId]()
+            rows = connection.execute(TAKEN_OVER, {"of_member": member, "token": token})
+            for stream, offset, message_id, type_, size, attempts, collected_at, due_in_s in rows:
+                place = MessageId(stream, offset)
+                if place in held:
+                    left.append(place)
+                else:
+                    message = Collected(place, message_id, type_, size, None, attempts, collected_at)
+                    found.append((message, due_in_s or 0.0))
             for each in self._by_stream(member, left, token=token):
                 connection.execute(LEAVE_TO_OTHERS, each)
         self._token = 0
-        return [each for each in found if each[0].place not in left], left
+        return found, left
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def outcomes_of(self, message_ids: Collection[str]) -> Mapping[str, Outcome]:
-        """Return the outcome of each id."""
         with self._database.transaction() as connection:
             return read_outcomes(connection, message_ids, collector_id=self._find(connection) or 0)
 
     def dispose(self) -> None:
-        """Close the connections."""
         self._database.close()
 
 
@@ -326,16 +330,8 @@ def _changed(connection: sa.Connection, changes: Iterable[tuple[sa.TextClause, d
     return Stored(frozenset(places), at)
 
 
-def _message_of(row: Any) -> Collected:
-    place = MessageId(row.stream, row.stream_offset)
-    return Collected(place, row.message_id, row.type, row.size, None, row.attempts, row.collected_at)
-
-
-def _in_ascii(result: Result) -> Result:
-    """Return the result with a reason in ASCII."""
-    if result.reason is None:
-        return result
-    return replace(result, reason=result.reason.encode("ascii", "backslashreplace").decode()[:REASON_CHARACTERS_MAX])
+def _in_ascii(reason: str | None) -> str | None:
+    return reason and reason.encode("ascii", "backslashreplace").decode()[:REASON_CHARACTERS_MAX]
 
 
 def forget_finished(
@@ -357,14 +353,14 @@ def forget_finished(
     if seconds is not None:
         checked_seconds("seconds", seconds)
     deadline = None if seconds is None else time.monotonic() + seconds
-    with translated_errors(), engine.connect() as connection:
+    with transaction(engine) as connection:
         sources = connection.execute(KEPT, {"in_collector": collector}).all()
     forgotten = 0
     for source in sources:
         bounds = {"of_source": source.source_id, "older_s": source.keep_s, "most": batch_rows}
         deleted = batch_rows
         while deleted == batch_rows and (deadline is None or time.monotonic() < deadline):
-            with translated_errors(), engine.begin() as connection:
+            with transaction(engine) as connection:
                 deleted = connection.execute(FORGET, bounds).rowcount
             forgotten += deleted
     return forgotten

@@ -1,7 +1,7 @@
 """Consuming a bulk, in a thread of its type: read bodies, call the executor, store the results."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -25,8 +25,8 @@ from relatum.ids import MessageId
 from relatum.otel import Description, Part, Span
 from relatum.outcomes import OutcomeStatus
 from relatum.publishing import DeadLetterPublisher, DeadLetters
-from relatum.reading import Message, StreamReader
 from relatum.reading import Result as Found
+from relatum.reading import StreamReader
 from relatum.waiting import Threads, log_failure, may_repeat
 
 if TYPE_CHECKING:
@@ -42,38 +42,8 @@ GIVEN_UP: Final = Failure("the collector died each time this message was consume
 
 T = TypeVar("T")
 
-Letter = tuple[Message, str]
-"""A message for the dead-letter stream, and the reason."""
-
-
-# --- results ----------------------------------------------------------------------------------------------------------
-
-
-def _letters_of(bulk: Bulk, results: Sequence[Result]) -> list[Letter]:
-    """Return the messages for the dead-letter stream, each with its reason."""
-    reasons = {result.place: result.reason or "" for result in results if result.status is OutcomeStatus.DEAD}
-    return [(message.message, reasons[message.place]) for message in bulk.messages if message.place in reasons]
-
-
-def _with_refused(results: Sequence[Result], refused: Mapping[MessageId, str]) -> list[Result]:
-    """Return the results, with messages that can never be dead letters as failed, with both reasons."""
-
-    def reason(result: Result) -> str:
-        return Failure(f"{result.reason}; no dead letter: {refused[result.place]}").stored_reason
-
-    return [
-        replace(each, status=OutcomeStatus.FAILED, reason=reason(each)) if each.place in refused else each
-        for each in results
-    ]
-
-
-def _is_not_known(error: RelatumError) -> bool:
-    """Whether the message may exist nevertheless: a node lags or does not answer, or the leader is unreachable."""
-    if isinstance(error, OffsetExpired):
-        return False
-    return may_repeat(error) or (isinstance(error, OffsetNotFound) and not getattr(error, "is_proven", True))
-
-
+Refused = dict[MessageId, str]
+"""Messages that can never be dead letters, with the reasons."""
 # --- a bulk's span ----------------------------------------------------------------------------------------------------
 
 
@@ -188,7 +158,6 @@ class BulkConsumer:
         return Failure.of(error)
 
     def _decided(self, message: Collected, failure: Failure | None, *, may_die: bool = True) -> Result:
-        """Return the result to store for a message after an attempt."""
         if failure is None:
             return Result(message.place, OutcomeStatus.SUCCEEDED)
         if failure.retry and message.attempts < self.options.attempts:
@@ -214,7 +183,9 @@ class BulkConsumer:
         for message, body in zip(unread, found, strict=True):
             place = message.place
             if isinstance(body, RelatumError):
-                if _is_not_known(body):
+                # It may exist nevertheless: a node lags or does not answer, or the leader is unreachable.
+                is_unproven = isinstance(body, OffsetNotFound) and not body.is_proven
+                if not isinstance(body, OffsetExpired) and (may_repeat(body) or is_unproven):
                     stored.append(Result(place, OutcomeStatus.COLLECTED, retry_in_s=UNREAD_S))
                 else:
                     why = "expired" if isinstance(body, NotFound) else "unreadable"
@@ -307,8 +278,7 @@ class BulkConsumer:
         results = self._results(bulk, answer, raised)
         if raised is not None:
             raise _RolledBack(results, None)
-        if letters := _letters_of(bulk, results):
-            results = _with_refused(results, self._burial(letters).run())
+        results = self._buried(bulk, results, lambda run: run())
         stored = shared.store.finish(shared.member, bulk.id, results, connection=connection)
         if len(stored.places) < len(results):
             raise _RolledBack(results, stored)
@@ -319,10 +289,8 @@ class BulkConsumer:
     def _finish(self, bulk: Bulk, results: list[Result], stored: list[Result]) -> None:
         """Publish dead letters, store the results, and append the results that were stored to `stored`."""
         shared = self._shared
-        if letters := _letters_of(bulk, results):
-            # First publish: a dead message must be in the dead-letter stream. A crash in between publishes it twice.
-            # One burial for all repetitions: it remembers which letters were confirmed.
-            results = _with_refused(results, self._persist(self._burial(letters).run, "publishing dead letters"))
+        # First publish: a dead message must be in the dead-letter stream. A crash in between publishes it twice.
+        results = self._buried(bulk, results, lambda run: self._persist(run, "publishing dead letters"))
         finish = partial(shared.store.finish, shared.member, bulk.id, results)
         self._report(bulk, results, self._persist(finish, "storing results"), stored)
 
@@ -336,9 +304,23 @@ class BulkConsumer:
                 [outcome_of(shared.store.name, by_place[each.place], each, committed.at) for each in finals]
             )
 
-    def _burial(self, letters: Sequence[Letter]) -> DeadLetterPublisher:
+    def _buried(
+        self, bulk: Bulk, results: list[Result], publish: Callable[[Callable[[], Refused]], Refused]
+    ) -> list[Result]:
+        """Publish dead letters; return the results, with messages that can never be dead letters as failed."""
+        reasons = {result.place: result.reason or "" for result in results if result.status is OutcomeStatus.DEAD}
+        if not reasons:
+            return results
         assert self._dead_letters is not None, "messages are dead only if there is a dead-letter stream"
-        return DeadLetterPublisher(self._dead_letters, letters)
+        letters = [(message.message, reasons[message.place]) for message in bulk.messages if message.place in reasons]
+        # One for all repetitions: it remembers which letters were confirmed.
+        refused = publish(DeadLetterPublisher(self._dead_letters, letters).run)
+
+        def failed(result: Result) -> Result:
+            both = Failure(f"{result.reason}; no dead letter: {refused[result.place]}")
+            return replace(result, status=OutcomeStatus.FAILED, reason=both.stored_reason)
+
+        return [failed(each) if each.place in refused else each for each in results]
 
     def _persist(self, ask: Callable[[], T], what: str) -> T:
         return self._shared.persist(ask, f"{what} of type {self._type!r}")

@@ -44,32 +44,22 @@ class Following:
         self.follower = StreamFollower(shared.loop, address, self._on_event)
         self._named = named
         self.streams: dict[str, CollectedStream] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self, names: Iterable[str]) -> None:
-        """Start to follow these streams."""
         repeat, label, outages = self.shared.loop.repeat, self.shared.label, self.shared.outages
         repeat(self._look_for_free, label("looking for released streams"), outages)
         repeat(self._look_for_new, label("looking for partitions"), outages)
         self.add(names)
 
     def add(self, names: Iterable[str]) -> None:
-        """Follow more streams."""
         for name in names:
             if name not in self.streams and not self.shared.is_stopping:
                 stream = self.streams[name] = CollectedStream(self, name)
-                task = self.shared.loop.spawn(stream.run())
-                self._tasks.add(task)
-                task.add_done_callback(self._ended)
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        self.shared.notify()
+                stream.task.add_done_callback(lambda _: self.shared.notify())
 
     @property
     def is_following(self) -> bool:
-        """Whether any stream's task still runs."""
-        return bool(self._tasks)
+        return not all(stream.task.done() for stream in self.streams.values())
 
     @property
     def is_cut_off(self) -> bool:
@@ -98,7 +88,6 @@ class Following:
         return STANDBY_S
 
     async def _look_for_new(self) -> float:
-        """Follow new partitions."""
         self.add(await self.shared.loop.ask(self._named.find))
         return PARTITIONS_S
 
@@ -124,18 +113,16 @@ class Following:
 
 
 class CollectedStream:
-    """A stream for as long as the collector runs, followed here or by another member.
-
-    Attributes:
-        name: The stream's name.
-        is_standing_by: Whether another member follows the stream, as far as this one knows.
-        is_cut_off: Whether no stream can be read, since the broker is unreachable, or refuses the login.
-        is_attached: Whether this member reads the stream, and has recognised it as the one collected before.
-    """
+    """A stream for as long as the collector runs, followed here or by another member."""
 
     def __init__(self, following: Following, name: str) -> None:
         self.name = name
-        self.is_standing_by = self.is_attached = self.is_cut_off = False
+        self.is_standing_by = False
+        """Whether another member follows the stream, as far as this one knows."""
+        self.is_cut_off = False
+        """Whether no stream can be read, since the broker is unreachable, or refuses the login."""
+        self.is_attached = False
+        """Whether this member reads the stream, and has recognised it as the one collected before."""
         self._following = following
         self._shared = following.shared
         self._follower = following.follower
@@ -146,6 +133,7 @@ class CollectedStream:
         self._initial: int | None = None
         self._next_offset = 0
         self._is_read = self._was_followed = False
+        self.task = self._shared.loop.spawn(self._run())
 
     # --- from the follower and the loop -------------------------------------------------------------------------------
 
@@ -156,27 +144,29 @@ class CollectedStream:
             self._woken.set()
 
     def wake(self) -> None:
-        """Make the task check for changes."""
         self._woken.set()
 
     # --- the task -----------------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         """Follow the stream until the collector stops; resume after any error."""
         while not self._shared.is_stopping:
             try:
                 pause_s = await self._follow()
             except Abandoned:
                 return
+            except Conflict as error:
+                # Another member follows the stream, which is normal.
+                logger.info("%s starts again: %s", self._who, ended(error))
+                pause_s = self._pauses.after(error)
             except Exception as error:  # noqa: BLE001 - logged, and followed again
-                pause_s = self._pause_after(error)
-            await self._rest(pause_s)
-
-    async def _rest(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while not self._shared.is_stopping:
-                    await self._wait()
+                self._shared.outages.failed(self._who, error)
+                pause_s = self._pauses.after(error)
+            # Others may follow the stream now.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    while not self._shared.is_stopping:
+                        await self._wait()
 
     async def _follow(self) -> float:
         """Follow the stream, or wait until no other member does; return the seconds before the next attempt."""
@@ -219,7 +209,6 @@ class CollectedStream:
         self._woken.clear()
 
     def _is_over(self, member: int) -> bool:
-        """Whether this member must stop reading the stream."""
         shared = self._shared
         return shared.is_stopping or shared.member != member
 
@@ -243,7 +232,10 @@ class CollectedStream:
                 event = self._events.popleft()
                 if isinstance(event, Attached) and not self.is_attached:
                     # Only the first time: connections may be replaced during the reading.
-                    self._attached()
+                    self.is_attached, self.is_cut_off = True, False
+                    self._shared.outages.over(self._who)
+                    text = "collector %r: following stream %r from offset %d"
+                    logger.info(text, self._shared.store.name, self.name, self._next_offset)
                 elif isinstance(event, Replaced):
                     self._warn("stream %r was deleted and declared again: collecting its new messages", self.name)
                     return True
@@ -261,13 +253,6 @@ class CollectedStream:
             self._follower.leave(self.name)
             self._follower.done(*self._events)
             self._events.clear()
-
-    def _attached(self) -> None:
-        """Note that the stream was recognised."""
-        self.is_attached, self.is_cut_off = True, False
-        self._shared.outages.over(self._who)
-        text = "collector %r: following stream %r from offset %d"
-        logger.info(text, self._shared.store.name, self.name, self._next_offset)
 
     async def _take(self, member: int) -> None:
         """Store the records that have arrived, as far as there is room, and advance the position."""
@@ -314,15 +299,6 @@ class CollectedStream:
                 return
             await shared.changed()
         await shared.loop.ask(self._following.find_again, self.name, member)
-
-    def _pause_after(self, error: Exception) -> float:
-        """Log why following ended; return the seconds before the next attempt: others may follow the stream then."""
-        if isinstance(error, Conflict):
-            # Another member follows the stream, which is normal.
-            logger.info("%s starts again: %s", self._who, ended(error))
-        else:
-            self._shared.outages.failed(self._who, error)
-        return self._pauses.after(error)
 
     def _warn(self, text: str, *values: object, **fields: object) -> None:
         extra = {"stream": self.name, **fields}

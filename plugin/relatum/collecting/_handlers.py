@@ -100,13 +100,11 @@ def outcome_of(
 
 @dataclass(slots=True, eq=False)
 class CollectorCall:
-    """A collector's call of an executor or of handlers. They may call the collector, but must not wait for themselves.
-
-    `is_storing`: Storing continues only after this call.
-    """
+    """A collector's call of an executor or of handlers, which must not wait for themselves."""
 
     collector: object
     is_storing: bool
+    """Whether storing continues only after this call."""
 
 
 _current: "ContextVar[CollectorCall | None]" = ContextVar("relatum_collector_call", default=None)

@@ -63,7 +63,6 @@ class NamedStreams:
             return self._reader
 
     def close(self) -> None:
-        """Close the reader; `reader` opens another one."""
         with self._opening:
             reader, self._reader = self._reader, None
         if reader is not None:
@@ -79,17 +78,14 @@ class NamedStreams:
         """Return the streams to follow: the named streams, and the partitions of the named super streams."""
         if self._plain.issuperset(self.names):
             return self.names
-        reader = self.reader()
-        return self._without_dead_letters([each for name in self.names for each in self._parts_of(reader, name)])
-
-    def _parts_of(self, reader: StreamReader, name: str) -> list[str]:
-        if name in self._plain:
-            return [name]
-        partitions = reader.partitions(name)
-        if not partitions and reader.routes("", name) != []:
-            # A plain stream: do not ask again, since the broker logs an error each time.
-            self._plain.add(name)
-        return partitions or [name]
+        reader, found = self.reader(), list[str]()
+        for name in self.names:
+            partitions = [] if name in self._plain else reader.partitions(name)
+            if not partitions and name not in self._plain and reader.routes("", name) != []:
+                # A plain stream: do not ask again, since the broker logs an error each time.
+                self._plain.add(name)
+            found += partitions or [name]
+        return self._without_dead_letters(found)
 
     def checked(self) -> list[str]:
         """As `find`, but refuse queues of other kinds. Missing or unreachable streams are waited for later."""
@@ -134,7 +130,6 @@ def last_agreed(
 
 
 def _is_there(reader: StreamReader, place: MessageId, message_id: str) -> bool:
-    """Whether the stream has the message with this id at this place."""
     (found,) = reader.read_all([place])
     if isinstance(found, Message):
         return id_of(found) == message_id != id_of_place(place)

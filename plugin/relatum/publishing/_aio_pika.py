@@ -138,8 +138,11 @@ class _UnderlayGetter(LateBound):
             if is_cancelled():
                 raise
             raise AMQPConnectionError("the connection was lost") from error
-        if self._interception.active:
-            _intercept_underlay(underlay, self._interception)
+        present = vars(underlay).get("basic_publish")
+        is_intercepted = isinstance(present, _Publisher) and present._interception is self._interception
+        if self._interception.active and not is_intercepted:
+            put_back(underlay, "basic_publish")
+            put(underlay, "basic_publish", _Publisher(underlay, self._interception))
         return underlay
 
 
@@ -189,14 +192,6 @@ def _intercept_channel(channel: Any, interception: Interception) -> None:
     put(channel, "get_underlay_channel", _UnderlayGetter(channel, interception))
 
 
-def _intercept_underlay(underlay: Any, interception: Interception) -> None:
-    present = vars(underlay).get("basic_publish")
-    if isinstance(present, _Publisher) and present._interception is interception:
-        return
-    put_back(underlay, "basic_publish")
-    put(underlay, "basic_publish", _Publisher(underlay, interception))
-
-
 def _channels(connection: Any) -> Iterator[Any]:
     """Yield the open aio-pika channels.
 
@@ -228,12 +223,9 @@ def _name(name: Any) -> bytes:
 
 
 class OwnProperties(Basic.Properties):
-    """Properties made by Relatum for one message."""
-
     # No `__slots__`: pamqp reads the `__slots__` of the object's class.
 
     def marshal(self) -> bytes:
-        """Return the same bytes as pamqp's own method."""
         flags = 0
         pieces: list[bytes] = []
         try:

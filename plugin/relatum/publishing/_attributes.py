@@ -7,9 +7,7 @@ from typing import Any
 class Replacement:
     """Replaces a method of one object and resembles it: decorators check its name, and whether it is awaited.
 
-    Attributes:
-        replaced: The object's own attribute before; None if it had none.
-        __wrapped__: The replaced method.
+    `replaced` is the object's own attribute before, None if it had none; `__wrapped__` is the replaced method.
     """
 
     replaced: Any = None
@@ -32,12 +30,7 @@ class Replacement:
 
 
 class LateBound(Replacement):
-    """Looks the method up at each call: its class may be instrumented later.
-
-    Args:
-        owner: A function that returns the object.
-        name: The method's name.
-    """
+    """Looks the method up at each call: its class may be instrumented later. `owner` returns the object."""
 
     def __init__(self, owner: Callable[[], Any], name: str) -> None:
         self._owner = owner
@@ -51,9 +44,6 @@ class LateBound(Replacement):
         owner = self._owner()
         return getattr(type(owner), self._name).__get__(owner)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__wrapped__(*args, **kwargs)
-
 
 class Watch(LateBound):
     """Calls the method, then `after(result, *args, **kwargs)`."""
@@ -63,13 +53,12 @@ class Watch(LateBound):
         self._after = after
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result = super().__call__(*args, **kwargs)
+        result = self.__wrapped__(*args, **kwargs)
         self._after(result, *args, **kwargs)
         return result
 
 
 def put(owner: Any, name: str, replacement: Replacement) -> None:
-    """Replace a method of one object."""
     replacement.replaced = vars(owner).get(name)
     wrapped = replacement.__wrapped__
     # The replacement's class has these too, so `__getattr__` is not called for them.

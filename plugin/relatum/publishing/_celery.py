@@ -20,8 +20,6 @@ NAME: Final = "celery"
 
 
 class _Producers(Replacement):
-    """Replaces an app's `producer_or_acquire`."""
-
     def __init__(
         self, wrapped: Callable[..., AbstractContextManager[Any]], interceptions: ProcessInterceptions
     ) -> None:
@@ -40,8 +38,6 @@ class _Producers(Replacement):
 
 
 class _Producer:
-    """Wraps a kombu producer and stamps the messages it publishes."""
-
     def __init__(self, producer: Any, interceptions: ProcessInterceptions) -> None:
         self._producer = producer
         self._interceptions = interceptions

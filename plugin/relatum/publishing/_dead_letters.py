@@ -1,19 +1,43 @@
-"""Dead letters: messages given up, which are published to another stream with the reason as a header."""
+"""Publishes Relatum's own messages directly to streams, each confirmed: control messages, and dead letters.
+
+Dead letters are messages given up, which are published to another stream with the reason as a header.
+"""
 
 import logging
 import math
+import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from pika import BasicProperties
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+from pika.exceptions import (
+    AMQPError,
+    ChannelClosedByBroker,
+    ConnectionClosedByBroker,
+    NackError,
+    UnroutableError,
+)
 
+from relatum.client_logs import own_connection
 from relatum.closing import Closing
-from relatum.errors import InvalidInput
+from relatum.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    ConfigurationError,
+    HeadersRefused,
+    InvalidInput,
+    PublishNacked,
+    PublishRejected,
+    PublishUnroutable,
+)
 from relatum.ids import MessageId
 from relatum.limits import HEADERS_BYTES_MAX, HEADERS_DEPTH_MAX
-from relatum.publishing._direct_publisher import DIRECT_TIMEOUT_S, DirectPublisher, encoded_bytes
-from relatum.reading import BrokerAddress, Message
+from relatum.processes import after_fork, leave_to_parent
+from relatum.publishing._publish_errors import MALFORMED
+from relatum.reading import GOODBYE_S, BrokerAddress, Message, blocking_connection, in_time
 from relatum.waiting import ended, log_failure, may_be_mended, may_repeat
 
 logger = logging.getLogger("relatum.dead_letters")
@@ -50,20 +74,132 @@ _PROPERTIES: Final = (
 )
 """Properties a dead letter keeps: not `expiration`, ignored by streams, nor `user_id`, allowed only to that user."""
 
+DIRECT_TIMEOUT_S: Final = 10.0
+"""Seconds until a silent broker counts as unavailable."""
+
+_ACCESS_REFUSED: Final = 403
+"""AMQP's reply code for a user without permission."""
+
+_PRECONDITION_FAILED: Final = 406
+"""AMQP's reply code for a message larger than the broker accepts."""
+
+_FRAME_BYTES: Final = 8 + 12
+"""Bytes of a header frame besides its properties: the frame's header and end, then class, weight and body size.
+
+Source: AMQP 0-9-1, 2.3.5 and 2.3.5.2. RabbitMQ compares the whole frame with the negotiated size.
+"""
+
+
+class DirectPublisher(Closing):
+    """Publishes to streams by name, through the default exchange. A context manager; threads may share one.
+
+    The first message opens the connection; after a loss, the next one opens another. If the connection ends before a
+    confirm and the caller retries, the message may be published twice. `what` names a message in errors: "a dead
+    letter". After `timeout_s`, to connect and then for each message, a broker that is silent or blocks publishers is
+    `BrokerUnavailable`.
+    """
+
+    def __init__(self, address: BrokerAddress, what: str, *, timeout_s: float = DIRECT_TIMEOUT_S) -> None:
+        self._address = address
+        self._what = what
+        if address.amqp_port is None:
+            raise ConfigurationError(f"publishing {what} needs AMQP 0.9.1: give the broker as an amqp:// URL")
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._connection: BlockingConnection | None = None
+        self._channel: BlockingChannel | None = None
+        after_fork(self, DirectPublisher._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+        leave_to_parent(self._connection, self._channel)
+        self._connection = self._channel = None
+
+    @own_connection()
+    def publish(self, stream: str, body: bytes, properties: BasicProperties) -> None:
+        """Publish a message and wait for its confirm.
+
+        Raises:
+            PublishUnroutable: the stream does not exist.
+            PublishNacked: the broker refused the message.
+            PublishRejected: the broker never accepts this message: it is too large, or malformed.
+            InvalidInput: the properties cannot be encoded; nothing was sent.
+            HeadersRefused: the properties exceed a frame (field `bytes_max`: the room for them); nothing was sent.
+            BrokerUnavailable: the broker does not answer, or the connection ended before the confirm.
+            AccessRefused: the broker refuses the user, or does not let it write to the default exchange.
+        """
+        size = encoded_bytes(properties)
+        with self._lock:
+            try:
+                connection = self._connected()
+                most = connection._impl.params.frame_max
+                if most and size + _FRAME_BYTES > most:
+                    # The broker would close the connection.
+                    raise HeadersRefused(
+                        f"the properties of {self._what} take {size} bytes; the connection negotiated frames of "
+                        f"{most}; nothing was sent",
+                        reason="too_large",
+                        bytes_max=most - _FRAME_BYTES,
+                    )
+                with in_time(connection, self._timeout_s):
+                    if self._channel is None:
+                        self._channel = connection.channel()
+                        self._channel.confirm_delivery()
+                    self._channel.basic_publish("", stream, body, properties, mandatory=True)
+            except UnroutableError as error:
+                raise PublishUnroutable(
+                    f"there is no stream {stream!r} for {self._what}: declare it", in_stream=False
+                ) from error
+            except NackError as error:
+                raise PublishNacked(f"the broker refused {self._what} for {stream!r}", in_stream=False) from error
+            except (AMQPError, OSError) as error:
+                self._drop()
+                code = error.reply_code if isinstance(error, ChannelClosedByBroker | ConnectionClosedByBroker) else None
+                why = str(error) or type(error).__name__
+                if isinstance(error, ChannelClosedByBroker) and code == _ACCESS_REFUSED:
+                    raise AccessRefused(
+                        f"the broker refuses the user {self._address.user!r} to publish {self._what} to {stream!r} by "
+                        "the default exchange: grant the permission to write to 'amq.default'"
+                    ) from error
+                if code == _PRECONDITION_FAILED or code in MALFORMED:
+                    raise PublishRejected(f"the broker does not accept {self._what} for {stream!r}: {why}") from error
+                raise BrokerUnavailable(f"{self._what} could not be published to {stream!r}: {why}") from error
+
+    def _connected(self) -> BlockingConnection:
+        if self._connection is not None:
+            with suppress(AMQPError, OSError):
+                self._connection.process_data_events(0)
+            if self._channel is None or not self._channel.is_open:
+                self._drop()
+        if self._connection is None:
+            # No heartbeats: none are answered between messages, and the next publish notices a lost connection.
+            self._connection = blocking_connection(self._address, timeout_s=self._timeout_s, heartbeat_s=0)
+        return self._connection
+
+    def _drop(self) -> None:
+        connection, self._connection, self._channel = self._connection, None, None
+        if connection is not None and connection.is_open:
+            with suppress(AMQPError, OSError), in_time(connection, GOODBYE_S):
+                connection.close()
+
+    @own_connection()
+    def close(self) -> None:
+        with self._lock:
+            self._drop()
+
+
+def encoded_bytes(properties: BasicProperties) -> int:
+    try:
+        return sum(map(len, properties.encode()))
+    except Exception as error:
+        # pika's encoder raises AssertionError, struct.error, RecursionError and its own errors.
+        raise InvalidInput(f"AMQP 0.9.1 cannot encode the properties: {error or type(error).__name__}") from error
+
 
 class DeadLetters(Closing):
-    """Publishes given-up messages to a stream, each confirmed. A context manager; threads may share one.
+    """Publishes given-up messages to a stream or other queue, each confirmed. As `DirectPublisher`.
 
-    The first message opens the connection; after a loss, the next one opens another. A message may be published twice
-    if the connection ends before the confirm: compare `relatum_dead_stream` and `relatum_dead_offset`.
-
-    Args:
-        address: The broker's address, with an AMQP port.
-        stream: The name of an existing stream or other queue.
-        timeout_s: Seconds until a silent broker, or one that blocks publishers, is `BrokerUnavailable`.
-
-    Raises:
-        ConfigurationError: the address has no AMQP port; give the broker as an amqp:// URL.
+    Of a letter that was published twice, `relatum_dead_stream` and `relatum_dead_offset` are the same.
     """
 
     def __init__(self, address: BrokerAddress, stream: str, *, timeout_s: float = DIRECT_TIMEOUT_S) -> None:
@@ -77,18 +213,9 @@ class DeadLetters(Closing):
         `relatum_dead_stream` and `relatum_dead_offset`. Properties and headers that AMQP 0.9.1 cannot send (a
         correlation id over 255 bytes, headers larger than a frame) are left out and named in `relatum_dead_left_out`.
 
-        Args:
-            message: The message, as read.
-            reason: Why it is given up; at most 1,000 characters are kept.
-            headers: Further headers.
-
         Raises:
-            PublishUnroutable: the stream does not exist.
-            PublishNacked: the broker refused the message.
-            PublishRejected: the broker never accepts this message.
-            InvalidInput, DataError: as `PublishRejected`, but the message was not sent.
-            BrokerUnavailable: the broker does not answer. A retry may publish the message again.
-            AccessRefused: the broker refuses the user.
+            InvalidInput, DataError: the message can never be a dead letter, and was not sent.
+            RelatumError: as for `DirectPublisher.publish`.
         """
         added: dict[str, Any] = {REASON_HEADER: reason[:REASON_CHARACTERS_MAX], **headers}
         added |= {STREAM_HEADER: message.stream, OFFSET_HEADER: message.offset}
@@ -97,7 +224,8 @@ class DeadLetters(Closing):
             fields["timestamp"] = int(fields["timestamp"].timestamp())
         own = {name: value for name, value in message.headers.items() if name not in added}
         try:
-            _check_depth(own)
+            for value in own.values():
+                _check_depth(value)
             self._publisher.publish(self.stream, message.body, BasicProperties(headers={**own, **added}, **fields))
         except InvalidInput as refused:
             reduced = _reduced(fields, own, added, getattr(refused, "bytes_max", HEADERS_BYTES_MAX))
@@ -106,7 +234,6 @@ class DeadLetters(Closing):
             logger.warning("a dead letter was published without some of its properties: %s", refused, extra=extra)
 
     def close(self) -> None:
-        """Close the connection. The next publish opens another."""
         self._publisher.close()
 
 
@@ -152,7 +279,11 @@ def _reduced(
     left_out: list[str] = []
     for kind, given in (("", fields), ("header ", headers)):
         for name, value in given.items():
-            size = _bytes({name: value}) if kind else _bytes({}, **{name: value})
+            try:
+                _check_depth(value)
+                size: float = encoded_bytes(BasicProperties(**({"headers": {name: value}} if kind else {name: value})))
+            except InvalidInput:
+                size = math.inf
             if size > room:
                 left_out.append(kind + name[:_NAME_CHARACTERS_MAX])
             else:
@@ -162,25 +293,10 @@ def _reduced(
     return BasicProperties(headers={**kept["header "], **added}, **kept[""])
 
 
-def _bytes(headers: dict[str, Any], **fields: Any) -> float:
-    """Return the encoded bytes of headers and properties; endless if they cannot be sent."""
-    try:
-        _check_depth(headers)
-        return encoded_bytes(BasicProperties(headers=headers, **fields))
-    except InvalidInput:
-        return math.inf
-
-
-def _check_depth(headers: Mapping[str, Any]) -> None:
-    """Refuse headers nested so deep that the broker accepts them, but every pika consumer crashes."""
-    if _is_deep(headers, HEADERS_DEPTH_MAX):
-        raise InvalidInput(f"headers are nested deeper than {HEADERS_DEPTH_MAX} levels")
-
-
-def _is_deep(value: Any, levels: int) -> bool:
-    """Return whether tables and arrays are nested deeper than `levels`."""
-    if not isinstance(value, Mapping | list | tuple):
-        return False
-    if levels < 0:
-        return True
-    return any(_is_deep(each, levels - 1) for each in (value.values() if isinstance(value, Mapping) else value))
+def _check_depth(value: Any, levels: int = HEADERS_DEPTH_MAX) -> None:
+    """Refuse a header nested so deep that the broker accepts it, but every pika consumer crashes."""
+    if isinstance(value, Mapping | list | tuple):
+        if levels <= 0:
+            raise InvalidInput(f"headers are nested deeper than {HEADERS_DEPTH_MAX} levels")
+        for each in value.values() if isinstance(value, Mapping) else value:
+            _check_depth(each, levels - 1)

@@ -36,19 +36,11 @@ class EmbeddedRecorders:
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _used: ClassVar["dict[_Key, tuple[EmbeddedRecorder, int]]"] = {}
 
-    @staticmethod
-    def prepare() -> None:
-        """Import what recorders need before a process forks, or each child would spend half a second on it."""
-        from relatum.recording.embedded import EmbeddedRecorder  # noqa: F401
-
     @classmethod
     def acquire(
         cls, address: BrokerAddress, database: AnyDatabase, definitions: tuple[KeyDefinition, ...], *, records: bool
     ) -> "EmbeddedRecorder":
-        """Return the recorder for these arguments; start it if there is none.
-
-        `records`: False if other processes record: it only compares the keys.
-        """
+        """Return the recorder for these arguments, started if there is none. `records=False` only compares the keys."""
         from relatum.recording.embedded import EmbeddedRecorder
 
         login = address.login
@@ -79,7 +71,6 @@ class EmbeddedRecorders:
 
     @classmethod
     def warn_at_exit(cls) -> None:
-        """Log which messages unclosed recorders leave unrecorded."""
         left: dict[str, int | None] = {}
         for recorder, _ in list(cls._used.values()):
             left |= recorder.left()
@@ -98,7 +89,6 @@ atexit.register(EmbeddedRecorders.warn_at_exit)
 
 
 def warn_of_left(who: str, left: Mapping[str, int | None], hint: str = "") -> None:
-    """Log the streams with unrecorded messages, if any, and how many messages each has."""
     told = [
         f"an unknown number of {stream!r}, if it is a stream" if count is None else f"{count} of {stream!r}"
         for stream, count in left.items()

@@ -16,10 +16,11 @@ from relatum.publishing._interception import (
     Interception,
     Options,
     ProcessInterceptions,
+    PublisherCounts,
+    PublisherStatistics,
     RecorderChoice,
     interception_of,
 )
-from relatum.publishing._publisher_statistics import PublisherCounts, PublisherStatistics
 from relatum.publishing._stamp import OnInvalid, Stamper
 from relatum.reading import Broker
 from relatum.store.database import AnyDatabase

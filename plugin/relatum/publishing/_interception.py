@@ -2,22 +2,31 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections import Counter as Counts
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from time import monotonic
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 from relatum import metrics
 from relatum.checks import as_options, checked_choice, checked_name, checked_names, checked_seconds
 from relatum.closing import close_when_dropped, close_within
-from relatum.errors import ConfigurationError
+from relatum.errors import (
+    ConfigurationError,
+    PublishError,
+    PublishNacked,
+    PublishOutcomeUnknown,
+    PublishRejected,
+    PublishUnroutable,
+)
 from relatum.keys import AGREE_S, KeyAgreement, KeyDefinition
+from relatum.metrics import Counter, Distribution, Gauge, Histogram, Observed, reported
 from relatum.processes import after_fork, leave_to_parent, of_one_process
 from relatum.publishing._embedded import EmbeddedRecorders, warn_of_left
 from relatum.publishing._locate import Locator
-from relatum.publishing._publisher_statistics import PublisherCounts
 from relatum.publishing._stamp import OnInvalid, Stamper
 from relatum.reading import Broker, BrokerAddress
 from relatum.store.address import parse_database
@@ -45,6 +54,84 @@ _FORGET_S: Final = 60.0
 
 _NAMES: Final = (str, bytes)
 """Types that pika accepts as names."""
+
+_REASONS: Final[tuple[tuple[type[PublishError], str], ...]] = (
+    (PublishUnroutable, "unroutable"),
+    (PublishNacked, "nacked"),
+    (PublishRejected, "rejected"),
+    (PublishOutcomeUnknown, "unknown"),
+)
+
+
+@reported("client")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherStatistics:
+    """Counts of an intercepted connection.
+
+    Attributes:
+        connections: 1 until the connection is released, then 0.
+        published: Messages sent, whatever their outcome.
+        errors: Messages sent whose publish failed, by reason: "unroutable", "nacked", "rejected", "unknown".
+        skipped: Values that will not be recorded (`on_invalid="skip"`), by reason.
+        receipt_s: Seconds from sending until a receipt had the message's places.
+        left: Messages that `release` left to the next recorder, by stream; None: their number is unknown. Empty before
+            `release`, if all messages were recorded, and if other connections still use the recorder.
+    """
+
+    connections: Annotated[int, Gauge("relatum_publisher_connections", "Intercepted connections")]
+    published: Annotated[int, Counter("relatum_publisher_published_total", "Messages sent")]
+    errors: Annotated[
+        Mapping[str, int],
+        Counter("relatum_publisher_errors_total", "Messages sent whose publish failed", by="reason"),
+    ]
+    skipped: Annotated[
+        Mapping[str, int],
+        Counter("relatum_publisher_skipped_values_total", "Values published that will not be recorded", by="reason"),
+    ]
+    receipt_s: Annotated[
+        Observed,
+        Distribution("relatum_publisher_receipt_seconds", "Time from sending until the message's places are known"),
+    ]
+    left: Mapping[str, int | None]
+
+
+class PublisherCounts:
+    """The counters of one connection, updated by the thread or event loop that publishes on it.
+
+    The object refers to no other, so it may outlive the connection.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.published = 0
+        self.errors: Counts[str] = Counts()
+        self.skipped: Counts[tuple[str, str]] = Counts()
+        """By key and reason."""
+        self.receipt_s = Histogram()
+        self.left: Mapping[str, int | None] = {}
+
+    def failed(self, error: PublishError) -> PublishError:
+        """Count the error of a message already counted as published."""
+        self.errors[next((reason for kind, reason in _REASONS if isinstance(error, kind)), "unknown")] += 1
+        return error
+
+    def sent_and_failed(self, error: PublishError) -> PublishError:
+        """Count a sent message and the error of its publish."""
+        self.published += 1
+        return self.failed(error)
+
+    def statistics(self) -> PublisherStatistics:
+        skipped: Counts[str] = Counts()
+        for (_, reason), count in list(self.skipped.items()):
+            skipped[reason] += count
+        return PublisherStatistics(
+            connections=int(self.is_open),
+            published=self.published,
+            errors=dict(self.errors),
+            skipped=dict(skipped),
+            receipt_s=self.receipt_s.observed(),
+            left=dict(self.left),
+        )
 
 
 @dataclass(frozen=True)
@@ -76,8 +163,6 @@ class Options:
 
 
 class Interception:
-    """The state of one intercepted connection."""
-
     def __init__(self, options: Options, connection: Any, client: str) -> None:
         self.options = options
         self.active = True
@@ -128,11 +213,7 @@ class Interception:
         return stamper
 
     def await_agreement(self, *, may_wait: bool) -> None:
-        """Check that no conflict with the database's key definitions is known.
-
-        Raises:
-            KeyDefinitionConflict, InvalidKeyDefinition: there is a conflict. Never with `on_invalid="skip"`.
-        """
+        """Raise a known conflict with the database's key definitions, unless `on_invalid="skip"`."""
         if may_wait:
             self.agreement.wait(self._agree_until - monotonic())
         if self.options.on_invalid == "raise":
@@ -140,11 +221,11 @@ class Interception:
 
     @property
     def has_agreed(self) -> bool:
-        """Whether publishes need not wait for the database's first answer."""
+        """Whether publishes need not wait for `agreed`."""
         return not self._waiting_to_agree and (self.agreement.is_asked or monotonic() >= self._agree_until)
 
     async def agreed(self) -> None:
-        """Wait for that answer until a second after `intercept`. Publishes keep their order."""
+        """Wait for the database's first answer until a second after `intercept`. Publishes keep their order."""
         if self.has_agreed:
             return
         self._waiting_to_agree += 1
@@ -168,10 +249,11 @@ class Interception:
             self._locator = locator
         return self._locator
 
-    def require_database(self) -> None:
-        """Check that there is a database, for a receipt."""
+    def check_receipts(self) -> None:
+        """Check that receipts can be had: there is a database, and it defines the keys alike."""
         if self.options.database is None:
             raise ConfigurationError("a receipt needs the database: intercept the connection with database=URL")
+        self.agreement.check()
 
     def watch(self, exchange: Any, routing_key: Any) -> None:
         """Make the embedded recorder, if any, record the streams of a route. A known route costs a set lookup.
@@ -203,13 +285,14 @@ class Interception:
         if recorder is not None and not EmbeddedRecorders.give_back(recorder):
             # Other connections use the recorder.
             recorder = None
-        closed = [each for each in (recorder, locator) if each is not None]
-        if not closed:
+        if recorder is None and locator is None:
             return
 
         def close() -> None:
-            for each in closed:
-                each.close()
+            if recorder is not None:
+                recorder.close()
+            if locator is not None:
+                locator.close()
 
         close_within(close, RELEASE_S, name="relatum-release")
         if recorder is not None:
@@ -221,13 +304,8 @@ class ProcessInterceptions:
     """The interceptions of a Celery app or a broker object, one for each process that publishes.
 
     When this is made, the broker may be unknown, and a worker has not forked its children. So there is no recorder and
-    no connection until a process publishes.
-
-    Attributes:
-        options: The arguments of `intercept`.
-        active: False once released: all calls then pass through unchanged.
-        lock: Protects counts and covered connections: an app's threads publish concurrently.
-        nodes: pika parameters of the cluster's nodes, if the connections do not know them.
+    no connection until a process publishes. `lock` protects counts and covered connections: an app's threads publish
+    concurrently. `nodes` are pika parameters of the cluster's nodes, if the connections do not know them.
     """
 
     def __init__(self, options: Options, client: str) -> None:
@@ -241,29 +319,23 @@ class ProcessInterceptions:
         self._covered: WeakKeyDictionary[Any, ModuleType] = WeakKeyDictionary()
         after_fork(self, ProcessInterceptions._renew)
         if options.database is not None:
-            EmbeddedRecorders.prepare()
+            # Before the process forks: each child would spend half a second on it.
+            import_module("relatum.recording.embedded")
 
     def _renew(self) -> None:
-        """Forget the parent's recorder, counts and locks in a child."""
         self.lock, self._starting = threading.Lock(), threading.Lock()
         leave_to_parent(self._present)
         self._present = None
 
     @property
     def counts(self) -> PublisherCounts:
-        """This process's counts."""
         return PublisherCounts() if self._present is None else self._present.counts
 
     def check_usable(self) -> None:
         """Does nothing: this object works in every process."""
 
     def current(self, connection: Any, *, may_wait: bool = True) -> Interception | None:
-        """Return this process's interception, made with its first publishing connection; None once released.
-
-        Raises:
-            KeyDefinitionConflict, InvalidKeyDefinition: the database defines the keys differently.
-            RelatumError: the stream for copies does not exist and cannot be declared.
-        """
+        """Return this process's interception, made with its first publishing connection; None once released."""
         with self._starting:
             if self.active and self._present is None:
                 address = address_of(self.options.broker or connection, self.nodes)
@@ -275,8 +347,7 @@ class ProcessInterceptions:
                     self._present.watch("", stream)
             present = self._present
         if present is None or not self.active:
-            # It was made while `release` ran.
-            self._give_back()
+            self._give_back()  # It was made while `release` ran.
             return None
         present.await_agreement(may_wait=may_wait)
         return present

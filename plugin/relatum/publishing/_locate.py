@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -72,11 +72,9 @@ RECORDED_TO: Final = sql("""
 class Destinations:
     """The streams that may contain a message.
 
-    Attributes:
-        streams: Their names; empty if none is known.
-        is_exact: True: a message that the broker accepted is in each of these streams and in no other. False: it is in
-            some of them, or in others: the broker cannot be asked safely where an exchange routes a key, and exchanges
-            may be bound to exchanges. Its absence from these streams then proves nothing.
+    If `is_exact`, a message that the broker accepted is in each of these streams and in no other. Otherwise it is in
+    some of them, or in others: the broker cannot be asked safely where an exchange routes a key, and exchanges may be
+    bound to exchanges. Its absence from these streams then proves nothing.
     """
 
     streams: frozenset[str]
@@ -85,8 +83,6 @@ class Destinations:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The facts of one sent message."""
-
     exchange: str
     routing_key: str
     message_id: str
@@ -124,7 +120,6 @@ class Sent:
         return cls(_name(exchange), _name(routing_key), message_id, receipt, time_us, content, at, before_s)
 
     def is_in(self, message: Message) -> bool:
-        """Return whether a message is the sent one."""
         try:
             return (
                 message.properties.message_id == self.message_id
@@ -137,13 +132,7 @@ class Sent:
 
 
 class Locator:
-    """Finds the messages of one connection.
-
-    `records`: Whether this process records the streams that it publishes to.
-
-    Attributes:
-        waits: The waits for places, which share one thread that queries the table.
-    """
+    """Finds the messages of one connection. `records`: whether this process records the streams it publishes to."""
 
     def __init__(
         self,
@@ -159,7 +148,7 @@ class Locator:
         self._database = None if database is None else Database(database, refusing=None, pool_size=2)
         self._records = records
         self._named = streams
-        self._receipt_s = receipt_s
+        self.receipt_s = receipt_s
         self._bound_to: dict[str, tuple[float, frozenset[str]]] = {}
         self._warned: set[tuple[str, str]] = set()
         self._reader: StreamReader | None = None
@@ -171,10 +160,6 @@ class Locator:
 
     def _renew(self) -> None:
         self._opening = threading.Lock()
-
-    def note_found(self, sent: Sent) -> None:
-        """Measure the time from sending until the places are known."""
-        self._receipt_s.observe(time.monotonic() - sent.monotonic_s)
 
     def close(self) -> None:
         """Close the reader and the database. A search that still runs opens a reader for each look."""
@@ -189,15 +174,25 @@ class Locator:
     # --- the broker: which streams may have a message -------------------------------------------------------------
 
     def destinations_and_ends(self, sent: Sent, timeout_s: float) -> tuple[Destinations, dict[str, int]]:
-        """Return the streams that may contain a confirmed message and, unless exact, their last offsets."""
-        where, ends = Destinations(self._named, is_exact=False), {}
+        """Return the streams that may contain a confirmed message and, unless exact, their last offsets (-1: empty)."""
+        where, ends = Destinations(self._named, is_exact=False), dict[str, int]()
         with within(max(LEAST_S, timeout_s)):
             with suppress(Transient, NotFound):
                 where = self.destinations(sent)
                 if sent.exchange == "" and where.streams:
-                    where = self._if_stream(sent.routing_key, where)
+                    with self.reader() as reader:
+                        is_stream = reader.routes("", sent.routing_key) != []
+                    if not is_stream:
+                        text = "%r is not a stream, so receipts of messages published to it have no places"
+                        self._warn_once(text, sent.routing_key)
+                        where = Destinations(frozenset(), is_exact=True)
             if not where.is_exact and len(where.streams) <= LOOKED_AT_MAX:
-                ends = self._ends(where.streams)
+                with suppress(Transient, NotFound, AccessRefused), self.reader() as reader:
+                    for stream in where.streams:
+                        with suppress(NotFound, AccessRefused):
+                            bounds = reader.bounds(stream)
+                            if not bounds.is_silence:
+                                ends[stream] = bounds.end - 1
         return where, ends
 
     def destinations(self, sent: Sent) -> Destinations:
@@ -216,15 +211,7 @@ class Locator:
             return Destinations(frozenset([f"{exchange}-{name}"]), is_exact=True)
         return Destinations(bound | self._named, is_exact=False)
 
-    def _if_stream(self, name: str, where: Destinations) -> Destinations:
-        with self.reader() as reader:
-            if reader.routes("", name) != []:
-                return where
-        self._warn_once("%r is not a stream, so receipts of messages published to it have no places", name)
-        return Destinations(frozenset(), is_exact=True)
-
     def _bound(self, exchange: str) -> frozenset[str]:
-        """Return the streams bound to an exchange."""
         if exchange.startswith(BROKERS_OWN):
             return frozenset()
         now = time.monotonic()
@@ -242,17 +229,6 @@ class Locator:
                     exchange,
                 )
         return bound
-
-    def _ends(self, streams: frozenset[str]) -> dict[str, int]:
-        """Return the last offset of each stream, -1 if empty. Streams that cannot be asked are left out."""
-        found: dict[str, int] = {}
-        with suppress(Transient, NotFound, AccessRefused), self.reader() as reader:
-            for stream in streams:
-                with suppress(NotFound, AccessRefused):
-                    bounds = reader.bounds(stream)
-                    if not bounds.is_silence:
-                        found[stream] = bounds.end - 1
-        return found
 
     def _warn_once(self, text: str, name: str) -> None:
         if (text, name) not in self._warned and len(self._warned) < NAMED_MAX:
@@ -295,11 +271,14 @@ class Locator:
         While the database is unavailable, the messages count as not recorded yet.
         """
         looked_in = frozenset[str]().union(*(look.ends for look in looks))
+        # A stream that was never recorded counts as unrecorded only if this process has a recorder.
+        recorded_to = dict.fromkeys(looked_in, 0 if self._records else math.inf)
         wanted = [look.sent.receipt for look in looks if look.sent.receipt is not None]
         places: defaultdict[str | None, set[MessageId]] = defaultdict(set)
         try:
             # In this order: a row written between the two queries is among the places.
-            recorded_to = self._recorded_to(looked_in) if looked_in else {}
+            for name, to_offset in self._rows(RECORDED_TO, names=list(looked_in)) if looked_in else ():
+                recorded_to[name] = to_offset or 0
             for receipt, stream, offset in self._rows(PLACES, receipts=wanted):
                 places[receipt].add(MessageId(stream, offset))
         except DatabaseUnavailable:
@@ -311,26 +290,15 @@ class Locator:
             if look.has_all or now >= look.deadline:
                 yield number, True
 
-    def _recorded_to(self, names: Iterable[str]) -> dict[str, float]:
-        """Return how far streams are recorded.
-
-        A stream that was never recorded counts as unrecorded only if this process has a recorder.
-        """
-        nobodys = 0 if self._records else math.inf
-        recorded = {name: to_offset or 0 for name, to_offset in self._rows(RECORDED_TO, names=list(names))}
-        return {name: recorded.get(name, nobodys) for name in names}
-
     def _rows(self, statement: sa.TextClause, **parameters: list[str]) -> list[Any]:
         assert self._database is not None
         return self._database.rows(statement, {"vhost": self._address.vhost, **parameters})
 
     @cached_property
     def outcomes(self) -> Outcomes:
-        """The outcomes of messages."""
         assert self._database is not None
         return Outcomes(self._database)
 
 
 def _name(given: Any) -> str:
-    """Return a name given as text or bytes as text."""
     return given.decode(errors="replace") if isinstance(given, bytes) else str(given)

@@ -1,6 +1,7 @@
 """Publishes a group of messages in its logical order, through pika or aio-pika."""
 
 import copy
+import heapq
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -8,16 +9,125 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 
-from relatum.errors import PublishOutcomeUnknown, PublishUnroutable
-from relatum.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER
-from relatum.membership import GroupFault, GroupPosition, Membership
+from relatum.errors import GroupConflict, IncompleteGroup, PublishOutcomeUnknown, PublishUnroutable
+from relatum.limits import GROUP_SEQUENCE_MAX
+from relatum.membership import (
+    Anomaly,
+    GroupFault,
+    GroupPosition,
+    Membership,
+    Ranges,
+    checked_group_id,
+    checked_sequence,
+    new_group_id,
+    new_place,
+)
 from relatum.processes import of_one_process
 from relatum.publishing._pika import OwnProperties, copy_with
 from relatum.publishing._publish import intercepted_exchange, publisher_of, was_returned
-from relatum.publishing.numbering import Numbering
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
+
+_CANNOT_GO_ON = (Anomaly.TWO_LASTS, Anomaly.PAST_LAST, Anomaly.EXPIRED)
+"""Anomalies that no further message can repair."""
+
+
+class Numbering:
+    """The sequence numbers of one group that is being published, from `start` on; lower ones count as published.
+
+    A number is taken before its message is sent, and freed if the message is certainly in no stream. The next message
+    gets the freed number, so no gap is left.
+    """
+
+    def __init__(self, group_id: str | None = None, start: int = 1) -> None:
+        if group_id is None and start != 1:
+            raise GroupFault.OPTION_INVALID.error("start= continues a group: pass its group_id=")
+        self.group_id = new_group_id() if group_id is None else checked_group_id(group_id)
+        self.next_free = checked_sequence(start)
+        """The number after the highest taken one."""
+        self.last_sequence: int | None = None
+        """The number of the last message; None before it is taken."""
+        self._gaps: list[tuple[int, int]] = []  # a heap of ranges below next_free
+        self.has_ended = False
+        """Whether no more numbers are assigned."""
+
+    def resume(self, position: GroupPosition) -> None:
+        """Continue from a position: with the missing numbers, then with numbers above the highest."""
+        if position.group_id != self.group_id and self.is_begun:
+            raise GroupFault.OPTION_INVALID.error(
+                f"group {self.group_id} has messages already: continue another group with a new MessageGroup"
+            )
+        for anomaly in _CANNOT_GO_ON:
+            if anomaly in position.anomalies:
+                raise GroupConflict(
+                    f"group {position.group_id} cannot be continued: {anomaly}",
+                    group_id=position.group_id,
+                    anomaly=str(anomaly),
+                )
+        self.group_id = position.group_id
+        self.last_sequence = position.last_sequence
+        self.next_free = (position.last_sequence or position.highest) + 1
+        self._gaps = list(position.missing)  # sorted, so a heap
+
+    def take(self, *, last: bool = False) -> Membership:
+        """Return the next message's place: the lowest free number; for the last message, one above all others."""
+        if self.has_ended or (self.last_sequence is not None and (last or not self._gaps)):
+            raise GroupFault.ENDED.error(f"group {self.group_id} has ended; nothing was sent")
+        if self._gaps and not last:
+            first, end = heapq.heappop(self._gaps)
+            if first < end:
+                heapq.heappush(self._gaps, (first + 1, end))
+            return Membership(self.group_id, first, False)
+        number = self.next_free
+        if number > GROUP_SEQUENCE_MAX:
+            checked_sequence(number)
+        self.next_free = number + 1
+        if last:
+            self.last_sequence = number
+        return new_place(Membership, (self.group_id, number, last))
+
+    def give_back(self, place: Membership) -> None:
+        """Free the number of a message that is in no stream."""
+        if place.last:
+            self.last_sequence = None
+        heapq.heappush(self._gaps, (place.sequence, place.sequence))
+        if self.last_sequence is not None:
+            return
+        # Free numbers at the end are no gaps.
+        ranges = sorted(self._gaps)
+        while ranges and ranges[-1][1] == self.next_free - 1:
+            self.next_free = ranges.pop()[0]
+        self._gaps = ranges
+
+    @property
+    def is_begun(self) -> bool:
+        return self.next_free > 1
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last message has a number, and no lower number is free."""
+        return self.last_sequence is not None and not self._gaps
+
+    @property
+    def missing(self) -> Ranges:
+        """The free numbers below the highest taken one: ranges (first, last), ascending."""
+        joined: list[tuple[int, int]] = []
+        for first, last in sorted(self._gaps):
+            if joined and joined[-1][1] == first - 1:
+                joined[-1] = (joined[-1][0], last)
+            else:
+                joined.append((first, last))
+        return tuple(joined)
+
+    def incomplete(self) -> IncompleteGroup:
+        lacks = "its last message" if self.last_sequence is None else f"{self.missing}"
+        return IncompleteGroup(
+            f"group {self.group_id} ended without {lacks}: resume it from its position, or put its last message",
+            group_id=self.group_id,
+            missing=self.missing,
+            last_sequence=self.last_sequence,
+        )
 
 
 class _Group:
@@ -74,14 +184,13 @@ class _Group:
                 streams, or not proven.
             GroupConflict: no further message can complete the group (field `anomaly`).
         """
-        if isinstance(position, GroupPosition):
-            self._check_position(position, unproven=unproven)
-        self._numbers.resume(position)
-
-    def _check_position(self, position: GroupPosition, *, unproven: bool) -> None:
+        if not isinstance(position, GroupPosition):
+            raise GroupFault.OPTION_INVALID.error(
+                f"position= takes a result of group_position(…), not {type(position).__name__}"
+            )
         exchange, routing_key = self._target
         name = exchange or routing_key
-        if (exchange or routing_key) and not position.holds_for(exchange, routing_key):
+        if name and not position.holds_for(exchange, routing_key):
             raise GroupFault.OPTION_INVALID.error(
                 f"the position of group {position.group_id} does not cover {name!r}, to which this group publishes: "
                 f"call group_position(…, streams={name!r})"
@@ -91,15 +200,17 @@ class _Group:
                 f"the position of group {position.group_id} is not proven, so the group may have more messages: use "
                 "complete=True and the stream protocol, or call resume(…, unproven=True)"
             )
+        self._numbers.resume(position)
 
     def _failed(self, place: Membership, error: Exception) -> None:
         """Free the number, unless the message may be in a stream."""
         if not isinstance(error, PublishOutcomeUnknown):
             self._numbers.give_back(place)
 
-    def _end(self) -> None:
-        self._numbers.end()
-        if self._numbers.is_begun and not self._numbers.is_complete:
+    def _end(self, error: BaseException | None = None) -> None:
+        """End the group after its block, which may have raised an error."""
+        self._numbers.has_ended = True
+        if error is None and self._numbers.is_begun and not self._numbers.is_complete:
             raise self._numbers.incomplete()
 
 
@@ -184,7 +295,9 @@ class MessageGroup(_Group):
             self._publisher = publisher_of(self._channel)
         place = self._numbers.take(last=last)
         try:
-            grouped = _grouped(properties, place)
+            grouped = OwnProperties(headers=place.headers)
+            if properties:
+                grouped = copy_with(properties, {**(properties.headers or {}), **place.headers}, properties.message_id)
             return self._channel.basic_publish(exchange, routing_key, body, grouped, mandatory, **kwargs)
         except Exception as error:
             self._failed(place, error)
@@ -204,19 +317,7 @@ class MessageGroup(_Group):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self._numbers.end()
-
-
-def _grouped(given: BasicProperties | None, place: Membership) -> BasicProperties:
-    """Return a copy of the caller's properties with the headers of a place."""
-    if not given:
-        return OwnProperties(headers=place.headers)
-    headers = dict(given.headers) if given.headers else {}
-    headers[GROUP_ID_HEADER], headers[GROUP_SEQUENCE_HEADER], headers[GROUP_LAST_HEADER] = place
-    return copy_with(given, headers, given.message_id)
+        self._end(error)
 
 
 class AsyncMessageGroup(_Group):
@@ -270,11 +371,18 @@ class AsyncMessageGroup(_Group):
         routing_key = self._target[1] if routing_key is None else routing_key
         place = self._numbers.take(last=last)
         try:
-            result = await target.publish(_grouped_message(message, place), routing_key, mandatory=mandatory, **kwargs)
-            _require_routed(result, place)
+            grouped: Any = copy.copy(message)
+            grouped.headers = {**(message.headers or {}), **place.headers}
+            result = await target.publish(grouped, routing_key, mandatory=mandatory, **kwargs)
         except Exception as error:
             self._failed(place, error)
             raise
+        if was_returned(result):
+            # aio-pika returns it, unless the channel raises.
+            self._numbers.give_back(place)
+            raise PublishUnroutable(
+                f"message {place.sequence} of group {place.group_id} was returned: no queue is bound", in_stream=False
+            )
         return result
 
     async def close(self) -> None:
@@ -287,22 +395,4 @@ class AsyncMessageGroup(_Group):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
-            await self.close()
-        else:
-            self._numbers.end()
-
-
-def _grouped_message(message: "AbstractMessage", place: Membership) -> Any:
-    """Return a copy of the caller's message with the headers of a place."""
-    ours: Any = copy.copy(message)
-    ours.headers = {**(message.headers or {}), **place.headers}
-    return ours
-
-
-def _require_routed(result: Any, place: Membership) -> None:
-    """Raise if the broker returned the message: aio-pika returns it, unless the channel raises."""
-    if was_returned(result):
-        raise PublishUnroutable(
-            f"message {place.sequence} of group {place.group_id} was returned: no queue is bound", in_stream=False
-        )
+        self._end(error)

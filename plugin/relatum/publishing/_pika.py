@@ -68,8 +68,6 @@ _REMEMBERED_MAX: Final = 4096
 
 
 class Publisher(Replacement):
-    """Replaces `basic_publish` on one channel."""
-
     def __init__(
         self, channel: Any, wrapped: Callable[..., Any], interception: Interception, connection: Connection
     ) -> None:
@@ -142,7 +140,6 @@ class Publisher(Replacement):
         return result
 
     def _stamped(self, given: Any, body: Any) -> BasicProperties:
-        """Return a stamped copy of the caller's properties."""
         if given is None:
             stamp = self._stamper.stamp(None, None, None, None, body)
             return OwnProperties(headers=stamp.headers, message_id=stamp.message_id)
@@ -161,7 +158,12 @@ class Publisher(Replacement):
         if isinstance(error, NackError):
             # One of several queues can refuse what another has accepted.
             return outcome(PublishNacked, error, in_stream=False if exchange == "" else None)
-        if _is_refusal(error):
+        code = error.reply_code if isinstance(error, ChannelClosedByBroker | ConnectionClosedByBroker) else None
+        if isinstance(error, ChannelClosedByBroker):
+            is_refused = code in BLOCKING or refuses_message(error.reply_text)
+        else:
+            is_refused = code in MALFORMED
+        if is_refused:
             return outcome(PublishRejected, error, in_stream=False)
         facts = Sent.of(exchange, routing_key, sent.message_id, sent.headers, body, monotonic_s=began_s)
         unsettled = Unsettled(facts, self.interception.locator, self.final_at(error))
@@ -196,7 +198,6 @@ def intercept(connection: "BlockingConnection | Connection", interception: Inter
 
 
 def is_connection(connection: object) -> bool:
-    """Return whether an object is a pika connection."""
     return isinstance(connection, BlockingConnection | Connection)
 
 
@@ -215,13 +216,6 @@ def release(connection: "BlockingConnection | Connection") -> None:
     put_back(connection, "channel")
     put_back(connection, "update_secret")
     delattr(connection, ATTRIBUTE)
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Return whether a blocking publish's error proves that no stream has the message."""
-    if isinstance(error, ChannelClosedByBroker):
-        return error.reply_code in BLOCKING or refuses_message(error.reply_text)
-    return isinstance(error, ConnectionClosedByBroker) and error.reply_code in MALFORMED
 
 
 def _intercept_channel(connection: "BlockingConnection | Connection", channel: Any, interception: Interception) -> None:
@@ -243,7 +237,6 @@ def _implementation(connection: "BlockingConnection | Connection") -> Connection
 
 
 def _channels(connection: "BlockingConnection | Connection") -> Iterator[Any]:
-    """Yield the open channels as the caller's objects."""
     for channel in list(_implementation(connection)._channels.values()):
         known = channel._get_cookie() if isinstance(connection, BlockingConnection) else channel
         if known is not None:

@@ -75,9 +75,8 @@ def publish(
     """
     publisher = publisher_of(channel)
     interception = publisher.interception
-    interception.require_database()
+    interception.check_receipts()
     checked_body(body)
-    interception.agreement.check()
     if isinstance(exchange, Target):
         exchange, routing_key = exchange.destination(channel, body, properties, routing_key)
     given = properties or BasicProperties()
@@ -134,11 +133,10 @@ async def publish_async(
         raise ConfigurationError(
             f"a {type(exchange).__name__} gives no receipts: call its own publish(); nothing was sent"
         )
-    interception.require_database()
     if not (await exchange.channel.get_underlay_channel()).publisher_confirms:
         raise ConfigurationError("a receipt needs confirms: open the channel with publisher_confirms=True")
     await interception.agreed()
-    interception.agreement.check()
+    interception.check_receipts()
     ours: Any = copy.copy(message)
     ours.headers, ours.message_id = _asking(message.headers, message.message_id, message.timestamp)
     sent = Sent.of(exchange.name, routing_key, ours.message_id, ours.headers, message.body)
@@ -161,7 +159,6 @@ def _asking(headers: Mapping[str, Any] | None, message_id: str | None, timestamp
 
 
 def publisher_of(channel: Any) -> Publisher:
-    """Return the publisher of a channel of an intercepted pika connection."""
     if not isinstance(channel, BlockingChannel | Channel):
         raise ConfigurationError(
             f"channel= takes a channel of an intercepted pika connection, not {type(channel).__name__} of "
@@ -174,7 +171,6 @@ def publisher_of(channel: Any) -> Publisher:
 
 
 def intercepted_exchange(target: Any) -> tuple[Any, Interception]:
-    """Return the exchange and the interception of its connection."""
     exchange: Any = getattr(target, "default_exchange", None) or target
     if not hasattr(exchange, "publish"):
         raise ConfigurationError(

@@ -8,6 +8,7 @@ client's exception.
 
 import re
 from dataclasses import is_dataclass, replace
+from functools import cache
 from typing import Any, Final, TypeVar
 
 from relatum.errors import PublishError
@@ -15,8 +16,6 @@ from relatum.errors import PublishError
 _Outcome = TypeVar("_Outcome", bound=PublishError)
 
 _OF_THE_PROCESS = frozenset({"settle", "link", "connection"})
-
-_classes: dict[tuple[type[PublishError], type[Exception]], type[PublishError]] = {}
 
 
 def outcome(ours: type[_Outcome], theirs: Exception, **fields: Any) -> _Outcome:
@@ -30,7 +29,7 @@ def outcome(ours: type[_Outcome], theirs: Exception, **fields: Any) -> _Outcome:
 def _rebuild(
     ours: type[_Outcome], theirs: type[Exception], args: tuple[Any, ...], attributes: dict[str, Any]
 ) -> _Outcome:
-    kind = _class_of(ours, theirs)
+    kind = _class_of(ours, theirs)  # type: ignore[arg-type]  # classes are hashable
     # Neither initialiser runs: pika's build `args` from other arguments, which are lost.
     error: _Outcome = kind.__new__(kind, *args)
     error.args = args
@@ -39,20 +38,18 @@ def _rebuild(
     return error
 
 
-def _class_of(ours: type[_Outcome], theirs: type[Exception]) -> type[_Outcome]:
-    kind = _classes.get((ours, theirs))
-    if kind is None:
-        body = {
-            "__doc__": ours.__doc__,
-            "__module__": ours.__module__,
-            "__qualname__": ours.__qualname__,
-            "__reduce__": lambda self: (_rebuild, (ours, theirs, self.args, _picklable(self))),
-            "__init__": Exception.__init__,
-            "__str__": theirs.__str__,
-            "__repr__": theirs.__repr__,
-        }
-        kind = _classes[ours, theirs] = type(ours.__name__, (ours, theirs), body)
-    return kind  # type: ignore[return-value]
+@cache
+def _class_of(ours: Any, theirs: Any) -> Any:
+    body = {
+        "__doc__": ours.__doc__,
+        "__module__": ours.__module__,
+        "__qualname__": ours.__qualname__,
+        "__reduce__": lambda self: (_rebuild, (ours, theirs, self.args, _picklable(self))),
+        "__init__": Exception.__init__,
+        "__str__": theirs.__str__,
+        "__repr__": theirs.__repr__,
+    }
+    return type(ours.__name__, (ours, theirs), body)
 
 
 def _attributes(error: Exception) -> dict[str, Any]:
@@ -67,14 +64,12 @@ def _attributes(error: Exception) -> dict[str, Any]:
 
 def _picklable(error: Exception) -> dict[str, Any]:
     """Return the attributes that another process can use: not `settle`, links, connections or channels."""
-    return {name: _apart(value) for name, value in _attributes(error).items() if name not in _OF_THE_PROCESS}
-
-
-def _apart(value: Any) -> Any:
-    """Return aiormq's returned message without its channel, and any other value unchanged."""
-    if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "channel"):
-        return replace(value, channel=None)
-    return value
+    attributes = {name: value for name, value in _attributes(error).items() if name not in _OF_THE_PROCESS}
+    for name, value in attributes.items():
+        if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "channel"):
+            # aiormq's returned message.
+            attributes[name] = replace(value, channel=None)
+    return attributes
 
 
 # --- a channel that the broker closed ---------------------------------------------------------------------------------

@@ -29,13 +29,8 @@ WAIT_S: Final = 10.0
 class PlaceSearch:
     """One wait for the places of a message. It ends when all places are known, or at its deadline.
 
-    Attributes:
-        sent: The message.
-        where: The streams that may contain it.
-        ends: The last offset of each of these streams after the confirm, unless `where` is exact.
-        deadline: When the wait ends, by `time.monotonic`. The table is queried at least once.
-        places: The places found so far.
-        recorded_to: How far these streams were recorded before the last query of the places.
+    `ends` are the last offsets of the possible streams after the confirm, unless these are exact; `recorded_to` says
+    how far these streams were recorded before the last query of the places. The table is queried at least once.
     """
 
     sent: Sent
@@ -92,7 +87,7 @@ class _Published:
         """Return the places found by a wait that has ended."""
         found, missing, is_exact = tuple(sorted(look.places)), look.missing, look.where.is_exact
         if look.has_all:
-            self._locator.note_found(self._sent)
+            self._locator.receipt_s.observe(time.monotonic() - self._sent.monotonic_s)
             return found
         if found and not is_exact:
             return found

@@ -27,7 +27,7 @@ from relatum.errors import (
     Transient,
 )
 from relatum.ids import MessageId
-from relatum.publishing._locate import Destinations, Locator, Sent
+from relatum.publishing._locate import Locator, Sent
 from relatum.reading import RecordBatch, StreamBounds, StreamReader
 from relatum.waiting import LEAST_S, in_thread, within
 
@@ -56,13 +56,10 @@ def final_at(heartbeat_s: int, *, announced: bool) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Unsettled:
-    """A message with an unknown outcome, and the means to find out.
+    """A message with an unknown outcome.
 
-    Attributes:
-        sent: The message.
-        locator: Reads the message's streams.
-        final_at: When the message's absence becomes a proof, by `time.monotonic()`: the broker has then closed the
-            connection that sent it. None: never.
+    `final_at`: When its absence becomes a proof, by `time.monotonic()`: the broker has then closed the connection that
+    sent it. None: never.
     """
 
     sent: Sent
@@ -70,24 +67,10 @@ class Unsettled:
     final_at: float | None
 
     def settle(self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[MessageId, ...]:
-        """Find out by reading the streams whether they contain the message.
+        """Find the message by reading its streams; see `Receipt.settle`. The search ends at most half a second late.
 
-        Args:
-            timeout_s: Seconds to search; None (default): until the outcome is sure, at least `WAIT_S`. The search ends
-                at most half a second later.
-            streams: The streams to search; by default, those that exchange and routing key lead to, as far as known.
-
-        Returns:
-            The message's places, one for each stream it is in, ordered by the stream's name.
-
-        Raises:
-            PublishRejected: no stream has the message, and it cannot arrive any more: safe to publish again.
-            PublishOutcomeUnknown: the message was not found in time, and may still arrive; or its absence proves
-                nothing: retention has dropped messages of that time, the exchange may lead to streams beyond those
-                bound to it, or a queue may have the message although the stream of its copies lacks it.
-            BrokerUnavailable: the broker did not answer; nothing is known. Settle again.
-            StreamNotFound: the stream did not appear in time.
-            ConfigurationError: the streams are unknown: name them; or a name is no stream's.
+        The outcome also stays unknown where absence proves nothing: retention has dropped messages of that time, the
+        exchange may lead to streams beyond those bound to it, or only a queue has the message.
         """
         looks = _Searches(self, timeout_s, streams, again=self.settle)
         while True:
@@ -132,11 +115,9 @@ class _Searches:
 
     @property
     def left_s(self) -> float:
-        """Seconds available to the next look."""
         return max(LEAST_S, self._deadline - time.monotonic())
 
     def pause_s(self) -> float:
-        """Return the seconds until the next look."""
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _POLL_LAST_S)
         return min(pause_s, max(0.0, self._deadline - time.monotonic()))
 
@@ -147,7 +128,12 @@ class _Searches:
         was_found = any(search.place for search in self._searches.values())
         try:
             if not self._searches:
-                where = self._destinations()
+                where = self._locator.destinations(self._sent)
+                if not where.streams:
+                    raise ConfigurationError(
+                        f"the streams that exchange {self._sent.exchange!r} leads to are unknown: name them in "
+                        "settle(streams=…) or intercept(…, streams=[…])"
+                    )
                 self._searches = {name: _Search(self._sent, name) for name in where.streams}
                 self._is_exact = where.is_exact
             with self._locator.reader() as reader:
@@ -163,28 +149,18 @@ class _Searches:
             return found
         is_sure = is_final and failure is None and all(search.is_known for search in searches.values())
         if is_sure and (found or self._is_exact):
-            return found or self._raise_absent()
+            if found:
+                return found
+            raise PublishRejected(
+                f"the message {self._sent.message_id} is in no stream and cannot arrive any more: publish it again",
+                in_stream=False,
+            )
         if time.monotonic() >= self._deadline:
             # If the broker answered the previous look, a last look that was cut short proves nothing about it.
             was_cut_short = self._has_answered and isinstance(failure, ReadTimeout)
             return found or self._raise_unknown(None if was_cut_short else failure)
         self._has_answered = failure is None
         return ()
-
-    def _destinations(self) -> Destinations:
-        where = self._locator.destinations(self._sent)
-        if not where.streams:
-            raise ConfigurationError(
-                f"the streams that exchange {self._sent.exchange!r} leads to are unknown: name them in "
-                "settle(streams=…) or intercept(…, streams=[…])"
-            )
-        return where
-
-    def _raise_absent(self) -> Any:
-        raise PublishRejected(
-            f"the message {self._sent.message_id} is in no stream and cannot arrive any more: publish it again",
-            in_stream=False,
-        )
 
     def _raise_unknown(self, failure: RelatumError | None) -> Any:
         name, searches = self._sent.message_id, self._searches

@@ -62,12 +62,7 @@ _new_tuple: Final = tuple.__new__
 
 
 class Stamp(NamedTuple):
-    """The headers and the id of one message.
-
-    Attributes:
-        headers: All headers: a new dictionary, the caller's first. None if there are no headers.
-        message_id: The property `message_id`: the caller's, or a new UUIDv7.
-    """
+    """All headers of one message, the caller's first, None if there are none; and its property `message_id`."""
 
     headers: dict[str, Any] | None
     message_id: str
@@ -76,15 +71,10 @@ class Stamp(NamedTuple):
 class Stamper:
     """Stamps the messages of one connection.
 
-    Args:
-        definitions: The keys whose values are checked, and whose callables are called. If `GROUP_KEY` is among them,
-            headers of groups are checked too.
-        on_invalid: `"raise"`: an invalid value raises `InvalidRelationshipKey` before anything is sent, invalid headers
-            of a group `InvalidGroup`. `"skip"`: the message is published with the caller's headers and counted.
-        frame_bytes_max: The negotiated frame size, into which headers must fit; 0: only Relatum's own limit applies.
-        skipped: A counter that several stampers share; None: a new one.
-        agreement: Whether the database defines the keys equally; None: this is not checked.
-        read_property: Returns a property of the client's object by pika's name; None if it is not set.
+    - `definitions`: The keys whose values are checked; with `GROUP_KEY`, headers of groups are checked, too.
+    - `frame_bytes_max`: The negotiated frame size, into which headers must fit; 0: only Relatum's own limit applies.
+    - `skipped`: Counts values published that will not be recorded, by (key, reason); with `on_invalid="skip"`.
+    - `read_property`: Returns a property of the client's object by pika's name; None if it is not set.
     """
 
     def __init__(
@@ -122,7 +112,6 @@ class Stamper:
                 elif any(place.kind != "body" for place in definition.places):
                     self._other_keys.append(definition)
         self.skipped: Counter[tuple[str, str]] = Counter() if skipped is None else skipped
-        """Values published that will not be recorded, by (key, reason); only with `on_invalid="skip"`."""
 
     def stamp(
         self,
@@ -134,14 +123,8 @@ class Stamper:
     ) -> Stamp:
         """Return the headers and the id to send with a message.
 
-        `properties` is the client's object, read only if a key or a limit needs it.
-
-        Raises:
-            InvalidRelationshipKey: a key's value or the message's time cannot be recorded.
-            InvalidGroup: the headers of a group are invalid or contradict each other.
-            HeadersRefused: the headers exceed a limit.
-            KeyDefinitionConflict, InvalidKeyDefinition: the database defines the keys differently. Not with
-                `on_invalid="skip"`.
+        `properties` is the client's object, read only if a key or a limit needs it. Raises `InvalidRelationshipKey`,
+        `InvalidGroup`, `HeadersRefused`, and the agreement's conflict.
         """
         if self._raises and self._agreement.conflict is not None:
             self._agreement.check()
@@ -155,8 +138,9 @@ class Stamper:
                 self._check_texts(out)
             if self._checks_groups and not _GROUP_HEADERS.isdisjoint(out):
                 self._check_group(out)
-        if self._other_keys:
-            self._check_others(out, properties)
+        for definition in self._other_keys:
+            # Bodies are not parsed: the recorder counts their invalid values.
+            self._check(definition, out, properties)
         now = time_ns()
         if TIME_HEADER in out:
             self._check_time(out[TIME_HEADER])
@@ -164,7 +148,7 @@ class Stamper:
             # Relatum's ids carry the time.
             out[TIME_HEADER] = now // 1000
         elif type(timestamp) is int and not 0 <= timestamp <= _TIMESTAMP_MAX:
-            self._invalid("timestamp", SkipReason.OUT_OF_RANGE, None)
+            self._invalid("timestamp", SkipReason.OUT_OF_RANGE)
         if message_id is None:
             message_id = uuid7(now)
         sent = None if headers is None and not out else out
@@ -182,43 +166,41 @@ class Stamper:
 
     def _lift(self, out: dict[str, Any], body: Any) -> None:
         """Write the values of keys from the body into `out`, unless the caller set the header."""
-        content = _content_of(body)
+        content = body.encode() if isinstance(body, str) else body
         for source, definition in self._lifted:
             name = definition.name
             if name in out:
-                self._check(definition, out, _headers_alone(out))
+                self._check(definition, out)
             elif (value := self._value_from(source, definition, content)) is not None:
                 out[name] = value
 
     def _check_texts(self, out: dict[str, Any]) -> None:
-        """Check the keys whose value is the text of one header."""
         for header, definition in self._text_keys:
             value = out.get(header)
             is_sure = type(value) is str and len(value) <= _SURE_CHARACTERS and value.isprintable()
             if value is not None and not is_sure:
-                self._check(definition, out, _headers_alone(out))
+                self._check(definition, out)
 
-    def _check_others(self, out: dict[str, Any], properties: Any) -> None:
-        """Check the keys of properties and tables. Bodies are not parsed: the recorder counts their invalid values."""
+    def _check(self, definition: KeyDefinition, out: dict[str, Any], properties: Any = None) -> None:
+        """Refuse a value that cannot be recorded, or would change on its way: no lookup would find it."""
 
         def base_of(place: Place) -> Any:
             if place.kind == "header":
                 return out.get(place.name)
             return self._read_property(properties, place.name) if place.kind == "property" else None
 
-        for definition in self._other_keys:
-            self._check(definition, out, base_of)
-
-    def _check(self, definition: KeyDefinition, out: dict[str, Any], base_of: Callable[[Place], Any]) -> None:
-        """Refuse a value that cannot be recorded, or would change on its way."""
         values, reasons = definition.read(base_of)
         for reason in reasons:
-            self._invalid(definition.name, reason, None)
-        try:
-            if values:
-                _check_survives(definition, out)
-        except InvalidValue as error:
-            self._invalid(definition.name, error.reason, None)
+            self._invalid(definition.name, reason)
+        # AMQP timestamps count seconds. A stream drops tables and arrays, except in headers named `x-…`, which RabbitMQ
+        # keeps from 3.13 on. Other changing values are invalid for keys (floating point), or keep their canonical form
+        # (bytes, integers of any size).
+        for place in definition.places if values else ():
+            value = out.get(place.name) if place.kind == "header" else None
+            if isinstance(value, dict | list) and not place.name.startswith("x-"):
+                return self._invalid(definition.name, SkipReason.NESTED)
+            if isinstance(value, datetime) and value.microsecond:
+                return self._invalid(definition.name, SkipReason.SUBSECOND)
 
     def _value_from(self, source: BodyFunction, definition: KeyDefinition, body: bytes) -> str | int | None:
         key_type = definition.value_type
@@ -228,7 +210,7 @@ class Stamper:
                 return None
             text = canonical(value, key_type)
         except InvalidValue as error:
-            self._invalid(definition.name, error.reason, None)
+            self._invalid(definition.name, error.reason)
             return None
         except Exception as error:  # noqa: BLE001 the caller's function may raise any error: it is chained
             self._invalid(definition.name, SOURCE_FAILED, error)
@@ -250,11 +232,11 @@ class Stamper:
 
     def _check_time(self, value: Any) -> None:
         if type(value) is bool or not isinstance(value, int):
-            self._invalid(TIME_HEADER, SkipReason.NOT_TIMESTAMP, None)
+            self._invalid(TIME_HEADER, SkipReason.NOT_TIMESTAMP)
         elif not TIME_US_MIN <= value <= TIME_US_MAX:
-            self._invalid(TIME_HEADER, SkipReason.OUT_OF_RANGE, None)
+            self._invalid(TIME_HEADER, SkipReason.OUT_OF_RANGE)
 
-    def _invalid(self, key: str, reason: str, cause: Exception | None) -> None:
+    def _invalid(self, key: str, reason: str, cause: Exception | None = None) -> None:
         reason = str(reason)
         if self._raises:
             hint = _HINTS.get(reason, "")
@@ -273,35 +255,11 @@ class Stamper:
             )
 
 
-def _check_survives(definition: KeyDefinition, headers: Mapping[str, Any]) -> None:
-    """Refuse a value that changes on its way into the stream: lookups by the published value would not find it.
-
-    AMQP timestamps count seconds. A stream drops tables and arrays, except in headers named `x-…`, which RabbitMQ keeps
-    from 3.13 on. Other changing values are invalid for keys (floating point), or keep their canonical form (bytes,
-    integers of any size).
-    """
-    for place in definition.places:
-        value = headers.get(place.name) if place.kind == "header" else None
-        if isinstance(value, dict | list) and not place.name.startswith("x-"):
-            raise InvalidValue(SkipReason.NESTED)
-        if isinstance(value, datetime) and value.microsecond:
-            raise InvalidValue(SkipReason.SUBSECOND)
-
-
 def _plain_text_header(definition: KeyDefinition) -> str | None:
     """Return the header of a text key from one header; None for other keys."""
     place = definition.places[0]
     plain = definition.value_type is KeyType.TEXT and not definition.is_composite and definition.is_plain
     return place.name if plain and place.kind == "header" else None
-
-
-def _headers_alone(out: Mapping[str, Any]) -> Callable[[Place], Any]:
-    """Return a `base_of` for keys of headers only."""
-    return lambda place: out.get(place.name)
-
-
-def _content_of(body: Any) -> bytes:
-    return body.encode() if isinstance(body, str) else body
 
 
 # --- limits on headers ----------------------------------------------------------------------------------------------
@@ -320,18 +278,8 @@ _VALUE_BYTES: Final = 9
 
 
 def check_headers(headers: Mapping[str, Any], bytes_max: int) -> None:
-    """Check that headers can be sent safely.
-
-    Raises:
-        HeadersRefused: the headers are too many, too deep or too large (field `reason`); nothing was sent.
-    """
-    size = _measure(headers)
-    if size > bytes_max:
-        _refuse("too_large", f"headers take {size} bytes; this connection may send {bytes_max}")
-
-
-def _measure(headers: Mapping[str, Any]) -> int:
-    """Return the headers' encoded bytes, or slightly more. Limits are checked meanwhile: a table may contain itself."""
+    """Raise `HeadersRefused` if headers are too many, too deep or too large. Counts encoded bytes, or a few more."""
+    # Limits are checked on the way: a table may contain itself.
     size = 4
     count = 0
     stack: list[tuple[Any, int]] = [(headers, 0)]
@@ -353,7 +301,8 @@ def _measure(headers: Mapping[str, Any]) -> int:
             else:
                 size += 5
                 stack.append((value, depth + 1))
-    return size
+    if size > bytes_max:
+        _refuse("too_large", f"headers take {size} bytes; this connection may send {bytes_max}")
 
 
 def _text_bytes(value: Any) -> int:
@@ -378,14 +327,11 @@ def is_copied(stream: str, exchange: Any, routing_key: Any, mandatory: Any) -> b
 
 
 def with_copy(headers: Mapping[str, Any] | None, stream: str) -> dict[str, Any]:
-    """Return headers that make the broker put a copy into the stream, in addition to the caller's copies.
-
-    Raises:
-        HeadersRefused: a value is a decimal number: RabbitMQ cannot write it to a stream and closes the connection.
-    """
+    """Return headers that make the broker put a copy into the stream, in addition to the caller's copies."""
     given = headers or {}
     for name, value in given.items():
         if isinstance(value, Decimal):
+            # RabbitMQ cannot write it to a stream and closes the connection.
             raise HeadersRefused(
                 f"header {name!r} is a decimal number, which cannot be copied to a stream: send it as text; nothing "
                 "was sent",

@@ -1,4 +1,7 @@
-"""Queries and waits for outcomes by message id, from any process."""
+"""The outcomes of collected messages, by message id, from any process: queries, waits and handlers.
+
+Collectors (`relatum.collecting`) store outcomes. This module only reads them, and does not depend on collectors.
+"""
 
 import asyncio
 import logging
@@ -9,33 +12,151 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import Enum
 from functools import partial
 from typing import Final
 
+import sqlalchemy as sa
+
 from relatum.checks import checked_callable, checked_name, checked_seconds, seconds_text, shown
 from relatum.closing import AsyncClosing, Closing
-from relatum.errors import InvalidInput, NotFinishedInTime, RelatumError, Transient, UsedAfterClose
-from relatum.outcomes._outcome_values import Outcome, OutcomeStatus, read_outcomes, require_collector
+from relatum.errors import InvalidInput, NotFinishedInTime, NotFound, RelatumError, Transient, UsedAfterClose
 from relatum.processes import after_fork
-from relatum.store.database import AnyDatabase, Database
+from relatum.store.database import AnyDatabase, Database, sql
 from relatum.waiting import LEAST_S, Deadline, Outages, SharedWait, Threads, in_thread, within
+
+__all__ = ["AsyncOutcomes", "Outcome", "OutcomeStatus", "Outcomes"]
 
 logger = logging.getLogger("relatum.collector")
 
 WAIT_S: Final = 10.0
 """Default seconds to wait for an outcome."""
 
+
+class OutcomeStatus(Enum):
+    """The status of a message, least advanced first: failures come before successes."""
+
+    UNKNOWN = "unknown"
+    """No collector has taken the message yet, its type has no executor, or it was deleted after `keep_s`."""
+    COLLECTED = "collected"
+    """The message is stored and waits for an executor; for a retry if `attempts` is above 0."""
+    FORWARDED = "forwarded"
+    """The executor is processing the message."""
+    FAILED = "failed"
+    """All attempts failed, or retention dropped the message; it is in no dead-letter stream. Final."""
+    DEAD = "dead"
+    """All attempts failed; the message is in the dead-letter stream. Final."""
+    SUCCEEDED = "succeeded"
+    """The executor succeeded. Final."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the status no longer changes."""
+        return self in FINAL
+
+
+FINAL: Final = frozenset({OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD})
+
+_RANKS: Final = {status: rank for rank, status in enumerate(OutcomeStatus)}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of a message.
+
+    Attributes:
+        message_id: The message's property `message_id`; "stream:offset" if it has none.
+        status: The message's status. While it is UNKNOWN, the following attributes have their defaults.
+        collector: The collector's name.
+        type: The type by which the executor was chosen.
+        stream: The message's stream.
+        offset: The message's offset.
+        attempts: Number of times an executor got the message.
+        reason: Why the last attempt failed; None if no attempt failed.
+        collected_at: When the message was collected.
+        forwarded_at: When an executor last got the message.
+        finished_at: When the status became final.
+        others: The outcomes of other messages with the same id, for example if a publisher reused it.
+    """
+
+    message_id: str
+    status: OutcomeStatus
+    collector: str | None = None
+    type: str | None = None
+    stream: str | None = None
+    offset: int | None = None
+    attempts: int = 0
+    reason: str | None = None
+    collected_at: datetime | None = None
+    forwarded_at: datetime | None = None
+    finished_at: datetime | None = None
+    others: "tuple[Outcome, ...]" = ()
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the outcome no longer changes."""
+        return self.status in FINAL
+
+
+def _least_advanced(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the least advanced of an id's outcomes (the first of equals), with the others in `others`.
+
+    A success means that all messages have succeeded.
+    """
+    ranked = sorted(outcomes, key=lambda outcome: (_RANKS[outcome.status], outcome.stream, outcome.offset))
+    return replace(ranked[0], others=tuple(ranked[1:]))
+
+
+_IDS_MAX: Final = 10_000
+"""Maximum ids in one query; more ids take several queries."""
+
+OUTCOMES: Final = sql("""
+    SELECT message_id, state, collector.name, type, stream, stream_offset, attempts, reason,
+        collected_at, forwarded_at, finished_at
+    FROM relatum.collected_messages JOIN relatum.collector_sources AS source USING (source_id)
+        JOIN relatum.collectors AS collector ON collector.collector_id = source.collector_id
+    WHERE message_id = ANY (:ids::text[])
+        AND (:in_collector::integer IS NULL OR collector.collector_id = :in_collector::integer)
+        AND (:of_collector::text IS NULL OR collector.name = :of_collector::text)""")
+"""Selects the fields of `Outcome`, in order, of every message with one of the ids."""
+
+_COLLECTOR: Final = sql("SELECT 1 FROM relatum.collectors WHERE name = :name::text LIMIT 1")
+
+
+def read_outcomes(
+    connection: sa.Connection,
+    message_ids: Iterable[str],
+    *,
+    collector_id: int | None = None,
+    collector: str | None = None,
+) -> dict[str, Outcome]:
+    """Return the outcome of each id, in one collector or in all; UNKNOWN for ids that are not found."""
+    ids = list(dict.fromkeys(message_ids))
+    named = {"in_collector": collector_id, "of_collector": collector}
+    found: dict[str, list[Outcome]] = {message_id: [] for message_id in ids}
+    for start in range(0, len(ids), _IDS_MAX):
+        # No message has an id with a NUL, since PostgreSQL cannot store it.
+        asked = [message_id for message_id in ids[start : start + _IDS_MAX] if "\0" not in message_id]
+        for message_id, state, *facts in connection.execute(OUTCOMES, {"ids": asked, **named}):
+            found[message_id].append(Outcome(message_id, OutcomeStatus(state), *facts))
+    return {
+        message_id: _least_advanced(outcomes) if outcomes else Outcome(message_id, OutcomeStatus.UNKNOWN)
+        for message_id, outcomes in found.items()
+    }
+
+
 _WHO: Final = "asking for outcomes that handlers wait for"
 _THREADS: Final = "relatum-outcomes"
 
 
 @dataclass(frozen=True, slots=True)
-class _AwaitedOutcome:
-    """A message whose outcome is awaited; `told` is the status and attempts of the last call of its handler."""
+class _Awaited:
+    """A message whose outcome is awaited; `told`: status and attempts of a handler's last call, None for a wait."""
 
     message_id: str
     collector: str | None
-    told: tuple[OutcomeStatus, int] = (OutcomeStatus.UNKNOWN, 0)
+    told: tuple[OutcomeStatus, int] | None = None
 
 
 def call_handler(
@@ -64,12 +185,8 @@ class Outcomes(Closing):
         self._is_closed = False
         # A weak reference, so that an object that is dropped without closing is freed at once.
         this = weakref.proxy(self)
-        self._waits: SharedWait[_AwaitedOutcome, Outcome] = SharedWait(
-            partial(Outcomes._finals, this), _THREADS, first_s=0
-        )
-        self._handlers: SharedWait[_AwaitedOutcome, Outcome] = SharedWait(
-            partial(Outcomes._news, this), _THREADS, first_s=0
-        )
+        self._waits = SharedWait(partial(Outcomes._finals, this), _THREADS, first_s=0)
+        self._handlers = SharedWait(partial(Outcomes._news, this), _THREADS, first_s=0)
         self._calls = Threads(1, _THREADS)
         after_fork(self, Outcomes._renew)
 
@@ -109,38 +226,40 @@ class Outcomes(Closing):
 
     def of_many(self, message_ids: Iterable[str], *, collector: str | None = None) -> dict[str, Outcome]:
         """Return the current outcomes of messages, by id in the given order; see `of`."""
-        ids = _checked(message_ids)
-        if collector is not None:
-            checked_name("collector", collector)
+        ids = _checked(message_ids, collector)
         self._require_open()
         with self._database.transaction() as connection:
             found = read_outcomes(connection, ids, collector=collector)
             # If nothing was found, the name may be misspelt.
-            if collector is not None and all(each.status is OutcomeStatus.UNKNOWN for each in found.values()):
-                require_collector(connection, collector)
+            is_unknown = all(each.status is OutcomeStatus.UNKNOWN for each in found.values())
+            if collector and is_unknown and connection.execute(_COLLECTOR, {"name": collector}).first() is None:
+                raise NotFound(f"there is no collector {collector!r}: its first member creates it")
             return found
 
-    def _read(self, asked: Sequence[_AwaitedOutcome]) -> Iterator[tuple[int, Outcome]]:
-        """As `of_many`, for waits and handlers: a missing collector is no error, since it may start later."""
+    def _answers(self, asked: Sequence[_Awaited]) -> Iterator[tuple[int, Outcome]]:
+        """Yield what ends waits and is new to handlers. A missing collector is no error, since it may start later."""
         for collector in {each.collector for each in asked}:
             ids = {number: each.message_id for number, each in enumerate(asked) if each.collector == collector}
             with self._database.transaction() as connection:
                 found = read_outcomes(connection, ids.values(), collector=collector)
-            yield from ((number, found[message_id]) for number, message_id in ids.items())
+            for number, message_id in ids.items():
+                outcome, told = found[message_id], asked[number].told
+                if outcome.is_final if told is None else told != (outcome.status, outcome.attempts):
+                    yield number, outcome
 
-    def _finals(self, asked: Sequence[_AwaitedOutcome]) -> Iterator[tuple[int, Outcome]]:
+    def _finals(self, asked: Sequence[_Awaited]) -> Iterator[tuple[int, Outcome]]:
         # Waits continue while PostgreSQL is unavailable.
         with suppress(Transient):
-            yield from ((number, outcome) for number, outcome in self._read(asked) if outcome.is_final)
+            yield from self._answers(asked)
 
-    def _news(self, asked: Sequence[_AwaitedOutcome]) -> list[tuple[int, Outcome]]:
+    def _news(self, asked: Sequence[_Awaited]) -> list[tuple[int, Outcome]]:
         try:
-            read = list(self._read(asked))
+            news = list(self._answers(asked))
         except RelatumError as error:
             self._outages.failed(_WHO, error)
             return []
         self._outages.over(_WHO)
-        return [(number, outcome) for number, outcome in read if _status(outcome) != asked[number].told]
+        return news
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -159,27 +278,22 @@ class Outcomes(Closing):
             NotFound: There is no collector with this name after the wait.
             DatabaseUnavailable: PostgreSQL is unavailable after the wait.
         """
-        asked, until = self._asked(message_id, collector), _until(timeout_s)
-        outcome = self._waits.result(self._ask(asked), until)
-        if outcome is None:
-            with within(LEAST_S):
-                outcome = self._at_end(asked, timeout_s)
-        return outcome
+        until = time.monotonic() + checked_seconds("timeout_s", timeout_s)
+        outcome = self._waits.result(self._ask(self._waits, _Awaited(message_id, collector)), until)
+        if outcome is not None:
+            return outcome
+        with within(LEAST_S):
+            return self._at_end(message_id, timeout_s, collector)
 
-    def _asked(self, message_id: str, collector: str | None) -> _AwaitedOutcome:
-        _checked([message_id])
-        if collector is not None:
-            checked_name("collector", collector)
-        return _AwaitedOutcome(message_id, collector)
-
-    def _ask(self, asked: _AwaitedOutcome) -> "Future[Outcome | None]":
+    def _ask(self, waits: "SharedWait[_Awaited, Outcome]", asked: _Awaited) -> "Future[Outcome | None]":
+        _checked([asked.message_id], asked.collector)
         # Under the lock: otherwise `close` could miss a wait that begins now.
         with self._lock:
             self._require_open()
-            return self._waits.ask(asked)
+            return waits.ask(asked)
 
-    def _at_end(self, asked: _AwaitedOutcome, timeout_s: float) -> Outcome:
-        outcome = self.of(asked.message_id, collector=asked.collector)
+    def _at_end(self, message_id: str, timeout_s: float, collector: str | None) -> Outcome:
+        outcome = self.of(message_id, collector=collector)
         if outcome.is_final:
             return outcome
         raise not_finished(outcome, timeout_s)
@@ -204,16 +318,13 @@ class Outcomes(Closing):
         """
         checked_callable("handler", handler)
         checked_name("message_id", message_id)
-        self._listen(handler, self._asked(message_id, collector))
+        self._listen(handler, _Awaited(message_id, collector, (OutcomeStatus.UNKNOWN, 0)))
 
-    def _listen(self, handler: Callable[[Outcome], object], asked: _AwaitedOutcome) -> None:
-        with self._lock:
-            self._require_open()
-            future = self._handlers.ask(asked)
-        future.add_done_callback(partial(self._call_later, handler, asked))
+    def _listen(self, handler: Callable[[Outcome], object], asked: _Awaited) -> None:
+        self._ask(self._handlers, asked).add_done_callback(partial(self._call_later, handler, asked))
 
     def _call_later(
-        self, handler: Callable[[Outcome], object], asked: _AwaitedOutcome, future: "Future[Outcome | None]"
+        self, handler: Callable[[Outcome], object], asked: _Awaited, future: "Future[Outcome | None]"
     ) -> None:
         outcome = future.result()
         # The threads refuse calls after `close`.
@@ -221,12 +332,12 @@ class Outcomes(Closing):
             if outcome is not None:
                 self._calls.submit(self._call, handler, asked, outcome)
 
-    def _call(self, handler: Callable[[Outcome], object], asked: _AwaitedOutcome, outcome: Outcome) -> None:
+    def _call(self, handler: Callable[[Outcome], object], asked: _Awaited, outcome: Outcome) -> None:
         # Exits included: they would end this thread.
         call_handler(handler, outcome, caught=BaseException)
         if not outcome.is_final:
             with suppress(UsedAfterClose):
-                self._listen(handler, replace(asked, told=_status(outcome)))
+                self._listen(handler, replace(asked, told=(outcome.status, outcome.attempts)))
 
 
 class AsyncOutcomes(AsyncClosing):
@@ -272,26 +383,17 @@ class AsyncOutcomes(AsyncClosing):
 
 async def outcome_in_task(outcomes: Outcomes, message_id: str, timeout_s: float, collector: str | None) -> Outcome:
     """As `Outcomes.wait`, for a task, without a thread while it waits."""
-    asked, until = outcomes._asked(message_id, collector), _until(timeout_s)
-    outcome = await outcomes._waits.result_in_task(outcomes._ask(asked), until)
-    if outcome is None:
-        # The limit includes the wait for a free thread, so that many waits together end in time.
-        with within(LEAST_S):
-            outcome = await in_thread(None, outcomes._at_end, asked, timeout_s)
-    return outcome
-
-
-def _until(timeout_s: float) -> float:
-    return time.monotonic() + checked_seconds("timeout_s", timeout_s)
-
-
-def _status(outcome: Outcome) -> tuple[OutcomeStatus, int]:
-    """Return the values whose change calls a handler."""
-    return outcome.status, outcome.attempts
+    until = time.monotonic() + checked_seconds("timeout_s", timeout_s)
+    asked = outcomes._ask(outcomes._waits, _Awaited(message_id, collector))
+    outcome = await outcomes._waits.result_in_task(asked, until)
+    if outcome is not None:
+        return outcome
+    # The limit includes the wait for a free thread, so that many waits together end in time.
+    with within(LEAST_S):
+        return await in_thread(None, outcomes._at_end, message_id, timeout_s, collector)
 
 
 def not_finished(outcome: Outcome, timeout_s: float) -> NotFinishedInTime:
-    """Make the error of a wait that ended before the outcome was final."""
     hints = {
         OutcomeStatus.UNKNOWN: "no collector has taken it: check that one is running (`relatum status --collector`)",
         OutcomeStatus.COLLECTED: "it waits for its executor",
@@ -304,8 +406,10 @@ def not_finished(outcome: Outcome, timeout_s: float) -> NotFinishedInTime:
     )
 
 
-def _checked(message_ids: Iterable[str]) -> list[str]:
-    """Return the ids as a list, checked to be text that is not empty."""
+def _checked(message_ids: Iterable[str], collector: str | None) -> list[str]:
+    """Check the arguments of a question; return the ids as a list."""
+    if collector is not None:
+        checked_name("collector", collector)
     if isinstance(message_ids, str):
         raise InvalidInput("of_many takes several ids; use of for one")
     if not isinstance(message_ids, Iterable):
