@@ -1,20 +1,27 @@
-"""The flights that left New York in 2013, their planes and the weather: messages and expected answers."""
+"""The demo's streams: flights that left New York in 2013, their planes and the weather. How they are published."""
 
 import csv
 import gzip
 import io
 import json
+import time
 import zipfile
-from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from relatum.errors import ConfigurationError
+import pika
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import AMQPError
+
+import relatum
+from relatum.errors import BrokerUnavailable, ConfigurationError
 from relatum.keys import KeyDefinition
+from relatum.reading import Broker
+from relatum.superstreams.streams import queue_exists
 
 FLIGHTS: Final = "flights"
 PLANES: Final = "planes"
@@ -31,6 +38,13 @@ KEYS: Final = (
 )
 """The demo's relationship keys: two headers, and a composite of two headers."""
 
+SEGMENT_BYTES: Final = 5_000_000
+"""The streams' segment size: RabbitMQ before 3.13 seeks an offset from its segment's start (docs/performance.md)."""
+
+PROGRESS_EVERY: Final = 500
+RECORDED_S: Final = 600.0
+"""How long recording a stream may take after all was published, in seconds."""
+
 _TEXTS: Final = {"carrier", "tailnum", "origin", "dest", "time_hour", "type", "manufacturer", "model", "engine"}
 
 
@@ -42,7 +56,7 @@ class Row(NamedTuple):
     """
 
     message_id: str
-    headers: dict[str, Any]
+    headers: Mapping[str, Any]
     body: bytes
 
 
@@ -109,41 +123,86 @@ def _headers(columns: Mapping[str, Any]) -> dict[str, Any]:
     return headers
 
 
-class Expected:
-    """The expected answers, from dictionaries of the rows, without Relatum."""
-
-    def __init__(self, data: Data) -> None:
-        self._flights = data[FLIGHTS]
-        self._planes = {row.headers["tailnum"]: row for row in data[PLANES]}
-        self._reports = data[WEATHER]
-        self._reports_of: dict[str, list[Row]] = defaultdict(list)
-        self._report_in: dict[tuple[str, str], Row] = {}
-        for row in self._reports:
-            self._reports_of[row.headers["origin"]].append(row)
-            self._report_in.setdefault((row.headers["origin"], row.headers["time_hour"]), row)
-        self._previous: dict[str, Row | None] = {}
-        latest: dict[str | None, Row] = {}
-        for row in self._flights:
-            tail_number = row.headers.get("tailnum")
-            self._previous[row.message_id] = latest.get(tail_number)
-            latest[tail_number] = row
-
-    def plane(self, flight: Row) -> Row | None:
-        return self._planes.get(flight.headers.get("tailnum"))
-
-    def report_of_its_hour(self, flight: Row) -> Row | None:
-        return self._report_in.get((flight.headers["origin"], flight.headers["time_hour"]))
-
-    def report_before(self, flight: Row) -> Row | None:
-        return _last_before(self._reports, flight)
-
-    def airport_report_before(self, flight: Row) -> Row | None:
-        return _last_before(self._reports_of[flight.headers["origin"]], flight)
-
-    def previous_flight(self, flight: Row) -> Row | None:
-        return self._previous[flight.message_id]
+# --- publishing -------------------------------------------------------------------------------------------
 
 
-def _last_before(rows: Sequence[Row], flight: Row) -> Row | None:
-    count = bisect_left(rows, flight.headers["relatum_time"], key=lambda row: row.headers["relatum_time"])
-    return rows[count - 1] if count else None
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """The servers, and the prefix of the streams' names. `directory`: the data of private servers, if it is kept."""
+
+    broker: Broker
+    database: str
+    prefix: str = ""
+    directory: Path | None = None
+
+    def stream(self, name: str) -> str:
+        """Return the full name of one of the demo's streams."""
+        return self.prefix + name
+
+
+def publish_and_record(servers: Servers, data: Data, progress: Callable[[str], None]) -> tuple[float, float]:
+    """Publish the three streams through one intercepted connection, whose process also records them.
+
+    Args:
+        servers: The servers.
+        data: The rows to publish.
+        progress: Called often with the progress as text.
+
+    Returns:
+        Seconds until all was published, and seconds from then until all was recorded.
+
+    Raises:
+        ConfigurationError: a stream's name is in use; nothing was published.
+        BrokerUnavailable: RabbitMQ refused or closed the connection.
+        NotRecordedInTime: a stream was not recorded in time.
+    """
+    try:
+        with pika.BlockingConnection(pika.URLParameters(servers.broker.url)) as connection:
+            _declare(connection, servers)
+            relatum.intercept(
+                connection, database=servers.database, keys=KEYS, recorder="embedded", broker=servers.broker
+            )
+            try:
+                began = time.perf_counter()
+                last = [_publish(connection.channel(), servers.stream(name), data[name], progress) for name in STREAMS]
+                published = time.perf_counter()
+                for receipt in last:
+                    receipt.wait(RECORDED_S)
+                return published - began, time.perf_counter() - published
+            finally:
+                relatum.release(connection)
+    except AMQPError as error:
+        raise BrokerUnavailable(f"RabbitMQ could not be reached, or was lost, to publish: {error!r}") from error
+
+
+def _publish(
+    channel: BlockingChannel, stream: str, rows: Sequence[Row], progress: Callable[[str], None]
+) -> relatum.Receipt:
+    """Publish rows in order, which is also the order of recording, and return the last row's receipt."""
+    *others, last = rows
+    for number, row in enumerate(others, 1):
+        channel.basic_publish("", stream, row.body, _properties(row))
+        if number % PROGRESS_EVERY == 0:
+            progress(f"{stream}: {number:,}")
+    return relatum.publish(channel, "", stream, last.body, _properties(last))
+
+
+def _properties(row: Row) -> pika.BasicProperties:
+    return pika.BasicProperties(message_id=row.message_id, headers=row.headers)
+
+
+def _declare(connection: pika.BlockingConnection, servers: Servers) -> None:
+    for name in map(servers.stream, STREAMS):
+        if queue_exists(connection, name):
+            there = f"there is a queue or stream {name!r} already: choose other names with --prefix"
+            raise ConfigurationError(
+                f"{there}, or delete it"
+                if servers.directory is None
+                else f"{there}, or another --directory. To look at what an earlier demo left there: "
+                f"relatum up --web --directory {servers.directory}"
+            )
+    channel = connection.channel()
+    arguments = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": SEGMENT_BYTES}
+    for name in map(servers.stream, STREAMS):
+        channel.queue_declare(name, durable=True, arguments=arguments)
+    channel.close()
