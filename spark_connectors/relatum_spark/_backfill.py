@@ -101,7 +101,6 @@ def backfill(
             super_streams |= dict.fromkeys(found, name) if found else {name: super_streams.get(name)}
 
         def plans(*, to_end: bool) -> dict[str, Plan]:
-            """Return the plan of each stream with missing ranges."""
             each = {
                 stream: plan_backfill(engine, reader, target.vhost, stream, keys, super_stream, to_end=to_end)
                 for stream, super_stream in super_streams.items()

@@ -10,7 +10,6 @@ from pyspark.sql.types import DataType, MapType, StringType, StructType
 
 from relatum.errors import InvalidInput
 from relatum.keys import KeyDefinition
-from relatum.limits import TIME_US_MAX
 from relatum.reading import Message, RecordBatch
 from relatum.recording.extractor import Extracted, Extractor
 from relatum_spark._records import PROPERTY_NAMES, read_record
@@ -19,7 +18,7 @@ EMPTY_ROW_BYTES: Final = 16
 """Bytes counted for a row besides its payload: an offset and a time."""
 
 
-def _struct(kinds: Mapping[str, str | DataType]) -> StructType:
+def struct_of(kinds: Mapping[str, str | DataType]) -> StructType:
     struct = StructType()
     for name, kind in kinds.items():
         struct.add(name, kind)
@@ -27,7 +26,7 @@ def _struct(kinds: Mapping[str, str | DataType]) -> StructType:
 
 
 _KINDS: Final = {"delivery_mode": "integer", "priority": "integer", "timestamp": "timestamp"}
-PROPERTIES: Final = _struct({name: _KINDS.get(name, "string") for name in PROPERTY_NAMES})
+PROPERTIES: Final = struct_of({name: _KINDS.get(name, "string") for name in PROPERTY_NAMES})
 
 
 def schema(*, value: bool = True, headers: bool = True, keys: Sequence[str] = ()) -> StructType:
@@ -47,7 +46,7 @@ def schema(*, value: bool = True, headers: bool = True, keys: Sequence[str] = ()
             raise InvalidInput(f"the key {key!r} cannot be a column: another column has this name")
         taken.add(key.lower())
         kinds[key] = "string"
-    return _struct(kinds)
+    return struct_of(kinds)
 
 
 class ColumnBuilder:
@@ -88,11 +87,10 @@ class ColumnBuilder:
             yield self.take()
 
     def add_batch(self, batch: RecordBatch) -> None:
-        """Add all records of a batch."""
-        records, chunk_us = batch.records, _chunk_us(batch.chunk_ms)
+        records = batch.records
         if self._with_headers:
             for record in records:
-                self._add_record(record, chunk_us)
+                self._add_record(record, batch.chunk_ms)
         elif self._with_value:
             self._values.extend(Message.from_record("", 0, record).body for record in records)
         if self._keys or not self._with_headers:
@@ -115,8 +113,8 @@ class ColumnBuilder:
         offset = message.offset
         self.add_batch(RecordBatch(message.stream, offset, [offset], [message.raw], message.chunk_ms))
 
-    def _add_record(self, raw: bytes, chunk_us: int | None) -> None:
-        time_us, body, headers, properties = read_record(raw, chunk_us)
+    def _add_record(self, raw: bytes, chunk_ms: int | None) -> None:
+        time_us, body, headers, properties = read_record(raw, chunk_ms)
         row = len(self._times)
         for name, value in properties.items():
             # A column extends only to the last row that set it.
@@ -168,10 +166,6 @@ class ColumnBuilder:
             column.extend([None] * (rows - len(column)))
             arrays.append(pa.array(column, field.type))
         return pa.StructArray.from_arrays(arrays, fields=fields)
-
-
-def _chunk_us(chunk_ms: int | None) -> int | None:
-    return chunk_ms * 1000 if chunk_ms is not None and 0 <= chunk_ms * 1000 <= TIME_US_MAX else None
 
 
 def _pieces(batch: RecordBatch, rows_max: int, bytes_max: int) -> Iterator[tuple[RecordBatch, int]]:

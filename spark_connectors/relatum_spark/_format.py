@@ -49,7 +49,6 @@ class RabbitMQStreams(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the format's name."""
         return "rabbitmq_streams"
 
     def schema(self) -> StructType:
@@ -58,7 +57,6 @@ class RabbitMQStreams(DataSource):
         return _columns(parse_options(self.options))
 
     def reader(self, schema: StructType) -> "BatchReader":
-        """Return the reader of a batch."""
         options = parse_options(self.options)
         keys, only = _keys(options, schema), None
         if options.key is not None:
@@ -67,18 +65,15 @@ class RabbitMQStreams(DataSource):
         return BatchReader(options, keys, only)
 
     def streamReader(self, schema: StructType) -> StreamSourceReader:
-        """Return the reader of a streaming query."""
         options = parse_options(self.options, streaming=True)
         return StreamSourceReader(options, _keys(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        """Return the writer of a batch."""
         from relatum_spark._sink import BatchWriter
 
         return BatchWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
-        """Return the writer of a streaming query."""
         from relatum_spark._sink import StreamWriter
 
         return StreamWriter(self.options, schema, overwrite)

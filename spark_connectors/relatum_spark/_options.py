@@ -209,7 +209,6 @@ class _OptionReader:
         return next((name for name in names if self.text(name) is not None), None)
 
     def number(self, name: str, default: Any = None, *, least: int = 1, most: int = INTEGER_MAX) -> Any:
-        """Return a whole number."""
         text = self.text(name)
         if text is None:
             return default
@@ -225,7 +224,6 @@ class _OptionReader:
         return word
 
     def flag(self, name: str) -> bool:
-        """Return a boolean; True if the option is not given."""
         return self.one_of(name, "true", "false") == "true"
 
     def names(self, option: str) -> tuple[str, ...]:
@@ -233,7 +231,8 @@ class _OptionReader:
         text = self.text(option)
         if text is None:
             return ()
-        names = self.json_list(option) if text.lstrip().startswith("[") else [part.strip() for part in text.split(",")]
+        is_json = text.lstrip().startswith("[")
+        names = self.json(option, list, "a JSON list") if is_json else [part.strip() for part in text.split(",")]
         if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) != len(names):
             raise InvalidInput(f"option {option}: {text!r} is not a list of unique names")
         return tuple(names)
@@ -248,10 +247,6 @@ class _OptionReader:
         if not isinstance(value, kind):
             raise InvalidInput(f"option {option}: {text!r} is not {what}")
         return value
-
-    def json_list(self, option: str) -> list[Any]:
-        values: list[Any] = self.json(option, list, "a JSON list")
-        return values
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -285,7 +280,7 @@ def _key_values(given: _OptionReader) -> tuple[object, ...]:
         raise InvalidInput("the options key and keyValues (a JSON list of the key's values) must be given together")
     if text is None:
         return ()
-    values = given.json_list("keyValues")
+    values: list[Any] = given.json("keyValues", list, "a JSON list")
     if not values:
         raise InvalidInput("option keyValues: the list is empty")
     return tuple(tuple(value) if isinstance(value, list) else value for value in values)

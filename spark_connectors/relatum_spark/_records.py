@@ -10,16 +10,14 @@ Source: see `relatum.wire.amqp10`.
 import base64
 import json
 from dataclasses import fields
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from struct import Struct
 from struct import error as struct_error
 from typing import Any, Final, TypeAlias
 
 from relatum.errors import UndecodableMessage
 from relatum.headers import TIME_HEADER
-from relatum.limits import TIME_US_MAX, TIME_US_MIN
-from relatum.reading import Message, Properties, header_value, is_header, property_text, reply_to_text
-from relatum.uuid7 import time_us_of
+from relatum.reading import Message, Properties, header_value, is_header, message_time, property_text, reply_to_text
 from relatum.wire import amqp10
 from relatum.wire.scalars import Opaque
 
@@ -37,8 +35,6 @@ _LEADS_MAX: Final = 1024
 _LEAD_BYTES_MAX: Final = 1024
 """Maximum cached leading sections, and maximum bytes of each; usual ones are smaller."""
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
 _REPLY_TO: Final = 4
 _CREATED: Final = 9
 _PLACES: Final = (
@@ -58,18 +54,16 @@ class _UnusualRecord(Exception):
 _UNUSUAL: Final = (_UnusualRecord, UndecodableMessage, UnicodeDecodeError, IndexError, struct_error)
 
 
-def read_record(raw: bytes, chunk_us: int | None) -> Row:
-    """Decode a record; `chunk_us` is the time when the broker wrote its chunk."""
+def read_record(raw: bytes, chunk_ms: int | None) -> Row:
+    """Decode a record; `chunk_ms` is the time when the broker wrote its chunk."""
     try:
-        return _read_usual(raw, chunk_us)
+        return _read_usual(raw, chunk_ms)
     except _UNUSUAL:
-        message = Message.from_record("", 0, raw)
-        headers, properties = _headers_and_properties(message)
-        time_us = message.time_us
-        return chunk_us if time_us is None else time_us, message.body, headers, properties
+        message = Message.from_record("", 0, raw, chunk_ms)
+        return message.time_us, message.body, *_headers_and_properties(message)
 
 
-def _read_usual(raw: bytes, chunk_us: int | None) -> Row:
+def _read_usual(raw: bytes, chunk_ms: int | None) -> Row:
     lead_end, listed, application, data, data_end = _parts_of(raw)
     lead_headers, lead_properties = _lead(raw[:lead_end])
     found = lead_properties.copy()
@@ -79,17 +73,8 @@ def _read_usual(raw: bytes, chunk_us: int | None) -> Row:
     stamped = _read_headers(raw, application, lead_end, headers, found) if application >= 0 else None
     if lead_headers:
         headers |= lead_headers
-    return _time_of(stamped, found, chunk_us), _body_at(raw, data, data_end), headers, found
-
-
-def _time_of(stamped: Any, found: dict[str, Any], chunk_us: int | None) -> int | None:
-    """Return a message's time as `message_time` does: from the header, a property, the id, or the chunk."""
-    if type(stamped) is int and TIME_US_MIN <= stamped <= TIME_US_MAX:
-        return stamped
-    if "timestamp" in found:
-        return (found["timestamp"] - _EPOCH) // _MICROSECOND
-    time_us = time_us_of(found.get("message_id"))
-    return chunk_us if time_us is None else time_us
+    time_us, _ = message_time(stamped, found.get("timestamp"), found.get("message_id"), chunk_ms)
+    return time_us, _body_at(raw, data, data_end), headers, found
 
 
 def _parts_of(raw: bytes) -> tuple[int, int, int, int, int]:

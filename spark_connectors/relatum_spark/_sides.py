@@ -55,7 +55,6 @@ def side_of(argument: str, given: Any) -> Side:
 
 
 def keys_of(on: Any, *, argument: str = "on") -> tuple[str, ...]:
-    """Check the names of the join's keys."""
     names = names_of(argument, on)
     if len(set(names)) < len(names):
         raise InvalidInput(f"{argument}= names a key twice")

@@ -208,8 +208,6 @@ class _Writer:
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """Writes a batch."""
-
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
         """Publish a task's rows; runs in the task and in each retry. Outside Spark's tasks, it counts as task 0."""
         context = TaskContext.get()
@@ -342,7 +340,6 @@ class Spool:
             yield target, publishing_id, head[_TARGET_BYTES:] + file.read(size)
 
     def close(self) -> None:
-        """Delete the messages."""
         self._file.close()
 
 

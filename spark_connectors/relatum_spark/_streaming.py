@@ -205,5 +205,4 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def stop(self) -> None:
-        """Close the connection."""
         self._tails.close()

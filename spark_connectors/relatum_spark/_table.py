@@ -221,7 +221,7 @@ def database_of(database: str | None, snapshot: Snapshot | None) -> str:
 
 
 @contextmanager
-def connected(url: str, snapshot: Snapshot | None) -> Iterator[sa.Connection]:
+def connected(url: str, snapshot: Snapshot | None = None) -> Iterator[sa.Connection]:
     """Connect, in a transaction that sees one state: that of the snapshot if there is one."""
     if snapshot is not None:
         with snapshot.connect() as connection:

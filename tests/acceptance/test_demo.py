@@ -19,12 +19,11 @@ from typing import IO, Final
 import httpx
 import pytest
 
-import relatum_cli.demo
+import relatum_cli
 from relatum import Broker
 from relatum.reading import StreamReader
-from relatum_cli.demo._asking import Asking
-from relatum_cli.demo._data import FLIGHTS, PLANES, STREAMS, WEATHER, Data, Row, load
-from relatum_cli.demo._publish import Servers, publish_and_record
+from relatum_cli.demo_questions import Asking
+from relatum_cli.demo_streams import FLIGHTS, PLANES, STREAMS, WEATHER, Data, Row, Servers, load, publish_and_record
 from relatum_cli.exits import ExitCode
 from relatum_consumer import Relations
 from tests.acceptance._command import COMMAND, LIMIT_S, Relatum, run
@@ -32,7 +31,7 @@ from tests.support import delete_stream, processes_naming, unique_name, wait_unt
 from tests.support.proxy import Proxy
 from tests.support.web import at
 
-DEMO: Final = Path(relatum_cli.demo.__path__[0])
+PACKAGE: Final = Path(relatum_cli.__path__[0])
 
 STANDSTILL_S: Final = 11.0
 """Seconds for which RabbitMQ does nothing: more than the 10 that a look-up has by default."""
@@ -189,7 +188,7 @@ def test_demo_comes_with_two_weeks_of_the_year() -> None:
         month = head.split(b",").index(b"month") if stream != PLANES else 0
         dates = [line.split(b",")[month : month + 2] for line in lines]
         is_packaged = [stream == PLANES or (date[0] == b"1" and int(date[1]) <= 14) for date in dates]
-        assert read_lines(DEMO / "data" / f"{stream}.csv.gz") == [head, *compress(lines, is_packaged)]
+        assert read_lines(PACKAGE / "data" / f"{stream}.csv.gz") == [head, *compress(lines, is_packaged)]
 
 
 @pytest.mark.rare

@@ -54,7 +54,7 @@ def test_the_wheel_holds_the_four_packages_typed(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in names}
     assert tops == {*PACKAGES, "relatum_cli", "pyspark_relatum", f"relatum-{version('relatum')}.dist-info"}
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    web, data = "relatum_consumer/web", "relatum_cli/demo/data"
+    web, data = "relatum_consumer/web", "relatum_cli/data"
     assert names.issuperset(
         {
             *(f"{package}/py.typed" for package in PACKAGES),

@@ -1,21 +1,22 @@
-"""The questions about a flight: timed for one flight, then checked against the rows for many."""
+"""The demo's questions about a flight: timed for one flight, then checked against the rows for many."""
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from statistics import median
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from relatum.headers import TIME_HEADER
 from relatum.reading import Message, StreamReader
-from relatum_cli.demo._data import FLIGHTS, PLANES, WEATHER, Data, Expected, Row
-from relatum_cli.demo._publish import Servers
+from relatum_cli.demo_streams import FLIGHTS, KEYS, PLANES, WEATHER, Data, Row, Servers
 from relatum_consumer import Answer, Relations, Status
 
 REPEATS = 20
 """How often Relatum answers a question for the median time; the scan runs once."""
 
-_HEADERS: Final = {"tailnum": ("tailnum",), "origin": ("origin",), "airport_hour": ("origin", "time_hour")}
+_HEADERS: Final = {key.name: [part.places[0].name for part in key.components] for key in KEYS}
+"""The headers of each key."""
 
 Found = str | None
 """The `message_id` of the answer, or None."""
@@ -29,54 +30,43 @@ class Question:
     stream: str
     by: str | None
     is_latest: bool
-    expected: Callable[[Expected, Row], Row | None]
 
     def ask(self, relations: Relations, flight: Message, stream: str) -> Answer:
         """Return Relatum's answer."""
         if self.is_latest:
             return relations.before(flight, stream, by=self.by)
-        assert self.by is not None
         return relations.related(flight, to=stream, by=self.by)
 
-    def by_scanning(self, reader: StreamReader, flight: Message, stream: str) -> Found:
-        """Return the answer of a scan over all messages of the stream."""
-        found: Message | None = None
-        for message in reader.iterate(stream, "first"):
-            if self._matches(flight, message) and (found is None or (self.is_latest and _at(message) > _at(found))):
-                found = message
-        return found.properties.message_id if found else None
+    def answer_among(self, flight: Row, rows: Iterable[Row]) -> Found:
+        """Return the right answer, by comparing all rows of the stream in the order of publishing."""
+        wanted = self._values(flight)
+        found: Found = None
+        for row in rows:
+            if row.message_id == flight.message_id:
+                break
+            if wanted <= row.headers.items() and (self._is_before(row, flight) if self.is_latest else found is None):
+                found = row.message_id
+        return found
 
-    def can_be_asked(self, flight: Message) -> bool:
+    def can_be_asked(self, flight: Row) -> bool:
         """Whether the flight has the values of the key: some have no tail number."""
-        return all(name in flight.headers for name in _HEADERS.get(self.by or "", ()))
+        return all(value is not None for _, value in self._values(flight))
 
-    def _matches(self, flight: Message, other: Message) -> bool:
-        if any(flight.headers[name] != other.headers.get(name) for name in _HEADERS.get(self.by or "", ())):
-            return False
-        if not self.is_latest:
-            return True
-        return _at(other) < _at(flight) if other.stream == flight.stream else _at(other)[0] < _at(flight)[0]
+    def _values(self, flight: Row) -> set[tuple[str, Any]]:
+        return {(name, flight.headers.get(name)) for name in _HEADERS.get(self.by or "", ())}
 
-
-def _at(message: Message) -> tuple[int, int]:
-    assert message.time_us is not None, "flights and reports have a time"
-    return message.time_us, message.offset
+    def _is_before(self, row: Row, flight: Row) -> bool:
+        # Flights are published in the order of their times, so all that come before this one are earlier.
+        return self.stream == FLIGHTS or row.headers[TIME_HEADER] < flight.headers[TIME_HEADER]
 
 
 QUESTIONS: Final = (
-    Question("Which plane was it?", PLANES, "tailnum", False, Expected.plane),
-    Question("The weather in its hour?", WEATHER, "airport_hour", False, Expected.report_of_its_hour),
-    Question("The last report before it?", WEATHER, None, True, Expected.report_before),
-    Question("The last at its airport?", WEATHER, "origin", True, Expected.airport_report_before),
-    Question("The plane's flight before?", FLIGHTS, "tailnum", True, Expected.previous_flight),
+    Question("Which plane was it?", PLANES, "tailnum", is_latest=False),
+    Question("The weather in its hour?", WEATHER, "airport_hour", is_latest=False),
+    Question("The last report before it?", WEATHER, None, is_latest=True),
+    Question("The last at its airport?", WEATHER, "origin", is_latest=True),
+    Question("The plane's flight before?", FLIGHTS, "tailnum", is_latest=True),
 )
-
-
-def said(answer: Answer) -> Found:
-    """Return the message of an answer, None if it is absent, or the status if neither is known."""
-    if answer.first is not None:
-        return answer.first.properties.message_id
-    return None if answer.status is Status.ABSENT else f"({answer.status})"
 
 
 class Timed(NamedTuple):
@@ -110,8 +100,7 @@ class Asking:
 
     def __init__(self, servers: Servers, data: Data, relations: Relations, reader: StreamReader) -> None:
         self._servers = servers
-        self._flights = data[FLIGHTS]
-        self._expected = Expected(data)
+        self._data = data
         self._relations = relations
         self._reader = reader
         self.differences: list[Difference] = []
@@ -130,9 +119,9 @@ class Asking:
 
         def has_answers(row: Row) -> bool:
             is_cancelled = b'"dep_time": null' in row.body
-            return not is_cancelled and all(each.expected(self._expected, row) for each in QUESTIONS)
+            return not is_cancelled and all(self._expected(question, row) for question in QUESTIONS)
 
-        return next(filter(has_answers, self._flights[::-1]))
+        return next(filter(has_answers, self._data[FLIGHTS][::-1]))
 
     def timed(self, row: Row) -> Iterator[Timed]:
         """Time each question about one flight: `REPEATS` times with Relatum, once by scanning."""
@@ -145,29 +134,43 @@ class Asking:
                 answer = question.ask(self._relations, flight, stream)
                 took.append(time.perf_counter() - began)
             began = time.perf_counter()
-            scanned = question.by_scanning(self._reader, flight, stream)
+            scanned = question.answer_among(row, map(_row_of, self._reader.iterate(stream, "first")))
             scan_s = time.perf_counter() - began
-            self._check(question, row, said(answer))
+            self._check(question, row, _found(answer))
             self._check(question, row, scanned, by="scanning")
             if answer.first is not None:
                 yield Timed(question, answer.first, median(took), scan_s)
 
     def check(self, count: int, seed: int) -> int:
         """Ask this many questions about random flights; return how many were asked."""
+        flights = self._data[FLIGHTS]
         asked = 0
-        for row in random.Random(seed).sample(self._flights, len(self._flights)):  # noqa: S311
+        for row in random.Random(seed).sample(flights, len(flights)):  # noqa: S311
             flight = self.flight(row)
             for question in QUESTIONS:
                 if asked == count:
                     return asked
-                if question.can_be_asked(flight):
+                if question.can_be_asked(row):
                     answer = question.ask(self._relations, flight, self._servers.stream(question.stream))
-                    self._check(question, row, said(answer))
+                    self._check(question, row, _found(answer))
                     asked += 1
         return asked
 
+    def _expected(self, question: Question, row: Row) -> Found:
+        return question.answer_among(row, self._data[question.stream])
+
     def _check(self, question: Question, row: Row, answered: Found, by: str = "Relatum") -> None:
-        row_expected = question.expected(self._expected, row)
-        expected = row_expected and row_expected.message_id
+        expected = self._expected(question, row)
         if answered != expected:
             self.differences.append(Difference(row.message_id, question.words, expected, answered, by))
+
+
+def _row_of(message: Message) -> Row:
+    return Row(message.properties.message_id or "", message.headers, message.body)
+
+
+def _found(answer: Answer) -> Found:
+    """Return the message of an answer, None if it is absent, or the status if neither is known."""
+    if answer.first is not None:
+        return answer.first.properties.message_id
+    return None if answer.status is Status.ABSENT else f"({answer.status})"

@@ -1,4 +1,4 @@
-"""The command: publishes, asks, checks, and prints the results."""
+"""`relatum demo`: publishes, records, finds and checks flights, planes and weather of New York in 2013."""
 
 import json
 import socket
@@ -18,9 +18,18 @@ from relatum.errors import ConfigurationError
 from relatum.local import LocalServers, reader_url
 from relatum.reading import Broker, Message, StreamReader
 from relatum.recording import Recorder
-from relatum_cli.demo._asking import REPEATS, Asking, Difference, Timed
-from relatum_cli.demo._data import FLIGHTS, PLANES, STREAMS, WEATHER, WITHIN_S, Data, load
-from relatum_cli.demo._publish import Servers, publish_and_record
+from relatum_cli.demo_questions import REPEATS, Asking, Difference, Timed
+from relatum_cli.demo_streams import (
+    FLIGHTS,
+    PLANES,
+    STREAMS,
+    WEATHER,
+    WITHIN_S,
+    Data,
+    Servers,
+    load,
+    publish_and_record,
+)
 from relatum_cli.exits import ExitCode
 from relatum_cli.options import Json, Port, ServerOptions, option, print_exports
 from relatum_cli.show import console, errors, note, print_json, print_table
