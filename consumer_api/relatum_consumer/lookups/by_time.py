@@ -18,7 +18,7 @@ from relatum.store.coverage import TIME
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer.lookups.answer import Answer, Hit
-from relatum_consumer.lookups.answering import Find, Found, Gathered, Lost, Row, answered, verified
+from relatum_consumer.lookups.answering import Found, Gathered, Lost, Row, answered, verified
 from relatum_consumer.lookups.arguments import Names, names_of, time_us_of
 from relatum_consumer.lookups.by_key import OwnMessage, Question, answer, without_values
 from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted, in_partition_order
@@ -142,7 +142,7 @@ def beside(
     if isinstance(search, Answer):
         return search
     sides = {direction: is_equal or inclusive for direction, is_equal in _SIDES[where].items()}
-    return _answered(search, partial(_nearest, search, at, sides), complete=complete)
+    return answered(catalog, search.names, search.key_ids, partial(_nearest, search, at, sides), complete=complete)
 
 
 def window(
@@ -162,7 +162,8 @@ def window(
     if isinstance(search, Answer):
         return search
     if search.by is None:
-        return _answered(search, partial(_within, search, span, None), complete=complete)
+        find = partial(_within, search, span, None)
+        return answered(catalog, search.names, search.key_ids, find, complete=complete)
     search.targets()
     question = Question((search.by,), search.names, since=span.low, until=span.high + 1, own=OwnMessage(at.id))
     found = answer(catalog, question, complete=complete)
@@ -185,7 +186,7 @@ def around(
         checked_count("limit", limit, otherwise=", or None for all")
     at, _ = _moment(moment)
     span, search = _span(at, before_s, after_s, beside=None), Search(catalog, names)
-    return _answered(search, partial(_within, search, span, limit), complete=complete)
+    return answered(catalog, names, search.key_ids, partial(_within, search, span, limit), complete=complete)
 
 
 def _moment(moment: Message | Consumed | datetime) -> tuple[Moment, Message | None]:
@@ -226,14 +227,7 @@ def _search(catalog: Catalog, message: Message | None, stream: str, by: str | No
         )
     if wanted:
         return Search(catalog, (stream,), wanted[0])
-    # No message can share a missing value; the stream must exist all the same.
-    catalog.check_names([stream])
     return without_values(catalog, [stream], missing_keys)
-
-
-def _answered(search: Search, find: Find, *, complete: bool) -> Answer:
-    search.catalog.check_names(search.names)
-    return answered(search.catalog, search.names, search.key_ids, find, complete=complete)
 
 
 # --- next to a moment -------------------------------------------------------------------------------------
@@ -251,7 +245,8 @@ def _nearest(search: Search, moment: Moment, sides: Mapping[Direction, bool], kn
             look = next_by_blocks if search.by is None else partial(_next_by_key, search)
             look(search.catalog.servers, stream, nearest[stream.name], lost)
         if known:
-            known.scan(search.catalog.servers, partial(_show, nearest))
+            # Called at once, within this round.
+            known.scan(search.catalog.servers, lambda message: nearest[message.stream].consider(message))  # noqa: B023
         candidates = [each.message for each in nearest.values() if each.message is not None]
         if candidates:
             found.append(min(candidates, key=rank) if direction == "after" else max(candidates, key=rank))
@@ -259,34 +254,23 @@ def _nearest(search: Search, moment: Moment, sides: Mapping[Direction, bool], kn
     return search.found(closest[:1], lost)
 
 
-def _show(nearest: Mapping[str, Nearest], message: Message) -> None:
-    nearest[message.stream].consider(message)
+def _keyed_beside(beyond: str, order: str) -> sa.TextClause:
+    return sql(
+        f"""
+        SELECT r.stream_offset, r.time_us
+        FROM relatum.relationships r
+        WHERE r.key_id = :key_id::smallint AND r.value = :value::text AND r.stream_id = :stream_id::int
+          AND {part_may_hold_values("r", ":key_id::smallint", ":value::text", ":value::text")}
+          AND (r.time_us, r.stream_offset) {beyond} (:t::bigint, :o::bigint) AND r.stream_offset >= :floor::bigint
+        ORDER BY r.time_us {order}, r.stream_offset {order}
+        LIMIT 1
+        """
+    )
 
-
-_VALUE_IN_STREAM: Final = f"""
-    SELECT r.stream_offset, r.time_us
-    FROM relatum.relationships r
-    WHERE r.key_id = :key_id::smallint AND r.value = :value::text AND r.stream_id = :stream_id::int
-      AND {part_may_hold_values("r", ":key_id::smallint", ":value::text", ":value::text")}
-"""
 
 KEYED_BESIDE: Final[Mapping[Direction, sa.TextClause]] = {
-    "after": sql(
-        f"""
-        {_VALUE_IN_STREAM}
-          AND (r.time_us, r.stream_offset) > (:t::bigint, :o::bigint) AND r.stream_offset >= :floor::bigint
-        ORDER BY r.time_us, r.stream_offset
-        LIMIT 1
-        """
-    ),
-    "before": sql(
-        f"""
-        {_VALUE_IN_STREAM}
-          AND (r.time_us, r.stream_offset) < (:t::bigint, :o::bigint) AND r.stream_offset >= :floor::bigint
-        ORDER BY r.time_us DESC, r.stream_offset DESC
-        LIMIT 1
-        """
-    ),
+    "after": _keyed_beside(">", ""),
+    "before": _keyed_beside("<", "DESC"),
 }
 """The row of a key value in a stream next to (`t`, `o`) in the order of (time, offset): offset, time."""
 
