@@ -19,6 +19,9 @@ _CONNECTIONS_MAX: Final = 500
 _START_S: Final = 60.0
 """How long the server may take to start, in seconds."""
 
+_DRAIN_S: Final = 10
+"""How long requests in progress may take after `close`, in seconds."""
+
 _LOOK_S: Final = 0.02
 """Seconds between two checks whether the server has started."""
 
@@ -70,7 +73,7 @@ class WebServer:
                 limit_concurrency=_CONNECTIONS_MAX,
                 h11_max_incomplete_event_size=_HEADER_BYTES_MAX,
                 timeout_keep_alive=30,
-                timeout_graceful_shutdown=max(1, round(options.drain_s)),
+                timeout_graceful_shutdown=_DRAIN_S,
             )
         )
         self._thread = threading.Thread(
@@ -90,7 +93,7 @@ class WebServer:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Stop accepting requests, give those in progress `drain_s` to end, and close all connections."""
+        """Stop accepting requests, give those in progress ten seconds to end, and close all connections."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
