@@ -190,16 +190,12 @@ def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Found
         return found
     gathered = Gathered(question.is_meant, _ADVICE, first=question.sort, limit=question.limit)
     known.scan(catalog.servers, gathered.consider)
-    return replace(found, hits=_with(question, found.hits, gathered.messages))
-
-
-def _with(question: Question, hits: Iterable[Hit], scanned: Iterable[Message]) -> tuple[Hit, ...]:
-    """Merge indexed hits with messages read from the rest, in order, without duplicates."""
-    by_id = {hit.id: hit for hit in hits}
-    for message in scanned:
+    by_id = {hit.id: hit for hit in found.hits}
+    for message in gathered.messages:
         if message.id not in by_id and (hit := question.hit(None, message)):
             by_id[message.id] = hit
-    return tuple(by_id[message.id] for message in question.sort([hit.message for hit in by_id.values()]))
+    ordered = question.sort([hit.message for hit in by_id.values()])
+    return replace(found, hits=tuple(by_id[message.id] for message in ordered))
 
 
 # --- the index --------------------------------------------------------------------------------------------

@@ -90,21 +90,6 @@ class Search:
         return Found(hits, lost)
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A time span around a moment, both ends included, and the message to leave out."""
-
-    at: int
-    low: int
-    high: int
-    beside: MessageId | None
-
-    def holds(self, message: Message) -> bool:
-        """Whether a message matches."""
-        time_us = message.time_us
-        return time_us is not None and self.low <= time_us <= self.high and message.id != self.beside
-
-
 def rank(message: Message) -> tuple[int, tuple[int, str], int]:
     """The sort key of a message with a time: time, partition, offset."""
     return time_of(message), in_partition_order(message.stream), message.offset
@@ -157,15 +142,15 @@ def window(
 ) -> Answer:
     """Find all messages around a moment, by time, partition and offset."""
     at, message = _moment(moment)
-    span = _span(at, before_s, after_s, beside=at.id)
+    low, high = _span(at, before_s, after_s)
     search = _search(catalog, message, stream, by)
     if isinstance(search, Answer):
         return search
     if search.by is None:
-        find = partial(_within, search, span, None)
+        find = partial(_within, search, at, low, high, None)
         return answered(catalog, search.names, search.key_ids, find, complete=complete)
     search.targets()
-    question = Question((search.by,), search.names, since=span.low, until=span.high + 1, own=OwnMessage(at.id))
+    question = Question((search.by,), search.names, since=low, until=high + 1, own=OwnMessage(at.id))
     found = answer(catalog, question, complete=complete)
     return replace(found, hits=tuple(sorted(found.hits, key=lambda hit: rank(hit.message))))
 
@@ -185,8 +170,10 @@ def around(
     if limit is not None:
         checked_count("limit", limit, otherwise=", or None for all")
     at, _ = _moment(moment)
-    span, search = _span(at, before_s, after_s, beside=None), Search(catalog, names)
-    return answered(catalog, names, search.key_ids, partial(_within, search, span, limit), complete=complete)
+    (low, high), search = _span(at, before_s, after_s), Search(catalog, names)
+    # The message itself is included.
+    find = partial(_within, search, replace(at, id=None), low, high, limit)
+    return answered(catalog, names, search.key_ids, find, complete=complete)
 
 
 def _moment(moment: Message | Consumed | datetime) -> tuple[Moment, Message | None]:
@@ -200,12 +187,12 @@ def _moment(moment: Message | Consumed | datetime) -> tuple[Moment, Message | No
     return Moment(held.message.time_us, held.id), held.message
 
 
-def _span(at: Moment, before_s: float, after_s: float, beside: MessageId | None) -> Window:
-    """Return a time span around a moment, cut to the calendar's limits."""
+def _span(at: Moment, before_s: float, after_s: float) -> tuple[int, int]:
+    """Return a time span around a moment, both ends included, cut to the calendar's limits."""
     for argument, seconds in (("before_s", before_s), ("after_s", after_s)):
         checked_seconds(argument, seconds, most=math.inf)
     before_us, after_us = (round(min(seconds * 1_000_000, 2 * TIME_US_MAX)) for seconds in (before_s, after_s))
-    return Window(at.time_us, at.time_us - before_us, at.time_us + after_us, beside)
+    return at.time_us - before_us, at.time_us + after_us
 
 
 def _search(catalog: Catalog, message: Message | None, stream: str, by: str | None) -> Search | Answer:
@@ -297,17 +284,20 @@ def _next_by_key(search: Search, servers: Servers, stream: PresentStream, neares
 # --- around a moment --------------------------------------------------------------------------------------
 
 
-def _within(search: Search, span: Window, limit: int | None, known: Evidence | None) -> Found:
+def _within(search: Search, at: Moment, low: int, high: int, limit: int | None, known: Evidence | None) -> Found:
+    def is_meant(message: Message) -> bool:
+        return message.time_us is not None and low <= message.time_us <= high and message.id != at.id
+
     def first(messages: Iterable[Message]) -> list[Message]:
-        return sorted(messages, key=lambda message: (abs(time_of(message) - span.at), rank(message)))[:limit]
+        return sorted(messages, key=lambda message: (abs(time_of(message) - at.time_us), rank(message)))[:limit]
 
     lost, servers, targets = Lost(), search.catalog.servers, search.targets()
-    found = Gathered(span.holds, "ask for a shorter span of time", first=first, limit=limit)
-    by_stream = blocks_between(servers, targets, span.low, span.high)
+    found = Gathered(is_meant, "ask for a shorter span of time", first=first, limit=limit)
+    by_stream = blocks_between(servers, targets, low, high)
     for stream in targets:
         blocks = by_stream[stream.stream_id]
         try:
-            read_within(servers, blocks, stream, span.low, span.high, lost, found.consider)
+            read_within(servers, blocks, stream, low, high, lost, found.consider)
         except (AccessRefused, NotFound) as error:
             if search.names is not None:
                 raise

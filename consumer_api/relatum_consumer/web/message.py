@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -116,8 +116,8 @@ async def message(site: Site, asked: MessageParameters) -> MessageAnswer:
     keys = key_values(site, found)
     # One lookup for each key covers all its values.
     related = gathered([partial(_related, site, found, key) for key in keys if not key.of_value])
-    rows, outcomes, previous, following = await asyncio.gather(
-        related, _outcomes(site, found), _preceding(site, found), _following(site, found)
+    rows, outcomes, (previous, following) = await asyncio.gather(
+        related, _outcomes(site, found), _neighbours(site, found)
     )
     return MessageAnswer(
         stream=found.stream,
@@ -195,29 +195,22 @@ def _body(site: Site, found: Message, asked: MessageParameters) -> Body:
     return Body(kind_of(body), len(body), start, end, is_hex, part)
 
 
-async def _following(site: Site, found: Message) -> int | None:
-    """Return the offset of the next message; None if there is none, or the broker cannot answer."""
-    try:
-        reader = await site.reader()
-        async with aclosing(reader.iterate(found.stream, found.offset + 1)) as later:
-            async for each in later:
-                return each.offset
-    except RelatumError:
-        pass
-    return None
-
-
-async def _preceding(site: Site, found: Message) -> int | None:
-    """Return the offset of the previous message, or None. Offsets have gaps, so the search widens step by step."""
-    try:
+async def _neighbours(site: Site, found: Message) -> tuple[int | None, int | None]:
+    """Return the offsets of the messages before and after; None without one, or while the broker cannot answer."""
+    previous = following = None
+    with suppress(RelatumError):
+        # Offsets have gaps, so the search widens step by step.
         for stride in _STRIDES:
-            if before := await site.scan(found.stream, max(0, found.offset - stride), found.offset):
-                return before[-1].offset
-            if stride >= found.offset:
+            before = await site.scan(found.stream, max(0, found.offset - stride), found.offset)
+            if before:
+                previous = before[-1].offset
+            if before or stride >= found.offset:
                 break
-    except RelatumError:
-        pass
-    return None
+        async with aclosing((await site.reader()).iterate(found.stream, found.offset + 1)) as later:
+            async for each in later:
+                following = each.offset
+                break
+    return previous, following
 
 
 # --- its body as a file -----------------------------------------------------------------------------------

@@ -4,11 +4,11 @@ import socket
 import sys
 import threading
 import time
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import uvicorn
 
+from relatum.closing import Closing
 from relatum.errors import ServerStartFailed
 from relatum_consumer.web.application import make_application
 from relatum_consumer.web.options import WebOptions
@@ -32,7 +32,7 @@ _SILENT_MS: Final = 30_000
 """How long sent data may stay unacknowledged or unread before the client counts as gone, in milliseconds."""
 
 
-class WebServer:
+class WebServer(Closing):
     """Serves the page until it is closed. A context manager.
 
     Args:
@@ -97,11 +97,3 @@ class WebServer:
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
