@@ -2,6 +2,7 @@
 
 import logging
 import socket
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from relatum.errors import ConfigurationError
-from relatum_consumer.trace_tree import CAUSE, CAUSED, SAME, KeyValue, Link, places, rows_of
+from relatum_consumer.trace_tree import CAUSE, CAUSED, SAME, KeyValue, Link, Row, places, stems_of
 from relatum_consumer.web import WebOptions, WebServer
 from relatum_consumer.web.bodies import (
     HEX_BYTES_MAX,
@@ -305,6 +306,11 @@ def test_a_span_is_said_in_its_largest_units(seconds: float, words: str) -> None
 
 def key(value: str) -> KeyValue:
     return KeyValue("k", value)
+
+
+def rows_of(hops: Sequence[int], links: Sequence[Link]) -> list[Row]:
+    """All rows of the tree, from the top."""
+    return [row for top, below in stems_of(hops, links) for row in (top, *below)]
 
 
 def lines(hops: list[int], *links: Link) -> list[tuple[int, int, str]]:
