@@ -1,4 +1,7 @@
-"""Extends the reference of façades: methods that are called in threads appear as in their blocking class."""
+"""Extends the reference of façades: methods that are called in threads appear as in their blocking class.
+
+Methods that the blocking class inherits appear as its own: those by time and of groups are in files of their own.
+"""
 
 from typing import Any, Final
 
@@ -15,9 +18,11 @@ class Faces(griffe.Extension):
     """Shows these methods as async methods, with arguments and documentation."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Replace the attributes of the package's façades with methods."""
+        """Give the package's façades their methods."""
         for face, blocking in FACES.items() if pkg.name == "relatum_consumer" else ():
             methods = pkg[blocking].all_members
+            for name, member in pkg[blocking].inherited_members.items():
+                pkg[blocking].set_member(name, member.final_target)
             for name, member in pkg[face].members.items():
                 if member.is_attribute and str(member.value).startswith(CALLED):
                     pkg[face].set_member(name, _awaited(methods[name]))

@@ -20,7 +20,7 @@ from relatum.limits import INTEGER_MIN
 from relatum.reading import StreamBounds
 from relatum.store.coverage import TIME, Range, missing
 from relatum.store.database import sql
-from relatum_consumer.lookups.catalog import Catalog, PresentStream
+from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import Evidence, evidence, gaps
 
 ALWAYS: Final = INTEGER_MIN
@@ -44,11 +44,6 @@ class Known:
     spans: tuple[Range, ...]
     evidence: Evidence
     behind: tuple[str, ...] = ()
-
-    @property
-    def recorded(self) -> Sequence[PresentStream]:
-        """The recorded streams."""
-        return self.evidence.recorded
 
     @property
     def firsts(self) -> dict[str, int]:
@@ -189,6 +184,5 @@ def _union(spans: Iterable[Range]) -> list[Range]:
 
 
 def _intersection(one: Sequence[Range], other: Sequence[Range]) -> list[Range]:
-    """Return the intersections of spans."""
     found = ((max(a, c), min(b, d)) for a, b in one for c, d in other)
     return sorted((low, high) for low, high in found if low < high)

@@ -202,7 +202,7 @@ class _Check:
 
     def _check(self, low: int, high: int) -> None:
         """Check all messages of times from `low` to `high`, both included."""
-        for stream in self._of.recorded:
+        for stream in self._of.evidence.recorded:
             begun = self._read(stream, self._of.firsts[stream.name], low, high)
             if begun is not None:
                 # The broker silently moves a reader forward to the first retained offset.
@@ -248,7 +248,7 @@ class _Check:
         batch, self._batch = self._batch, []
         if not batch:
             return
-        stream_ids = {stream.stream_id: stream.name for stream in self._followed.recorded}
+        stream_ids = {stream.stream_id: stream.name for stream in self._followed.evidence.recorded}
         rows: list[Any] = self._catalog.servers.rows(
             UNFOLLOWED,
             {

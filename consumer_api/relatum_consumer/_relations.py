@@ -17,13 +17,13 @@ from relatum.reading import CONNECTIONS_MAX, Broker, BrokerAddress, Message, Str
 from relatum.store.database import AnyDatabase, Database
 from relatum.waiting import LOOK_S, SharedWait, pause, within
 from relatum_consumer import _missing
+from relatum_consumer._time_methods import TimeMethods
 from relatum_consumer._tracing import Start, trace
 from relatum_consumer.expectations import UNMET_MAX, Expectation, MissingReport
 from relatum_consumer.groups import GroupMethods
 from relatum_consumer.lookups.answer import Answer
 from relatum_consumer.lookups.arguments import Names, Order
 from relatum_consumer.lookups.by_key import find, related
-from relatum_consumer.lookups.by_time import around, beside, window
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.consumed import Consumed
 from relatum_consumer.lookups.servers import CLOSED, Health, Servers
@@ -36,7 +36,7 @@ POOL_MAX: Final = 1_000
 """The most connections to PostgreSQL of one `Relations`; PostgreSQL's own default is 100 for all its clients."""
 
 
-class Relations(GroupMethods, Closing):
+class Relations(TimeMethods, GroupMethods, Closing):
     """Finds and reads the messages that belong together, blocking.
 
     A thread-safe context manager. Each call takes one connection to the database and one to the broker while it runs.
@@ -56,6 +56,10 @@ class Relations(GroupMethods, Closing):
 
     Every lookup may raise these errors, besides those that its method names:
 
+    - `InvalidInput`: an argument is invalid, or more than 100,000 messages match without `limit`.
+    - `KeyNotDefined`: no key of that name is defined; if none is named, no key at all.
+    - `StreamNotFound`: a named stream was deleted, or is unknown to the database and the broker.
+    - `NothingRecorded`: no stream was named, and none of this virtual host is recorded, so nothing is known.
     - `StreamReplaced`: a stream is not the recorded one: it was declared again, or lost its tail. Lookups never answer
       from it. A lookup without named streams leaves it out and lists it in `Answer.unreadable_streams`.
     - `AnotherBroker`: a named stream was recorded from another broker. Without named streams it is left out likewise.
@@ -183,12 +187,6 @@ class Relations(GroupMethods, Closing):
             messages, with `complete` all messages. `ABSENT` means that every retained message of those streams was
             recorded for all the keys searched, or read; `UNPROVEN`, that this cannot be known. If the message has none
             of the keys, nothing is searched: the status is `ABSENT`, and `missing_keys` says why.
-
-        Raises:
-            KeyNotDefined: no key of that name is defined; without `by`, no key is defined at all.
-            NothingRecorded: no stream was named, and none of this virtual host is recorded, so nothing is known.
-            StreamNotFound: a stream of `to` was deleted, or is unknown to the database and the broker.
-            InvalidInput: an argument is invalid, or more than 100,000 messages match without `limit`.
         """
         return self._lookups.run("related", related, self._catalog, message, to, by, limit, order, complete=complete)
 
@@ -217,12 +215,8 @@ class Relations(GroupMethods, Closing):
             complete: As for `related`.
 
         Raises:
-            KeyNotDefined: no key of that name is defined.
-            NothingRecorded: as for `related`.
             InvalidKeyDefinition: a list for a key of one value, or the wrong number of parts for a composite key.
             InvalidRelationshipKey: no message can carry that value.
-            StreamNotFound: a stream was deleted, or is unknown to the database and the broker.
-            InvalidInput: an argument is invalid, or more than 100,000 messages match without `limit`.
         """
         return self._lookups.run(
             "find", find, self._catalog, key, value, streams, since, until, limit, order, complete=complete
@@ -256,9 +250,6 @@ class Relations(GroupMethods, Closing):
             s of it: `ABSENT` if that could be proven in time, `NOT_RECORDED_YET`, or `UNPROVEN`, with the messages that
             were found and could not be read in time in `unread`. If the message has none of the keys, the answer is
             `ABSENT` at once, and `missing_keys` says why.
-
-        Raises:
-            KeyNotDefined, NothingRecorded, StreamNotFound, InvalidInput: as for `related`.
         """
         waiting = Waiting(self._catalog, message, to, by, limit, order, timeout_s)
         with self._lookups.counted("wait_related", self._lookups.timeout_s + timeout_s) as note:
@@ -308,25 +299,10 @@ class Relations(GroupMethods, Closing):
             streams when the trace began, and some later messages.
 
         Raises:
-            KeyNotDefined: no key of that name is defined; without `by`, no key is defined at all.
             InvalidRelationshipKey: no message can carry the value of the start.
-            NothingRecorded: no stream was named, and none of this virtual host is recorded, so nothing is known.
-            StreamNotFound: a stream was deleted, or is unknown to the database and the broker.
-            InvalidInput: an argument is invalid.
         """
         return self._lookups.run(
-            "trace",
-            trace,
-            self._catalog,
-            start,
-            by=by,
-            streams=streams,
-            hops=hops,
-            limit=limit,
-            fan_out=fan_out,
-            since=since,
-            until=until,
-            complete=complete,
+            "trace", trace, self._catalog, start, by, streams, hops, limit, fan_out, since, until, complete=complete
         )
 
     # --- what did not follow in time ------------------------------------------------------------------------
@@ -359,139 +335,9 @@ class Relations(GroupMethods, Closing):
         Raises:
             NotFound: no expectation of that name is defined.
             KeyNotDefined: the expectation's key is no longer defined.
-            StreamNotFound: a stream of the expectation was deleted, or is unknown to the database and the broker.
             TimeNotRecorded: the times of a stream of the expectation are not recorded.
-            InvalidInput: an argument is invalid.
         """
         return self._lookups.run("missing", _missing.missing, self._catalog, expectation, since, until, limit)
-
-    # --- by time ------------------------------------------------------------------------------------------
-
-    def after(
-        self,
-        moment: Message | Consumed | datetime,
-        stream: str,
-        *,
-        by: str | None = None,
-        inclusive: bool = False,
-        complete: bool = False,
-    ) -> Answer:
-        """Return the next message in time in a stream, even if times are not in the order of offsets.
-
-        In the message's own stream, equal times are ordered by offset (in its super stream by partition, then offset),
-        so that repeated calls pass every message once. In another stream, or from a `datetime`, the next message is
-        strictly later.
-
-        Args:
-            moment: A message read or consumed, for its time; or a `datetime` (without a zone: UTC). If a consumed
-                message does not say its stream and offset, only its time counts: its own copies can be found.
-            stream: The stream or super stream to search.
-            by: A key: only messages that share its value with the message. Needs a message.
-            inclusive: True accepts an equal time in another stream: the message with the lowest offset.
-            complete: True also reads retained messages that are not recorded yet; False is exact for the recorded
-                messages.
-
-        Returns:
-            At most one message, with the status.
-
-        Raises:
-            TimeNotRecorded: recording times is switched off for the stream.
-            KeyNotDefined: no key of that name is defined.
-            StreamNotFound: the stream was deleted, or is unknown to the database and the broker.
-            InvalidInput: an argument is invalid, or the message has no time.
-        """
-        return self._lookups.run(
-            "after", beside, self._catalog, "after", moment, stream, by, inclusive=inclusive, complete=complete
-        )
-
-    def before(
-        self,
-        moment: Message | Consumed | datetime,
-        stream: str,
-        *,
-        by: str | None = None,
-        inclusive: bool = False,
-        complete: bool = False,
-    ) -> Answer:
-        """Return the previous message in time in a stream: the mirror of `after`.
-
-        With `inclusive`, it takes the message with the highest offset among several of an equal time.
-        """
-        return self._lookups.run(
-            "before", beside, self._catalog, "before", moment, stream, by, inclusive=inclusive, complete=complete
-        )
-
-    def nearest(
-        self, moment: Message | Consumed | datetime, stream: str, *, by: str | None = None, complete: bool = False
-    ) -> Answer:
-        """Return the message nearest in time in a stream, never the message itself.
-
-        An equal time is nearest. The earlier of two equally near messages wins; among several of one time at or before
-        the moment, the highest offset, as for `before(…, inclusive=True)`. In the message's own stream, messages of the
-        same time at a higher offset count as later: the first of them is taken if none comes before. Arguments, result
-        and errors are those of `after`.
-        """
-        return self._lookups.run("nearest", beside, self._catalog, "nearest", moment, stream, by, complete=complete)
-
-    def window(
-        self,
-        moment: Message | Consumed | datetime,
-        stream: str,
-        *,
-        before_s: float = 0.0,
-        after_s: float = 0.0,
-        by: str | None = None,
-        complete: bool = False,
-    ) -> Answer:
-        """Return all messages of a stream around a moment, without the message itself, by time, partition and offset.
-
-        Args:
-            moment: As for `after`.
-            stream: As for `after`.
-            before_s: Seconds before the moment, from 0 on, inclusive.
-            after_s: Seconds after the moment, from 0 on, inclusive.
-            by: As for `after`.
-            complete: As for `after`.
-
-        Raises:
-            InvalidInput: an argument is invalid, or there are more than 100,000 messages.
-            TimeNotRecorded, KeyNotDefined, StreamNotFound: as for `after`.
-        """
-        return self._lookups.run(
-            "window", window, self._catalog, moment, stream, before_s, after_s, by, complete=complete
-        )
-
-    def around(
-        self,
-        moment: Message | Consumed | datetime,
-        streams: Names = None,
-        *,
-        before_s: float = 0.0,
-        after_s: float = 0.0,
-        limit: int | None = None,
-        complete: bool = False,
-    ) -> Answer:
-        """Return all messages of several streams around a moment, merged by time.
-
-        Messages of one time are ordered by stream, shorter names first (`r-2` before `r-10`), then offset.
-
-        Args:
-            moment: A `datetime` (without a zone: UTC), or a message read or consumed, for its time; it is included.
-            streams: The streams and super streams to search. None: all streams that are recorded with their times.
-            before_s: As for `window`.
-            after_s: As for `window`.
-            limit: The most messages to return, nearest to the moment first. None: all, up to 100,000.
-            complete: As for `after`.
-
-        Raises:
-            NothingRecorded: no stream was named, and none of this virtual host is recorded, so nothing is known.
-            TimeNotRecorded: as for `after`, for a named stream.
-            StreamNotFound: a stream was deleted, or is unknown to the database and the broker.
-            InvalidInput: an argument is invalid, or there are more than 100,000 messages and no limit.
-        """
-        return self._lookups.run(
-            "around", around, self._catalog, moment, streams, before_s, after_s, limit, complete=complete
-        )
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -541,9 +387,5 @@ class Relations(GroupMethods, Closing):
             key: The name of a key that is not composite.
             prefix: How the values begin; empty (default) for all.
             limit: The most values to return, 1 to 1,000. Default 10.
-
-        Raises:
-            KeyNotDefined: no key of that name is defined.
-            InvalidInput: an argument is invalid, or the key is composite.
         """
         return self._lookups.run("values", values, self._catalog, key, prefix, limit)

@@ -14,7 +14,7 @@ from relatum.reading import ChunkCache, Message
 from relatum.store.coverage import TIME
 from relatum_consumer._trace_values import Directions, Places, Value, places_in_time, places_of
 from relatum_consumer.lookups.answer import Status
-from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, Lost, Row, again_if_replaced, verified
+from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, Lost, Row, again_if_replaced, in_time, verified
 from relatum_consumer.lookups.arguments import Names, is_in_span, names_of, span_of
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.consumed import Consumed, GivenMessage, given_message
@@ -41,19 +41,16 @@ class _Bounds:
 
     @property
     def is_in_time(self) -> bool:
-        """Whether the trace has a time span."""
         return self.since is not None or self.until is not None
 
     def has(self, time_us: int | None) -> bool:
-        """Whether a time is in the span."""
         return is_in_span(time_us, self.since, self.until)
 
 
 class _Visited(NamedTuple):
-    """A message of the trace, its time if it has one, and its number of hops from the start."""
+    """A message of the trace, and its number of hops from the start."""
 
     message: Message
-    time_us: int | None
     values: tuple[Value, ...]
     hops: int
 
@@ -61,7 +58,6 @@ class _Visited(NamedTuple):
 def trace(
     catalog: Catalog,
     start: Start,
-    *,
     by: Names,
     streams: Names,
     hops: int,
@@ -69,6 +65,7 @@ def trace(
     fan_out: int,
     since: datetime | None,
     until: datetime | None,
+    *,
     complete: bool,
 ) -> Trace:
     """Trace everything that is connected with a start."""
@@ -169,7 +166,6 @@ class _TraceRun:
         return self._concluded(known, complete=complete)
 
     def _next_values(self) -> list[Value]:
-        """Return the values that were not searched yet."""
         frontier = dict.fromkeys(self._frontier)
         found = [each for each in dict.fromkeys(self._directions.sought(frontier)) if each not in self._asked]
         self._frontier = []
@@ -182,7 +178,7 @@ class _TraceRun:
 
     def _take(self, where: MessageId, message: Message, hop: int, values: tuple[Value, ...]) -> None:
         hops = 0 if self._is_copy is not None and self._is_copy(message) else hop
-        self._visited[where] = _Visited(message, message.time_us, values, hops)
+        self._visited[where] = _Visited(message, values, hops)
         self._frontier += values
 
     # --- one hop ------------------------------------------------------------------------------------------
@@ -261,7 +257,7 @@ class _TraceRun:
             for where, time_us in places.items():
                 if where not in self._visited and where not in self._lost:
                     new.setdefault(where, Row(where, time_us)).carries.add(value)
-        return sorted(new.values(), key=lambda row: (row.time_us is None, row.time_us or 0, row.id))
+        return sorted(new.values(), key=in_time)
 
     def _read(self, rows: Sequence[Row], hop: int, known: Evidence) -> None:
         """Read messages and check each against its row; deleted and refused streams are not asked."""
@@ -288,12 +284,11 @@ class _TraceRun:
 
     def _concluded(self, known: Evidence, *, complete: bool) -> Trace:
         known.check_present(self._catalog, self._names)
-        ordered = sorted(self._visited, key=self._rank)
-        edges, shared = self._directions.links(
-            {where: self._visited[where].values for where in ordered}, self._too_many
-        )
+        ordered = sorted((met.message for met in self._visited.values()), key=in_time)
+        values = {message.id: self._visited[message.id].values for message in ordered}
+        edges, shared = self._directions.links(values, self._too_many)
         found = Trace(
-            tuple([self._visited[where].message for where in ordered]),
+            tuple(ordered),
             {where: met.hops for where, met in self._visited.items()},
             edges,
             shared,
@@ -312,7 +307,3 @@ class _TraceRun:
         if found.status is Status.NOT_RECORDED_YET:
             found = replace(found, unrecorded_streams=known.unrecorded_streams(self._catalog))
         return found
-
-    def _rank(self, where: MessageId) -> tuple[bool, int, MessageId]:
-        time_us = self._visited[where].time_us
-        return time_us is None, time_us or 0, where

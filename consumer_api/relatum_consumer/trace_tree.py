@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from relatum.ids import MessageId
 from relatum_consumer.traces import Edge, Shared
@@ -50,6 +50,10 @@ class Row:
     key: KeyValue | None = None
 
 
+Stem: TypeAlias = tuple[Row, tuple[Row, ...]]
+"""A message next to the start, and the rows below it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Branch:
     """The messages that one value connects with the start.
@@ -63,7 +67,7 @@ class Branch:
 
     kind: str
     key: KeyValue | None
-    stems: tuple[tuple[Row, tuple[Row, ...]], ...]
+    stems: tuple[Stem, ...]
     count: int
 
 
@@ -106,28 +110,21 @@ class Tree:
             links.append(Link(CAUSED if first else SAME, key, (*first, *effects)))
         # A cause says more than a shared value, and a value of few messages more than a value of many.
         links.sort(key=lambda link: (link.kind == SAME, len(link.messages)))
-        found: dict[tuple[str, KeyValue | None], list[tuple[Row, list[Row]]]] = {}
-        stems: list[tuple[Row, list[Row]]] = []
-        rows = rows_of(hops, links)
-        used = {row.key for row in rows}
+        found: dict[tuple[str, KeyValue | None], list[Stem]] = {}
+        used: set[KeyValue | None] = set()
+        for row, below in stems_of(hops, links):
+            found.setdefault((row.kind, row.key), []).append((row, below))
+            used.update(each.key for each in (row, *below))
         self.others = [each for each in shared if KeyValue(each.key, each.value) not in used]
-        for row in rows:
-            if row.depth:
-                stems[-1][1].append(row)
-            else:
-                stems = found.setdefault((row.kind, row.key), [])
-                stems.append((row, []))
         branches = (
-            Branch(
-                kind, key, tuple((row, tuple(below)) for row, below in stems), sum(1 + len(below) for _, below in stems)
-            )
+            Branch(kind, key, tuple(stems), sum(1 + len(below) for _, below in stems))
             for (kind, key), stems in found.items()
         )
         self.branches = tuple(sorted(branches, key=lambda each: each.count))
 
 
-def rows_of(hops: Sequence[int], links: Sequence[Link]) -> list[Row]:
-    """Return the rows of all messages but the start, from the top, each below the message that it was found from.
+def stems_of(hops: Sequence[int], links: Sequence[Link]) -> list[Stem]:
+    """Return the messages next to the start, each with the rows of all others below the one that they were found from.
 
     Args:
         hops: Each message's distance from the start, by time: 0 for the start, which may have copies. Without a start,
@@ -135,15 +132,14 @@ def rows_of(hops: Sequence[int], links: Sequence[Link]) -> list[Row]:
         links: The connections between messages, by their indexes.
     """
     first = min(hops, default=0)
-    tops = [number for number, hop in enumerate(hops) if hop == first]
-    below, alone = _below(tops, len(hops), links)
-    rows: list[Row] = []
-    for top in tops:
-        for each in [Row(top, 0)] if first else sorted(below.get(top, ()), key=_number):
-            rows += _walk(each, below)
-    for number in alone:
-        rows += _walk(Row(number, 0), below)
-    return rows
+    starts = [number for number, hop in enumerate(hops) if hop == first]
+    below, alone = _below(starts, len(hops), links)
+    tops = [Row(number, 0) for number in starts] if first else []
+    if not first:
+        for number in starts:
+            tops += sorted(below.get(number, ()), key=_number)
+    tops += [Row(number, 0) for number in alone]
+    return [(top, tuple(_walk(top, below))[1:]) for top in tops]
 
 
 def _below(tops: Sequence[int], count: int, links: Sequence[Link]) -> tuple[dict[int, list[Row]], list[int]]:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from relatum.documents import document, field_names
@@ -144,22 +143,6 @@ class Trace(Covered):
 
     def __iter__(self) -> Iterator[Message]:
         return iter(self.messages)
-
-    def message(self, where: MessageId) -> Message:
-        """Return the message with an id; `KeyError` if it is not in the trace."""
-        return self._by_id[where]
-
-    @cached_property
-    def _by_id(self) -> dict[MessageId, Message]:
-        return {message.id: message for message in self.messages}
-
-    def causes(self, where: MessageId) -> tuple[MessageId, ...]:
-        """Return the ids that a message names, without duplicates, in the order of the edges."""
-        return tuple(dict.fromkeys(edge.cause for edge in self.edges if edge.effect == where and edge.cause))
-
-    def effects(self, where: MessageId) -> tuple[MessageId, ...]:
-        """Return the ids of the messages that name a message, without duplicates, in the order of the edges."""
-        return tuple(dict.fromkeys(edge.effect for edge in self.edges if edge.cause == where))
 
     def to_json(self) -> str:
         """Return the trace without the messages' bodies as a JSON document."""

@@ -49,7 +49,7 @@ class Asking:
 
 
 def at(stream: str, offset: int | None = None, part: str = "") -> str:
-    """Where the page of a stream is, of a message, or of its `body` or `image`."""
+    """Where the page of a stream is, of a message, or of its `body`."""
     if offset is None:
         return f"/stream?{urlencode({'stream': stream})}"
     return f"/message{part and '/'}{part}?{urlencode({'stream': stream, 'offset': offset})}"

@@ -15,12 +15,12 @@ from relatum.limits import INTEGER_MAX
 from relatum.reading import Message, StreamBounds
 from relatum.waiting import Deadline, within
 from relatum_consumer._known_spans import ALWAYS, Known, _intersection, _low, _union, still
-from relatum_consumer.lookups import answering
+from relatum_consumer.lookups import answering, servers
 from relatum_consumer.lookups.answering import Gathered
 from relatum_consumer.lookups.by_key import find
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import Evidence
-from relatum_consumer.lookups.servers import Flight, Flights, Servers
+from relatum_consumer.lookups.servers import Flights, Servers
 from tests.support import wait_until
 
 ASKING = 5
@@ -87,16 +87,16 @@ LIMIT_S = 80.0
 
 
 @pytest.fixture
-def waiting(monkeypatch: pytest.MonkeyPatch) -> list[Flight]:
+def waiting(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What is waited for, once for each who has begun to wait."""
-    begun: list[Flight] = []
-    wait = Flight.wait
+    begun: list[Any] = []
+    wait = servers.wait_for
 
-    def waits(flight: Flight, until: float) -> None:
+    def waits(flight: Any, until: float) -> None:
         begun.append(flight)
         wait(flight, until)
 
-    monkeypatch.setattr(Flight, "wait", waits)
+    monkeypatch.setattr(servers, "wait_for", waits)
     return begun
 
 
@@ -129,7 +129,7 @@ class _Proof:
 
 
 @pytest.mark.parametrize("error", [None, InvalidInput("no")])
-def test_who_comes_while_it_is_under_way_shares_the_next(error: RelatumError | None, waiting: list[Flight]) -> None:
+def test_who_comes_while_it_is_under_way_shares_the_next(error: RelatumError | None, waiting: list[Any]) -> None:
     """Callers that come during a question share the next one's result, or each gets its own copy of its error."""
     with ThreadPoolExecutor(1 + OTHERS) as threads:
         proof = _Proof(threads, error)
@@ -147,7 +147,7 @@ def test_who_comes_while_it_is_under_way_shares_the_next(error: RelatumError | N
     assert proof.begun == 2
 
 
-def test_that_the_time_of_one_is_over_is_nothing_to_the_others(waiting: list[Flight]) -> None:
+def test_that_the_time_of_one_is_over_is_nothing_to_the_others(waiting: list[Any]) -> None:
     """A question that ends at its caller's deadline is asked again for the others that wait for it."""
     flights, goes_on = Flights(LIMIT_S), threading.Event()
     begun: list[int] = []
@@ -173,7 +173,7 @@ def test_that_the_time_of_one_is_over_is_nothing_to_the_others(waiting: list[Fli
         assert patient.result(LIMIT_S) == 2
 
 
-def test_who_waits_for_anothers_proof_lets_go_at_its_deadline(waiting: list[Flight]) -> None:
+def test_who_waits_for_anothers_proof_lets_go_at_its_deadline(waiting: list[Any]) -> None:
     """A caller stops waiting for a shared question at its deadline, also at one brought forward by cancelling."""
     deadline = Deadline(LIMIT_S)
     with ThreadPoolExecutor(3) as threads:

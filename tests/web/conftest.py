@@ -259,7 +259,6 @@ def views(world: World) -> dict[str, str]:
         "search-refused": "/?key=nope&value=1",
         "message-json": f"/message?stream={world.orders}&offset=0",
         "message-text": f"/message?stream={world.orders}&offset=2",
-        "message-image": f"/message?stream={world.orders}&offset=4",
         "message-hex": f"/message?stream={world.orders}&offset=6",
         "message-missing": f"/message?stream={world.orders}&offset=999999",
         "conversation-empty": "/trace",

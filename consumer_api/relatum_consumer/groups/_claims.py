@@ -114,14 +114,11 @@ class Claims:
         self._servers = servers
         self._holder = holder
         self._lease_s = lease_s
-        self._consumer_id: int | None = None
+        self.consumer_id: int | None = None
+        """The consumer whose groups are claimed; set before the first claim."""
         self.held: dict[str, Claim] = {}
         """The claims whose leases are renewed, by group."""
         self.is_closed = False
-
-    def bind(self, consumer_id: int) -> None:
-        """Set the consumer whose groups are claimed."""
-        self._consumer_id = consumer_id
 
     def take(self, limit: int) -> list[Claim]:
         """Claim up to `limit` ready groups. Returns them in their order."""
@@ -210,8 +207,8 @@ class Claims:
             self.end(claim, READY)
 
     def _mine(self) -> dict[str, Any]:
-        assert self._consumer_id is not None, "nothing is claimed before that is known"
-        return {"consumer_id": self._consumer_id, "holder": self._holder}
+        assert self.consumer_id is not None, "nothing is claimed before that is known"
+        return {"consumer_id": self.consumer_id, "holder": self._holder}
 
     def _this(self, claim: Claim) -> dict[str, Any]:
         return self._mine() | {"group_id": claim.group_id, "number": claim.number}

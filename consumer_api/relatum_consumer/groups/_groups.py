@@ -88,10 +88,9 @@ class GroupMethods:
 
         Raises:
             KeyNotDefined: the key `message_group` is not defined: groups cannot be found.
-            StreamNotFound: neither the database nor the broker knows a stream, or it was deleted.
             GroupConflict: see `on_duplicate` and `on_conflict`. A consumer's group is released.
             ConfigurationError: the consumer reads other streams, or in another order.
-            InvalidInput: an argument is invalid, or too many messages are not recorded.
+            InvalidInput: too many messages are not recorded.
         """
         names = names_of("streams", streams)
         if consumer is not None:
@@ -123,8 +122,7 @@ class GroupMethods:
                 was defined later. False reads only what is recorded.
 
         Raises:
-            KeyNotDefined, StreamNotFound: as for `groups`.
-            InvalidInput: an argument is invalid, or there are more than 100,000 such groups.
+            InvalidInput: there are more than 100,000 such groups.
         """
         with self._lookups.counted("incomplete_groups", None) as note:
             found = look_ups.incomplete(self._catalog, streams, older_than, complete=complete)
@@ -149,8 +147,6 @@ class GroupMethods:
 
         Raises:
             InvalidGroup: the id is invalid.
-            KeyNotDefined, StreamNotFound: as for `groups`.
-            NothingRecorded: you named no stream, and none of this virtual host is recorded.
         """
         return self._lookups.run("group", look_ups.group, self._catalog, group_id, streams, order, complete=complete)
 
@@ -168,7 +164,6 @@ class GroupMethods:
 
         Raises:
             InvalidGroup: the id or the number is invalid.
-            KeyNotDefined, StreamNotFound: as for `groups`.
         """
         return self._lookups.run(
             "grouped", look_ups.grouped, self._catalog, group_id, sequence, streams, complete=complete
@@ -190,8 +185,6 @@ class GroupMethods:
 
         Raises:
             InvalidGroup: the id is invalid.
-            KeyNotDefined, StreamNotFound: as for `groups`.
-            NothingRecorded: you named no stream, and none of this virtual host is recorded.
         """
         return self._lookups.run(
             "group_position", look_ups.position, self._catalog, group_id, streams, complete=complete

@@ -261,7 +261,6 @@ def _times(found: Assembled) -> list[int]:
 
 
 def _report(servers: Servers, found: Assembled, *, is_named: bool) -> GroupReport:
-    """Return the report of a group."""
     times = _times(found)
     first, last = (moment(min(times)), moment(max(times))) if times else (None, None)
     members = sorted(named(found.retained), key=lambda each: (each.time_us or 0, each.stream, each.offset))

@@ -175,7 +175,6 @@ class Scanner:
         return True
 
     def _states(self, group_ids: Iterable[str]) -> dict[str, object]:
-        """Return the statements' parameters for groups."""
         rows: list[tuple[int, int, int, str, str]] = []
         outside = []
         for group in self.groups(group_ids):

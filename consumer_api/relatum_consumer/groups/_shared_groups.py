@@ -231,7 +231,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             # Check the dead-letter stream before the consumer is made.
             check_dead_letters(self._catalog.servers, self._consumer.dead_letter_stream)
             consumer = find_consumer(self._catalog, self._consumer.name, self._options)
-            self._claims.bind(consumer.consumer_id)
+            self._claims.consumer_id = consumer.consumer_id
             self._scanner = Scanner(self._catalog, consumer)
         is_fresh = time.monotonic() - self._scanner.scanned_at < SCANS_S
         if not is_fresh:

@@ -7,7 +7,7 @@ that was in the streams at that moment is in the table or is read from its strea
 import logging
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Self
 
@@ -99,6 +99,7 @@ class View:
         floors: The first retained offset of each stream.
         stops: The end of the view of each stream, exclusive.
         gaps: The retained ranges that are not in the table.
+        unrecorded_groups: The members that are not in the table, by group.
     """
 
     servers: Servers
@@ -107,19 +108,14 @@ class View:
     floors: dict[str, int]
     stops: dict[str, int]
     gaps: tuple[Uncovered, ...] = ()
+    unrecorded_groups: dict[str, list[Member]] = field(default_factory=dict)
     _unrecorded: list[Member] = field(default_factory=list)
-    _unrecorded_groups: dict[str, list[Member]] = field(default_factory=dict)
 
     @classmethod
     def of_table(cls, servers: Servers, key_id: int, recorded: Sequence[PresentStream]) -> Self:
         """Make a view of all rows of streams, whatever the streams retain."""
         numbers = {stream.name: stream.stream_id for stream in recorded}
         return cls(servers, key_id, numbers, {}, dict.fromkeys(numbers, INTEGER_MAX))
-
-    @property
-    def unrecorded_groups(self) -> Iterable[str]:
-        """The ids of groups with members that are not in the table."""
-        return self._unrecorded_groups
 
     def add_unrecorded(self, group_id: str | None = None) -> None:
         """Read the unrecorded ranges for members of all groups, or of one."""
@@ -133,7 +129,7 @@ class View:
                     "a back-fill, or ask with complete=False for what is recorded"
                 )
         self._unrecorded = sorted(found, key=stream_and_offset)
-        self._unrecorded_groups = by_group(self._unrecorded)
+        self.unrecorded_groups = by_group(self._unrecorded)
 
     def between(self, stream: str, low: int, high: int, *, firsts_only: bool = False) -> list[Member]:
         """Return the members in a part of a stream, ordered by offset; with `firsts_only`, those with number 1."""
@@ -169,8 +165,8 @@ class View:
                 stream, stop = streams[number]
                 if found is not None and offset < stop:
                     members.append((group_id, found[1], found[2], stream, offset, time_us))
-        for group_id in group_ids if self._unrecorded_groups else ():
-            if held := self._unrecorded_groups.get(group_id):
+        for group_id in group_ids if self.unrecorded_groups else ():
+            if held := self.unrecorded_groups.get(group_id):
                 groups[group_id] = distinct((*groups[group_id], *held))
         return groups
 

@@ -132,7 +132,7 @@ class Covered:
         if status is not Status.DELETED:
             return ""
         streams = list(dict.fromkeys(where.stream for where in self.deleted))
-        names = _some([repr(stream) for stream in streams])
+        names = first_few([*map(repr, streams)])
         forget = f"relatum forget {' '.join(streams[:NAMED_MAX])}"
         return f"the broker has no {names} any more: {forget} removes their records"
 
@@ -166,7 +166,7 @@ class Answer(Covered, Sequence[Message]):
     def explanation(self) -> str:
         """Why nothing was searched, or what to do about messages that are not recorded or gone; else empty."""
         if self.missing_keys:
-            keys = _some([f"{key} ({reason})" for key, reason in self.missing_keys])
+            keys = first_few([f"{key} ({reason})" for key, reason in self.missing_keys])
             return f"this message has no value of {keys}: nothing was looked for"
         return self._remedy(self.status)
 
@@ -209,19 +209,19 @@ def to_be_recorded(unrecorded_streams: Sequence[str], new_keys: Sequence[NewKey]
     """Say what no recorder will record, and which commands do; empty if there is nothing."""
     parts = []
     if unrecorded_streams:
-        names = _some([repr(stream) for stream in unrecorded_streams])
+        names = first_few([*map(repr, unrecorded_streams)])
         parts.append(f"nobody records {names}: relatum record {' '.join(unrecorded_streams[:NAMED_MAX])}")
     if new_keys:
         keys, are, them = (", ".join(repr(each.key) for each in new_keys), "are new keys", "them")
         if len(new_keys) == 1:
             are, them = "is a new key", "it"
-        streams = _some([repr(stream) for stream in sorted({stream for each in new_keys for stream in each.streams})])
+        streams = first_few([*map(repr, sorted({stream for each in new_keys for stream in each.streams}))])
         cure = backfill_command(each.key for each in new_keys)
         parts.append(f"{keys} {are}: older messages of {streams} were not looked at for {them}: {cure}")
     return "; ".join(parts)
 
 
-def _some(names: Sequence[str]) -> str:
+def first_few(names: Sequence[str], most: int = NAMED_MAX) -> str:
     """Join the first names, and count the others."""
-    more = len(names) - NAMED_MAX
-    return ", ".join(names[:NAMED_MAX]) + (f" and {more:,} more" if more > 0 else "")
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")

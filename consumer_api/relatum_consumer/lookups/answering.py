@@ -5,7 +5,6 @@ It also detects streams that are not the recorded ones, and gathers messages wit
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
 from relatum.errors import (
@@ -111,6 +110,11 @@ class Row:
     id: MessageId
     time_us: int | None
     carries: set[Any] = field(default_factory=set)
+
+
+def in_time(each: Row | Message) -> tuple[bool, int, MessageId]:
+    """The sort key by time, then stream and offset; one without a time sorts as later than all."""
+    return each.time_us is None, each.time_us or 0, each.id
 
 
 @dataclass(slots=True)
@@ -253,25 +257,23 @@ Find: TypeAlias = Callable[[Evidence | None], Found]
 
 
 def answered(
-    catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int], find: Find, *, complete: bool
-) -> Answer:
-    """Answer with what `find` finds; again from the start if a stream was replaced meanwhile."""
-    ask = partial(_answered, catalog, names, list(key_ids), find, complete=complete)
-    return again_if_replaced(catalog, ask, leaves_out=names is None)
-
-
-def _answered(
     catalog: Catalog, names: Sequence[str] | None, key_ids: Sequence[int], find: Find, *, complete: bool
 ) -> Answer:
-    if not complete:
-        found = find(None)
-        if found.hits:
-            return recorded_answer(catalog, names, found)
-    known = evidence_together(catalog, names, key_ids)
-    found = find(known if complete else None)
-    if complete or not found.hits:
-        known.check_present(catalog, names)
-    return concluded(catalog, known, found, was_read=complete)
+    """Answer with what `find` finds; again from the start if a stream was replaced meanwhile."""
+    catalog.check_names(names)
+
+    def ask() -> Answer:
+        if not complete:
+            found = find(None)
+            if found.hits:
+                return recorded_answer(catalog, names, found)
+        known = evidence_together(catalog, names, key_ids)
+        found = find(known if complete else None)
+        if complete or not found.hits:
+            known.check_present(catalog, names)
+        return _concluded(catalog, known, found, was_read=complete)
+
+    return again_if_replaced(catalog, ask, leaves_out=names is None)
 
 
 def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: Found) -> Answer:
@@ -281,8 +283,7 @@ def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: Found)
     return found.answer(Status.UNPROVEN if found.lost.unread or unreadable else Status.FOUND, streams, unreadable)
 
 
-def concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: bool) -> Answer:
-    """Answer with evidence and what was found after it."""
+def _concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: bool) -> Answer:
     lost = found.lost
     if not known.streams and not (found.hits or lost.is_sure or lost.deleted):
         if known.unreadable_streams:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from functools import lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 
 from relatum.checks import checked_count, checked_name
@@ -20,18 +19,11 @@ def names_of(argument: str, names: Names) -> tuple[str, ...] | None:
     """Return the stream names of an argument without duplicates; None for all."""
     if names is None:
         return None
-    if isinstance(names, str):
-        return _one_name(argument, names)
-    is_several = isinstance(names, Iterable) and not isinstance(names, bytes)
-    found = tuple(names) if is_several else ()
+    is_several = isinstance(names, Iterable) and not isinstance(names, str | bytes)
+    found = tuple(names) if is_several else (names,)
     if not found or not all(isinstance(name, str) for name in found):
         raise InvalidInput(f"{argument}= takes a name, several names, or None for all")
     return tuple(dict.fromkeys(checked_name(argument, name) for name in found))
-
-
-@lru_cache(maxsize=512)
-def _one_name(argument: str, name: str) -> tuple[str, ...]:
-    return (checked_name(argument, name),)
 
 
 def check_limit(limit: int | None, order: Order) -> None:

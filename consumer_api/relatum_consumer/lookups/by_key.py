@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache, partial
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
@@ -22,6 +23,7 @@ from relatum_consumer.lookups.answering import (
     Row,
     answered,
     check_count,
+    in_time,
     verified,
 )
 from relatum_consumer.lookups.arguments import Names, Order, check_limit, is_in_span, names_of, span_of
@@ -29,7 +31,7 @@ from relatum_consumer.lookups.catalog import Catalog, Wanted, named, streams_mea
 from relatum_consumer.lookups.consumed import Consumed, given_message
 from relatum_consumer.lookups.proof import Evidence
 
-_Item = TypeVar("_Item")
+_Item = TypeVar("_Item", Row, Message)
 
 _ADVICE: Final = "ask with limit=, or for a shorter span of time (since=, until=)"
 
@@ -107,23 +109,10 @@ class Question:
         # A message may share several values of one key.
         return Hit(message, tuple(dict.fromkeys(each.definition.name for each in found)))
 
-    def rank(self, stream: str, offset: int, time_us: int | None) -> tuple[Any, ...]:
-        """The sort key of a message; one without a time sorts as later than all."""
-        if self.order == "offset":
-            return (stream, offset)
-        return (time_us is None, time_us or 0, stream, offset)
-
-    def gathering(self) -> Gathered:
-        """Return a collector of matching messages, up to the limit."""
-
-        def first(messages: Iterable[Message]) -> list[Message]:
-            return self.sort(messages, lambda message: (message.stream, message.offset, message.time_us))
-
-        return Gathered(self.is_meant, _ADVICE, first=first, limit=self.limit)
-
-    def sort(self, items: Iterable[_Item], place: Callable[[_Item], tuple[str, int, int | None]]) -> list[_Item]:
+    def sort(self, items: Iterable[_Item]) -> list[_Item]:
         """Sort items in the order of the answer, and cut them to the limit."""
-        ordered = sorted(items, key=lambda item: self.rank(*place(item)), reverse=self.order == "newest")
+        place: Callable[[Row | Message], Any] = attrgetter("id") if self.order == "offset" else in_time
+        ordered = sorted(items, key=place, reverse=self.order == "newest")
         if self.limit is None:
             check_count(len(ordered), _ADVICE)
         return ordered[: self.limit]
@@ -176,17 +165,16 @@ def find(
 
 def answer(catalog: Catalog, question: Question, *, complete: bool = False) -> Answer:
     """Answer a search by key."""
-    catalog.check_names(question.names)
     if not question.wanted:
         return without_values(catalog, question.names, question.missing_keys)
     key_ids = [wanted.key_id for wanted in question.wanted] + ([TIME] if question.is_bounded else [])
     find = partial(_find, catalog, question)
-    found = answered(catalog, question.names, key_ids, find, complete=complete)
-    return question.named(found)
+    return question.named(answered(catalog, question.names, key_ids, find, complete=complete))
 
 
 def without_values(catalog: Catalog, names: Sequence[str] | None, missing_keys: tuple[MissingKey, ...]) -> Answer:
     """Answer for a message without any of the values: no message of any stream can share them."""
+    catalog.check_names(names)
     streams: set[str] = set(catalog.recorded(names))
     for name in names or ():
         if not catalog.recorded([name]):
@@ -200,20 +188,14 @@ def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Found
     found = probe(catalog, question)
     if known is None:
         return found
-    gathered = question.gathering()
+    gathered = Gathered(question.is_meant, _ADVICE, first=question.sort, limit=question.limit)
     known.scan(catalog.servers, gathered.consider)
-    return replace(found, hits=_with(question, found.hits, gathered.messages))
-
-
-def _with(question: Question, hits: Iterable[Hit], scanned: Iterable[Message]) -> tuple[Hit, ...]:
-    """Merge indexed hits with messages read from the rest, in order, without duplicates."""
-    by_id = {hit.id: hit for hit in hits}
-    for message in scanned:
+    by_id = {hit.id: hit for hit in found.hits}
+    for message in gathered.messages:
         if message.id not in by_id and (hit := question.hit(None, message)):
             by_id[message.id] = hit
-    return tuple(
-        question.sort(by_id.values(), lambda hit: (hit.message.stream, hit.message.offset, hit.message.time_us))
-    )
+    ordered = question.sort([hit.message for hit in by_id.values()])
+    return replace(found, hits=tuple(by_id[message.id] for message in ordered))
 
 
 # --- the index --------------------------------------------------------------------------------------------
@@ -267,9 +249,7 @@ def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int
         where = MessageId(stream, offset)
         if where not in question.own.ids:
             rows.setdefault(where, Row(where, time_us)).carries.add(key_id)
-    if len(rows) == 1:
-        return list(rows.values())
-    return question.sort(rows.values(), lambda row: (row.id.stream, row.id.offset, row.time_us))
+    return question.sort(rows.values())
 
 
 FEW_STREAMS: Final = 4

@@ -18,7 +18,7 @@ from relatum.store.coverage import TIME
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer.lookups.answer import Answer, Hit
-from relatum_consumer.lookups.answering import Find, Found, Gathered, Lost, Row, answered, verified
+from relatum_consumer.lookups.answering import Found, Gathered, Lost, Row, answered, verified
 from relatum_consumer.lookups.arguments import Names, names_of, time_us_of
 from relatum_consumer.lookups.by_key import OwnMessage, Question, answer, without_values
 from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted, in_partition_order
@@ -90,21 +90,6 @@ class Search:
         return Found(hits, lost)
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A time span around a moment, both ends included, and the message to leave out."""
-
-    at: int
-    low: int
-    high: int
-    beside: MessageId | None
-
-    def holds(self, message: Message) -> bool:
-        """Whether a message matches."""
-        time_us = message.time_us
-        return time_us is not None and self.low <= time_us <= self.high and message.id != self.beside
-
-
 def rank(message: Message) -> tuple[int, tuple[int, str], int]:
     """The sort key of a message with a time: time, partition, offset."""
     return time_of(message), in_partition_order(message.stream), message.offset
@@ -142,7 +127,7 @@ def beside(
     if isinstance(search, Answer):
         return search
     sides = {direction: is_equal or inclusive for direction, is_equal in _SIDES[where].items()}
-    return _answered(search, partial(_nearest, search, at, sides), complete=complete)
+    return answered(catalog, search.names, search.key_ids, partial(_nearest, search, at, sides), complete=complete)
 
 
 def window(
@@ -157,14 +142,15 @@ def window(
 ) -> Answer:
     """Find all messages around a moment, by time, partition and offset."""
     at, message = _moment(moment)
-    span = _span(at, before_s, after_s, beside=at.id)
+    low, high = _span(at, before_s, after_s)
     search = _search(catalog, message, stream, by)
     if isinstance(search, Answer):
         return search
     if search.by is None:
-        return _answered(search, partial(_within, search, span, None), complete=complete)
+        find = partial(_within, search, at, low, high, None)
+        return answered(catalog, search.names, search.key_ids, find, complete=complete)
     search.targets()
-    question = Question((search.by,), search.names, since=span.low, until=span.high + 1, own=OwnMessage(at.id))
+    question = Question((search.by,), search.names, since=low, until=high + 1, own=OwnMessage(at.id))
     found = answer(catalog, question, complete=complete)
     return replace(found, hits=tuple(sorted(found.hits, key=lambda hit: rank(hit.message))))
 
@@ -184,8 +170,10 @@ def around(
     if limit is not None:
         checked_count("limit", limit, otherwise=", or None for all")
     at, _ = _moment(moment)
-    span, search = _span(at, before_s, after_s, beside=None), Search(catalog, names)
-    return _answered(search, partial(_within, search, span, limit), complete=complete)
+    (low, high), search = _span(at, before_s, after_s), Search(catalog, names)
+    # The message itself is included.
+    find = partial(_within, search, replace(at, id=None), low, high, limit)
+    return answered(catalog, names, search.key_ids, find, complete=complete)
 
 
 def _moment(moment: Message | Consumed | datetime) -> tuple[Moment, Message | None]:
@@ -199,12 +187,12 @@ def _moment(moment: Message | Consumed | datetime) -> tuple[Moment, Message | No
     return Moment(held.message.time_us, held.id), held.message
 
 
-def _span(at: Moment, before_s: float, after_s: float, beside: MessageId | None) -> Window:
-    """Return a time span around a moment, cut to the calendar's limits."""
+def _span(at: Moment, before_s: float, after_s: float) -> tuple[int, int]:
+    """Return a time span around a moment, both ends included, cut to the calendar's limits."""
     for argument, seconds in (("before_s", before_s), ("after_s", after_s)):
         checked_seconds(argument, seconds, most=math.inf)
     before_us, after_us = (round(min(seconds * 1_000_000, 2 * TIME_US_MAX)) for seconds in (before_s, after_s))
-    return Window(at.time_us, at.time_us - before_us, at.time_us + after_us, beside)
+    return at.time_us - before_us, at.time_us + after_us
 
 
 def _search(catalog: Catalog, message: Message | None, stream: str, by: str | None) -> Search | Answer:
@@ -226,14 +214,7 @@ def _search(catalog: Catalog, message: Message | None, stream: str, by: str | No
         )
     if wanted:
         return Search(catalog, (stream,), wanted[0])
-    # No message can share a missing value; the stream must exist all the same.
-    catalog.check_names([stream])
     return without_values(catalog, [stream], missing_keys)
-
-
-def _answered(search: Search, find: Find, *, complete: bool) -> Answer:
-    search.catalog.check_names(search.names)
-    return answered(search.catalog, search.names, search.key_ids, find, complete=complete)
 
 
 # --- next to a moment -------------------------------------------------------------------------------------
@@ -251,7 +232,8 @@ def _nearest(search: Search, moment: Moment, sides: Mapping[Direction, bool], kn
             look = next_by_blocks if search.by is None else partial(_next_by_key, search)
             look(search.catalog.servers, stream, nearest[stream.name], lost)
         if known:
-            known.scan(search.catalog.servers, partial(_show, nearest))
+            # Called at once, within this round.
+            known.scan(search.catalog.servers, lambda message: nearest[message.stream].consider(message))  # noqa: B023
         candidates = [each.message for each in nearest.values() if each.message is not None]
         if candidates:
             found.append(min(candidates, key=rank) if direction == "after" else max(candidates, key=rank))
@@ -259,34 +241,23 @@ def _nearest(search: Search, moment: Moment, sides: Mapping[Direction, bool], kn
     return search.found(closest[:1], lost)
 
 
-def _show(nearest: Mapping[str, Nearest], message: Message) -> None:
-    nearest[message.stream].consider(message)
+def _keyed_beside(beyond: str, order: str) -> sa.TextClause:
+    return sql(
+        f"""
+        SELECT r.stream_offset, r.time_us
+        FROM relatum.relationships r
+        WHERE r.key_id = :key_id::smallint AND r.value = :value::text AND r.stream_id = :stream_id::int
+          AND {part_may_hold_values("r", ":key_id::smallint", ":value::text", ":value::text")}
+          AND (r.time_us, r.stream_offset) {beyond} (:t::bigint, :o::bigint) AND r.stream_offset >= :floor::bigint
+        ORDER BY r.time_us {order}, r.stream_offset {order}
+        LIMIT 1
+        """
+    )
 
-
-_VALUE_IN_STREAM: Final = f"""
-    SELECT r.stream_offset, r.time_us
-    FROM relatum.relationships r
-    WHERE r.key_id = :key_id::smallint AND r.value = :value::text AND r.stream_id = :stream_id::int
-      AND {part_may_hold_values("r", ":key_id::smallint", ":value::text", ":value::text")}
-"""
 
 KEYED_BESIDE: Final[Mapping[Direction, sa.TextClause]] = {
-    "after": sql(
-        f"""
-        {_VALUE_IN_STREAM}
-          AND (r.time_us, r.stream_offset) > (:t::bigint, :o::bigint) AND r.stream_offset >= :floor::bigint
-        ORDER BY r.time_us, r.stream_offset
-        LIMIT 1
-        """
-    ),
-    "before": sql(
-        f"""
-        {_VALUE_IN_STREAM}
-          AND (r.time_us, r.stream_offset) < (:t::bigint, :o::bigint) AND r.stream_offset >= :floor::bigint
-        ORDER BY r.time_us DESC, r.stream_offset DESC
-        LIMIT 1
-        """
-    ),
+    "after": _keyed_beside(">", ""),
+    "before": _keyed_beside("<", "DESC"),
 }
 """The row of a key value in a stream next to (`t`, `o`) in the order of (time, offset): offset, time."""
 
@@ -313,17 +284,20 @@ def _next_by_key(search: Search, servers: Servers, stream: PresentStream, neares
 # --- around a moment --------------------------------------------------------------------------------------
 
 
-def _within(search: Search, span: Window, limit: int | None, known: Evidence | None) -> Found:
+def _within(search: Search, at: Moment, low: int, high: int, limit: int | None, known: Evidence | None) -> Found:
+    def is_meant(message: Message) -> bool:
+        return message.time_us is not None and low <= message.time_us <= high and message.id != at.id
+
     def first(messages: Iterable[Message]) -> list[Message]:
-        return sorted(messages, key=lambda message: (abs(time_of(message) - span.at), rank(message)))[:limit]
+        return sorted(messages, key=lambda message: (abs(time_of(message) - at.time_us), rank(message)))[:limit]
 
     lost, servers, targets = Lost(), search.catalog.servers, search.targets()
-    found = Gathered(span.holds, "ask for a shorter span of time", first=first, limit=limit)
-    by_stream = blocks_between(servers, targets, span.low, span.high)
+    found = Gathered(is_meant, "ask for a shorter span of time", first=first, limit=limit)
+    by_stream = blocks_between(servers, targets, low, high)
     for stream in targets:
         blocks = by_stream[stream.stream_id]
         try:
-            read_within(servers, blocks, stream, span.low, span.high, lost, found.consider)
+            read_within(servers, blocks, stream, low, high, lost, found.consider)
         except (AccessRefused, NotFound) as error:
             if search.names is not None:
                 raise

@@ -196,14 +196,11 @@ class Catalog:
         """Return a key's definition."""
         if not isinstance(key, str):
             raise InvalidInput(f"a key is named by text, not by {type(key).__name__}")
-        found = self._current().definitions.get(key)
+        found = self._current().definitions.get(key) or self._current(fresh=True).definitions.get(key)
         if found is None:
-            definitions = self._current(fresh=True).definitions
-            if key not in definitions:
-                hint = meant(key, definitions)
-                cure = "`relatum keys list` shows those that are, `relatum keys add` defines one"
-                raise KeyNotDefined(f"no key {key!r} is defined{hint}: {cure}", key=key)
-            found = definitions[key]
+            hint = meant(key, self._current().definitions)
+            cure = "`relatum keys list` shows those that are, `relatum keys add` defines one"
+            raise KeyNotDefined(f"no key {key!r} is defined{hint}: {cure}", key=key)
         return found
 
     def definitions(self, keys: Sequence[str] | None) -> list[KeyDefinition]:

@@ -190,12 +190,6 @@ class Evidence:
         recorded_as = proven if is_proof and bounds.is_proven else covered
         return gaps(bounds, self.held[stream], keys, recorded_as=recorded_as)
 
-    def _ask_where_it_begins(self, servers: Servers, streams: Sequence[str]) -> None:
-        """Ask for the first retained offsets; failures are left to the next request to report."""
-        for stream, bounds in all_ends(servers, streams, is_named=False).items() if streams else ():
-            if isinstance(bounds, StreamBounds) and bounds.first is not None and bounds.is_proven:
-                self.ends[stream] = StreamBounds(bounds.first, self.ends[stream].last, is_proven=True)
-
 
 def evidence(
     catalog: Catalog,
@@ -248,7 +242,10 @@ def evidence(
         if ends[stream].first == 0
         and any(start <= there.get(stream, start) for start, _ in result._gaps(stream, keys, is_proof=is_proof))
     ]
-    result._ask_where_it_begins(servers, unsure)
+    # Failures are left to the next request to report.
+    for stream, now in all_ends(servers, unsure, is_named=False).items():
+        if isinstance(now, StreamBounds) and now.first is not None and now.is_proven:
+            ends[stream] = StreamBounds(now.first, ends[stream].last, is_proven=True)
     for stream in ends:
         result._look(stream, keys, is_proof=is_proof)
     return result

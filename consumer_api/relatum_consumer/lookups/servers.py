@@ -4,6 +4,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import wraps
@@ -12,14 +14,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 from relatum.errors import AccessRefused, NotFound, ReadTimeout, RelatumError, Transient, UsedAfterClose
 from relatum.ids import MessageId
 from relatum.processes import after_fork
-from relatum.reading import (
-    Agreement,
-    ChunkCache,
-    Message,
-    Position,
-    StreamReader,
-    agreements,
-)
+from relatum.reading import Agreement, ChunkCache, Message, Position, StreamReader, agreements
 from relatum.store.catalog import KEYS_IN_FORCE
 from relatum.waiting import LOOK_S, current, has_passed, left_s, within
 
@@ -231,40 +226,28 @@ def _wrong(ask: Callable[[], None], within_s: float) -> str:
 _Answer = TypeVar("_Answer")
 
 
-class Flight:
-    """One request, made once for all callers that came before it began.
-
-    If it ends with neither result nor error, a caller that still needs the answer asks again.
-    """
-
-    def __init__(self) -> None:
-        self.has_result = False
-        self.result: Any = None
-        self.error: Exception | None = None
-        self._over = threading.Event()
-
-    def end(self) -> None:
-        """Wake all waiting callers."""
-        self._over.set()
-
-    def wait(self, until: float) -> None:
-        """Wait until it ends, or until a monotonic time."""
-        while not self._over.wait(min(LOOK_S, left := left_s(until - time.monotonic()))):
-            if left <= 0:
-                raise ReadTimeout("A shared request was not answered in time; it is safe to repeat.")
+def wait_for(flight: "Future[Any]", until: float) -> None:
+    """Wait until a shared request ends, or until a monotonic time."""
+    while not flight.done():
+        left = left_s(until - time.monotonic())
+        with suppress(TimeoutError, CancelledError):
+            flight.exception(min(LOOK_S, left))
+        if left <= 0 and not flight.done():
+            raise ReadTimeout("A shared request was not answered in time; it is safe to repeat.")
 
 
 class Flights:
     """Makes one request for many callers. Thread-safe.
 
     A running request began before a later caller came, and so proves nothing to it: the caller waits for the next one,
-    with all others that come until then. The first of them makes it.
+    with all others that come until then. The first of them makes it; if it ends with neither result nor error, one of
+    the others makes it again.
     """
 
     def __init__(self, within_s: float) -> None:
         self._within_s = within_s
-        self._next: dict[Hashable, Flight] = {}
-        self._under_way: dict[Hashable, Flight] = {}
+        self._next: dict[Hashable, Future[Any]] = {}
+        self._under_way: dict[Hashable, Future[Any]] = {}
         self._lock = threading.Lock()
 
     def run(self, about: Hashable, ask: Callable[[], _Answer]) -> _Answer:
@@ -274,31 +257,38 @@ class Flights:
             with self._lock:
                 flight, before = self._next.get(about), self._under_way.get(about)
                 if flight is None:
-                    mine = self._next[about] = Flight()
+                    mine: Future[_Answer] = Future()
+                    self._next[about] = mine
             if flight is None:
                 return self._take(about, ask, mine, before, until)
-            flight.wait(until)
-            if flight.error is not None:
-                raise copy(flight.error) from flight.error
-            if flight.has_result:
-                result: _Answer = flight.result
-                return result
+            wait_for(flight, until)
+            if flight.cancelled():
+                continue
+            if (error := flight.exception()) is not None:
+                raise copy(error) from error
+            result: _Answer = flight.result()
+            return result
 
     def _take(
-        self, about: Hashable, ask: Callable[[], _Answer], flight: Flight, before: Flight | None, until: float
+        self,
+        about: Hashable,
+        ask: Callable[[], _Answer],
+        flight: "Future[_Answer]",
+        before: "Future[Any] | None",
+        until: float,
     ) -> _Answer:
         try:
             if before is not None:
-                before.wait(until)
+                wait_for(before, until)
             with self._lock:
                 del self._next[about]
                 self._under_way[about] = flight
-            result = flight.result = ask()
-            flight.has_result = True
+            result = ask()
+            flight.set_result(result)
         except Exception as error:
             # The asking thread's own timeout says nothing about the others: one of them asks again.
             if not (isinstance(error, Transient) and has_passed()):
-                flight.error = error
+                flight.set_exception(error)
             raise
         else:
             return result
@@ -307,4 +297,4 @@ class Flights:
                 for flights in (self._next, self._under_way):
                     if flights.get(about) is flight:
                         del flights[about]
-            flight.end()
+            flight.cancel()

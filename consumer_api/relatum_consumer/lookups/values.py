@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from relatum.checks import checked_count
+from relatum.checks import checked_count, checked_text
 from relatum.errors import InvalidInput
 from relatum.limits import KEY_VALUE_BYTES_MAX
 from relatum.store.database import sql
@@ -59,18 +59,10 @@ def values_parameters(vhost: str, key_id: int, prefix: str, most: int) -> dict[s
 def values(catalog: Catalog, key: str, prefix: str, limit: int) -> tuple[str, ...]:
     """Return the values of a key that begin with a prefix."""
     checked_count("limit", limit, most=VALUES_MAX)
-    if not isinstance(prefix, str) or not _is_beginning(prefix):
-        most = f"{KEY_VALUE_BYTES_MAX:,}"
-        raise InvalidInput(f"prefix= takes the beginning of a value: text of {most} bytes at most, without NUL")
+    if len(checked_text("prefix", prefix, what="the beginning of a value").encode()) > KEY_VALUE_BYTES_MAX:
+        raise InvalidInput(f"prefix= takes the beginning of a value: text of {KEY_VALUE_BYTES_MAX:,} bytes at most")
     definition = catalog.definition(key)
     if definition.is_composite:
         raise InvalidInput(f"the values of the key {key!r} have several parts: only single values are listed")
     parameters = values_parameters(catalog.vhost, definition.key_id, prefix, limit)
     return tuple(value for (value,) in catalog.servers.rows(VALUES_OF_KEY, parameters))
-
-
-def _is_beginning(prefix: str) -> bool:
-    try:
-        return len(prefix.encode()) <= KEY_VALUE_BYTES_MAX and "\0" not in prefix
-    except UnicodeEncodeError:
-        return False

@@ -21,7 +21,6 @@ from relatum_consumer.web import (  # noqa: F401
     collectors,
     contexts,
     groups,
-    live,
     message,
     missing,
     search,

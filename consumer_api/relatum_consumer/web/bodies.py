@@ -1,11 +1,11 @@
-"""Detects the kind of a body and formats it: JSON, text, an image, or bytes. No body is ever treated as HTML."""
+"""Detects the kind of a body and formats it: JSON, text, or bytes. No body is ever treated as HTML."""
 
 import json
 import re
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
-BodyKind = Literal["empty", "json", "text", "image", "binary", "masked"]
+BodyKind = Literal["empty", "json", "text", "binary", "masked"]
 
 _LOOKED_AT: Final = 65_536
 """How many characters of a text are searched for control characters."""
@@ -24,14 +24,6 @@ _INDENT_MAX: Final = 80
 _COMPARED_BYTES_MAX: Final = 1 << 14
 """The largest JSON body compared with those of other messages of a list, in bytes."""
 
-_IMAGES: Final = (
-    (re.compile(rb"\x89PNG\r\n\x1a\n"), "image/png"),
-    (re.compile(rb"\xff\xd8\xff"), "image/jpeg"),
-    (re.compile(rb"GIF8[79]a"), "image/gif"),
-    (re.compile(rb"RIFF.{4}WEBP", re.DOTALL), "image/webp"),
-)
-"""Bodies shown as images, by their first bytes, whatever their properties say. SVG is text: it may hold scripts."""
-
 _NO_TEXT: Final = re.compile(r"[\x01-\x08\x0b\x0e-\x1f\x7f]")
 
 _CHARACTERS_OF_A_NUL: Final = 4
@@ -42,11 +34,6 @@ class _Number(str):
     """A JSON number as it was written, without rounding."""
 
     __slots__ = ()
-
-
-def image_type(body: bytes) -> str | None:
-    """Return the media type of an image that browsers show without running any of it, or None."""
-    return next((kind for start, kind in _IMAGES if start.match(body)), None)
 
 
 def text_of(body: bytes) -> str | None:
@@ -70,8 +57,6 @@ def kind_of(body: bytes) -> BodyKind:
     """Return the kind of a body, judged by its bytes."""
     if not body:
         return "empty"
-    if image_type(body):
-        return "image"
     if body[:1] in b"{[" and len(body) <= JSON_BYTES_MAX and _loaded(body) is not None:
         return "json"
     return "binary" if text_of(body) is None else "text"

@@ -39,7 +39,6 @@ async def collectors(site: Site, _: NoParameters) -> CollectorsAnswer:
 
 
 async def _statuses(site: Site, names: tuple[str, ...] | None = None) -> tuple[CollectorStatus, ...]:
-    """Return the collectors of the virtual host, ordered by name."""
     alone = partial(collector_status, site.database, names)
     found = await site.with_broker(("collectors", names), _KEPT_S, partial(alone, broker=site.options.broker), alone)
     return tuple(each for each in found if each.vhost == site.address.vhost)

@@ -61,7 +61,6 @@ def coverage_bar(
 
 
 def _worst(start: int, end: int, covered: Mapping[str, Sequence[Range]], holes: Sequence[Range]) -> PieceKind:
-    """Return the worst kind among some offsets."""
     if any(a < end and start < b for a, b in holes):
         return "hole"
     whole = sum(any(a <= start and end <= b for a, b in ranges) for ranges in covered.values())

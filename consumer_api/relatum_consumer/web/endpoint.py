@@ -20,6 +20,7 @@ from starlette.responses import Response
 from relatum.documents import document
 from relatum.errors import KeyNotDefined, ReadTimeout, RelatumError, StreamNotFound, Transient
 from relatum.waiting import within
+from relatum_consumer.lookups.answer import first_few
 from relatum_consumer.web.parameters import Parameters, parsed, query_of
 from relatum_consumer.web.problems import DEFINE_GROUPS, Problem, Refused, problem_of
 from relatum_consumer.web.rendering import Rendering
@@ -138,18 +139,6 @@ def given_out(endpoint: Endpoint, respond: Callable[[Site, Any], Awaitable[Respo
             return rendering.problem(await why(endpoint, site, error, began), request.scope)
 
     return handle
-
-
-_ALONE: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
-"""A file opened by itself, too, gets its own origin and loads and runs nothing. Only the browser's styles apply."""
-
-
-def file_of(content: bytes, media_type: str, name: str = "") -> Response:
-    """Return content that publishers wrote as a file that no browser runs. With a name, browsers save it."""
-    headers = {"Content-Security-Policy": _ALONE, "Content-Type": media_type}
-    if name:
-        headers["Content-Disposition"] = f'attachment; filename="{name}"'
-    return Response(content, headers=headers)
 
 
 # --- pages ------------------------------------------------------------------------------------------------
@@ -281,8 +270,7 @@ async def _offered(site: Site, error: KeyNotDefined | StreamNotFound) -> str:
     if not names:
         return none
     offered = list(dict.fromkeys([*get_close_matches(meant, names, _NAMED_MAX), *names]))
-    more = f" and {len(offered) - _NAMED_MAX:,} more" if len(offered) > _NAMED_MAX else ""
-    return f"{what}: {', '.join(map(repr, offered[:_NAMED_MAX]))}{more}."
+    return f"{what}: {first_few([*map(repr, offered)], _NAMED_MAX)}."
 
 
 def words_of(site: Site, error: RelatumError) -> str:

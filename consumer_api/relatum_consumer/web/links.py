@@ -43,7 +43,7 @@ class Links:
         return self.to("/stream", stream=stream)
 
     def message(self, stream: str, offset: int, part: str = "", **query: object) -> str:
-        """Return the path of a message, or of its `body` or `image`. It is valid as long as the message exists."""
+        """Return the path of a message, or of its `body`. It is valid as long as the message exists."""
         return self.to(f"/message{part and '/'}{part}", stream=stream, offset=offset, **query)
 
 

@@ -7,19 +7,10 @@ start.
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
-from relatum.keys import (
-    InvalidValue,
-    KeyDefinition,
-    KeyType,
-    Place,
-    bases_of,
-    canonical,
-    masked_places,
-    units_of,
-)
+from relatum.keys import InvalidValue, KeyDefinition, KeyType, Place, bases_of, canonical, masked_places, units_of
 from relatum.reading import Message
 
 _DIGITS: Final = 10
@@ -107,11 +98,3 @@ class Masking:
             return self.digest(canonical(value, self._places[Place(kind, name)]))
         except InvalidValue:
             return self.digest(text)
-
-
-def sought(definition: KeyDefinition, values: Sequence[str]) -> str:
-    """Return the canonical value of a query; a value that the key cannot have stays as it is."""
-    try:
-        return definition.canonical_query(values[0] if len(values) == 1 else tuple(values))
-    except (InvalidValue, ValueError):
-        return " + ".join(values)

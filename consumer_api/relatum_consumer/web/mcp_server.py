@@ -89,7 +89,6 @@ _STOPPED: Final = {
 
 
 def _server_of(site: Site) -> Server[Any]:
-    """Return a server of the tools."""
     tools = {each.tool: each for each in ENDPOINTS if each.tool}
     listed = types.ListToolsResult(tools=[_described(tool) for tool in tools.values()])
 
@@ -227,5 +226,4 @@ def _visible(text: str) -> str:
 
 
 def _text_of(value: Any) -> str:
-    """Return JSON on one line."""
     return json.dumps(value, ensure_ascii=False)

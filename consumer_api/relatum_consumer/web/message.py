@@ -2,8 +2,8 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import aclosing, suppress
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final, Literal
@@ -16,9 +16,9 @@ from relatum.keys import KeyDefinition
 from relatum.membership import membership
 from relatum.outcomes import Outcome
 from relatum.reading import Message
-from relatum_consumer.web.bodies import BodyKind, image_type, kind_of, text_of, whole_characters
+from relatum_consumer.web.bodies import BodyKind, kind_of, text_of, whole_characters
 from relatum_consumer.web.collectors import outcomes_of
-from relatum_consumer.web.endpoint import endpoint, file_of, gathered, words_of
+from relatum_consumer.web.endpoint import endpoint, gathered, words_of
 from relatum_consumer.web.messages import (
     KeyValue,
     MessageRow,
@@ -26,7 +26,6 @@ from relatum_consumer.web.messages import (
     key_values,
     message_rows,
     named_values,
-    properties_of,
     values_of,
 )
 from relatum_consumer.web.parameters import Number
@@ -51,7 +50,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 class MessageParameters(StreamParameters):
     offset: Number = Field(description="The message's offset.")
-    view: Literal["", "json", "text", "hex", "image"] = Field("", description="How a page shows the body.")
+    view: Literal["", "json", "text", "hex"] = Field("", description="How a page shows the body.")
     body_from: Number = Field(0, description="The first byte of the body to show.")
     body_bytes: int = Field(16_384, ge=0, le=65_536, description="The most bytes of the body to return.")
 
@@ -117,8 +116,8 @@ async def message(site: Site, asked: MessageParameters) -> MessageAnswer:
     keys = key_values(site, found)
     # One lookup for each key covers all its values.
     related = gathered([partial(_related, site, found, key) for key in keys if not key.of_value])
-    rows, outcomes, previous, following = await asyncio.gather(
-        related, _outcomes(site, found), _preceding(site, found), _following(site, found)
+    rows, outcomes, (previous, following) = await asyncio.gather(
+        related, _outcomes(site, found), _neighbours(site, found)
     )
     return MessageAnswer(
         stream=found.stream,
@@ -128,7 +127,9 @@ async def message(site: Site, asked: MessageParameters) -> MessageAnswer:
         chunk_time=None if found.chunk_ms is None else datetime.fromtimestamp(found.chunk_ms / 1000, UTC),
         keys=keys,
         headers=named_values(site, "header", dict(found.headers)),
-        properties=named_values(site, "property", properties_of(found)),
+        properties=named_values(
+            site, "property", {name: each for name, each in asdict(found.properties).items() if each is not None}
+        ),
         body=_body(site, found, asked),
         previous_offset=previous,
         next_offset=following,
@@ -194,60 +195,41 @@ def _body(site: Site, found: Message, asked: MessageParameters) -> Body:
     return Body(kind_of(body), len(body), start, end, is_hex, part)
 
 
-async def _following(site: Site, found: Message) -> int | None:
-    """Return the offset of the next message; None if there is none, or the broker cannot answer."""
-    try:
-        reader = await site.reader()
-        async with aclosing(reader.iterate(found.stream, found.offset + 1)) as later:
-            async for each in later:
-                return each.offset
-    except RelatumError:
-        pass
-    return None
-
-
-async def _preceding(site: Site, found: Message) -> int | None:
-    """Return the offset of the previous message, or None. Offsets have gaps, so the search widens step by step."""
-    try:
-        reader = await site.reader()
+async def _neighbours(site: Site, found: Message) -> tuple[int | None, int | None]:
+    """Return the offsets of the messages before and after; None without one, or while the broker cannot answer."""
+    previous = following = None
+    with suppress(RelatumError):
+        # Offsets have gaps, so the search widens step by step.
         for stride in _STRIDES:
-            start = max(0, found.offset - stride)
-            before = await reader.scan(found.stream, start, found.offset, lambda each: each.offset)
+            before = await site.scan(found.stream, max(0, found.offset - stride), found.offset)
             if before:
-                return max(before)
-            if start == 0:
+                previous = before[-1].offset
+            if before or stride >= found.offset:
                 break
-    except RelatumError:
-        pass
-    return None
+        async with aclosing((await site.reader()).iterate(found.stream, found.offset + 1)) as later:
+            async for each in later:
+                following = each.offset
+                break
+    return previous, following
 
 
 # --- its body as a file -----------------------------------------------------------------------------------
 
 _MASKED: Final = Problem(403, "bodies_masked", "this body is not shown here", "The page's administrator can allow it.")
-_NO_IMAGE: Final = Problem(404, "no_image", "this body is not an image that the page can show", "Download it instead.")
+
+_ALONE: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+"""A file opened by itself, too, gets its own origin and loads and runs nothing. Only the browser's styles apply."""
 
 
 async def _body_file(site: Site, asked: MessageParameters) -> Response:
-    # Without the stream's name, which may have any characters.
-    name = f"message-{asked.offset}.bin"
-    return file_of(await _shown_body(site, asked), "application/octet-stream", name)
-
-
-async def _image(site: Site, asked: MessageParameters) -> Response:
-    body = await _shown_body(site, asked)
-    kind = image_type(body)
-    if kind is None:
-        raise Refused(_NO_IMAGE)
-    return file_of(body, kind)
-
-
-async def _shown_body(site: Site, asked: MessageParameters) -> bytes:
     await site.keys()
     found = await site.relations.read(asked.stream, asked.offset)
     if site.masking.hides_body(found):
         raise Refused(_MASKED)
-    return found.body
+    # Without the stream's name, which may have any characters.
+    saved = f'attachment; filename="message-{asked.offset}.bin"'
+    headers = {"Content-Security-Policy": _ALONE, "Content-Disposition": saved}
+    return Response(found.body, headers=headers, media_type="application/octet-stream")
 
 
 endpoint(
@@ -257,5 +239,5 @@ endpoint(
     page="message",
     tool="read",
     known=ends,
-    files={"body": _body_file, "image": _image},
+    files={"body": _body_file},
 )(message)

@@ -1,17 +1,18 @@
 """Messages as answers show them: masked, and as text, so that no number is rounded."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from relatum.documents import field_names
 from relatum.errors import InvalidInput
-from relatum.keys import KeyDefinition
+from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message
 from relatum_consumer.lookups.answer import Covered
 from relatum_consumer.web.bodies import previews
-from relatum_consumer.web.masking import NOT_SAID, sought
+from relatum_consumer.web.masking import NOT_SAID
 from relatum_consumer.web.site import Site
 
 _LISTED: Final = 100
@@ -77,10 +78,14 @@ def given_value(value: tuple[str, ...]) -> Any:
 
 def sought_text(site: Site, key: str, values: Sequence[Any]) -> str:
     """Return the searched value of a key for display; its digest if the key is masked."""
-    definition = site.definitions.get(key)
+    definition, texts = site.definitions.get(key), [*map(str, values)]
+    text = " + ".join(texts)
     if definition is None or not site.masking.is_masked(definition):
-        return " + ".join(map(str, values))
-    return site.masking.digest(sought(definition, [*map(str, values)]))
+        return text
+    # A value that the key cannot have stays as it is.
+    with suppress(InvalidValue, ValueError):
+        text = definition.canonical_query(texts[0] if len(texts) == 1 else tuple(texts))
+    return site.masking.digest(text)
 
 
 def shown_value(site: Site, key: str, value: str) -> str:
@@ -122,12 +127,6 @@ def message_rows(site: Site, messages: Sequence[Message]) -> tuple[MessageRow, .
         )
         for each in messages
     )
-
-
-def properties_of(found: Message) -> dict[str, Any]:
-    """Return the properties that are set."""
-    given = {name: getattr(found.properties, name) for name in found.properties.__dataclass_fields__}
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def named_values(site: Site, kind: str, given: dict[str, Any]) -> tuple[Named, ...]:

@@ -38,7 +38,6 @@ class WebOptions:
         mcp: Whether to serve tools for agents at `/mcp`; needs the extra `mcp`. Default: False.
         timeout_s: How long one lookup may take, in seconds. Default: 10.
         database_connections_max: The most PostgreSQL sessions for lookups. Default: 6.
-        drain_s: How long requests in progress may take after `close`, in seconds. Default: 10.
 
     Raises:
         ConfigurationError: an option is invalid, options exclude each other, or the page would be open to anyone.
@@ -58,13 +57,11 @@ class WebOptions:
     mcp: bool = False
     timeout_s: float = 10.0
     database_connections_max: int = 6
-    drain_s: float = 10.0
 
     def __post_init__(self) -> None:
         checked_count("database_connections_max", self.database_connections_max)
         checked_count("port", self.port, least=0, most=65_535)
         checked_seconds("timeout_s", self.timeout_s)
-        checked_seconds("drain_s", self.drain_s)
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ConfigurationError(f"a root path begins with / and does not end with it, not {self.root_path!r}")
         if self.token is not None and not (len(self.token) >= TOKEN_MIN and self.token.isascii()):

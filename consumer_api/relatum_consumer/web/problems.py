@@ -80,8 +80,5 @@ def problem_of(error: errors.RelatumError) -> Problem:
     if isinstance(error, errors.KeyNotDefined) and error.key == GROUP_KEY.name:
         hint = DEFINE_GROUPS
     headers = {"Retry-After": "1"} if isinstance(error, errors.Transient) else {}
-    return Problem(status, _snake(type(error).__name__), str(error), hint, headers)
-
-
-def _snake(name: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+    code = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
+    return Problem(status, code, str(error), hint, headers)

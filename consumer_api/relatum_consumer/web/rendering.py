@@ -35,9 +35,9 @@ TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xm
 
 def static_files() -> dict[str, tuple[bytes, str]]:
     """Load the static files: content and media type by name. They are small, and stay in memory."""
-    found = sorted(files(__package__).joinpath("static").iterdir(), key=lambda file: file.name)
-    kinds = {file.name: TYPES.get(file.name.rpartition(".")[2]) for file in found}
-    return {file.name: (file.read_bytes(), kind) for file in found if (kind := kinds[file.name])}
+    found = files(__package__).joinpath("static").iterdir()
+    kinds = ((file, TYPES.get(file.name.rpartition(".")[2])) for file in found)
+    return {file.name: (file.read_bytes(), kind) for file, kind in kinds if kind}
 
 
 def version_of(static: Mapping[str, tuple[bytes, str]]) -> str:

@@ -13,10 +13,10 @@ from relatum.reading import Message
 from relatum_consumer import Answer, Status
 from relatum_consumer.lookups.answer import Covered
 from relatum_consumer.web.endpoint import endpoint
-from relatum_consumer.web.live import LiveParameters, live
 from relatum_consumer.web.messages import MessageRow, covered, given_value, message_rows, sought_text, values_of
 from relatum_consumer.web.parameters import Moment, Number, Parameters, Several, cursor_of, parsed, read_cursor
 from relatum_consumer.web.site import Site
+from relatum_consumer.web.streams import LiveParameters, live
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 

@@ -4,11 +4,11 @@ import socket
 import sys
 import threading
 import time
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import uvicorn
 
+from relatum.closing import Closing
 from relatum.errors import ServerStartFailed
 from relatum_consumer.web.application import make_application
 from relatum_consumer.web.options import WebOptions
@@ -18,6 +18,9 @@ _CONNECTIONS_MAX: Final = 500
 
 _START_S: Final = 60.0
 """How long the server may take to start, in seconds."""
+
+_DRAIN_S: Final = 10
+"""How long requests in progress may take after `close`, in seconds."""
 
 _LOOK_S: Final = 0.02
 """Seconds between two checks whether the server has started."""
@@ -29,7 +32,7 @@ _SILENT_MS: Final = 30_000
 """How long sent data may stay unacknowledged or unread before the client counts as gone, in milliseconds."""
 
 
-class WebServer:
+class WebServer(Closing):
     """Serves the page until it is closed. A context manager.
 
     Args:
@@ -70,7 +73,7 @@ class WebServer:
                 limit_concurrency=_CONNECTIONS_MAX,
                 h11_max_incomplete_event_size=_HEADER_BYTES_MAX,
                 timeout_keep_alive=30,
-                timeout_graceful_shutdown=max(1, round(options.drain_s)),
+                timeout_graceful_shutdown=_DRAIN_S,
             )
         )
         self._thread = threading.Thread(
@@ -90,15 +93,7 @@ class WebServer:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Stop accepting requests, give those in progress `drain_s` to end, and close all connections."""
+        """Stop accepting requests, give those in progress ten seconds to end, and close all connections."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()

@@ -13,7 +13,7 @@ import anyio.to_thread
 
 from relatum.errors import BrokerUnavailable, ReadTimeout
 from relatum.keys import KeyDefinition
-from relatum.reading import AsyncStreamReader, BrokerAddress
+from relatum.reading import AsyncStreamReader, BrokerAddress, Message
 from relatum.store.catalog import mask_secret
 from relatum.store.database import Database
 from relatum.store.translation import translated_errors
@@ -97,6 +97,10 @@ class Site:
             if self._reader is None:
                 self._reader = await AsyncStreamReader.open(self.options.broker, timeout_s=self.options.timeout_s)
             return self._reader
+
+    async def scan(self, stream: str, start: int, stop: int) -> list[Message]:
+        """Read the messages of a stream from an offset to before another."""
+        return await (await self.reader()).scan(stream, start, stop, lambda message: message)
 
     async def keys(self) -> tuple[KeyDefinition, ...]:
         """Return the key definitions in force, and mask what they mask from now on."""

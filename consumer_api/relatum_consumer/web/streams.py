@@ -1,4 +1,4 @@
-"""Streams: their coverage by key, the sizes of keys, and the recorders."""
+"""Streams: their coverage by key, their latest messages, the sizes of keys, and the recorders."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,14 +8,15 @@ from typing import Final
 
 from pydantic import Field
 
-from relatum.errors import BrokerUnavailable, RelatumError, StreamNotFound
+from relatum.errors import BrokerUnavailable, NotFound, RelatumError, StreamNotFound
+from relatum.reading import Agreement, Message, agreement_of
 from relatum.recording import StreamStatus, status
-from relatum.recording.overview import RecorderMember, key_sizes, recorder_list
+from relatum.recording.overview import RecordedEnd, RecorderMember, key_sizes, recorded_ends, recorder_list
 from relatum.recording.stream_status import recorded_status
 from relatum_consumer.web.coverage_bar import coverage_bar
-from relatum_consumer.web.endpoint import Known, endpoint
+from relatum_consumer.web.endpoint import Known, endpoint, gathered
 from relatum_consumer.web.messages import MessageRow, message_rows
-from relatum_consumer.web.parameters import NoParameters, Number, Parameters
+from relatum_consumer.web.parameters import NoParameters, Number, Parameters, Several
 from relatum_consumer.web.problems import Problem, Refused
 from relatum_consumer.web.site import KEPT_S, Site
 
@@ -26,7 +27,10 @@ _LATEST: Final = 10
 """How many of a stream's latest messages are shown."""
 
 _LATEST_OFFSETS: Final = 200
-"""Offsets read for the latest messages: streams have gaps, mostly small ones."""
+"""Offsets read of each stream for the latest messages: streams have gaps, mostly small ones."""
+
+STREAMS_LOOKED: Final = 20
+"""How many streams are read for `live`: the most recently recorded ones."""
 
 
 async def statuses(site: Site, names: Sequence[str]) -> tuple[StreamStatus, ...]:
@@ -79,7 +83,7 @@ class KeysAnswer:
 
 @endpoint("/keys", "The defined keys, by which messages can be found, with their sizes.", tool="keys")
 async def keys(site: Site, _: NoParameters) -> KeysAnswer:
-    masked = {each.name for each in await site.keys() if site.masking.is_masked(each)}
+    await site.keys()
     sizes = await site.cached("sizes", _SIZES_KEPT_S, partial(site.in_thread, key_sizes, site.database))
     return KeysAnswer(
         tuple(
@@ -89,7 +93,7 @@ async def keys(site: Site, _: NoParameters) -> KeysAnswer:
                 type=each.definition.value_type.value,
                 names=each.definition.names,
                 since=each.definition.since,
-                is_masked=each.definition.name in masked,
+                is_masked=site.masking.is_masked(each.definition),
                 rows=each.rows,
                 bytes=each.bytes,
                 is_exact=each.is_exact,
@@ -196,12 +200,65 @@ async def _latest(site: Site, found: StreamStatus) -> tuple[MessageRow, ...]:
         return ()
     await site.keys()
     try:
-        reader = await site.reader()
         start = max(found.first or 0, found.last + 1 - _LATEST_OFFSETS)
-        messages = await reader.scan(found.stream, start, found.last + 1, lambda each: each)
+        messages = await site.scan(found.stream, start, found.last + 1)
     except RelatumError:
         return ()
     return message_rows(site, messages[: -_LATEST - 1 : -1])
+
+
+# --- live -------------------------------------------------------------------------------------------------
+
+
+class LiveParameters(Parameters):
+    stream: Several = Field((), description="Streams and super streams; all by default.")
+    limit: int = Field(50, ge=1, le=500, description="The most messages.")
+
+
+@dataclass(frozen=True, slots=True)
+class LiveAnswer:
+    """The recorded messages that arrived last at the broker, newest first, whatever their own times.
+
+    Only the last offsets of `streams` are read, the twenty most recently recorded of `streams_count`: rare messages
+    may be left out.
+    """
+
+    results: tuple[MessageRow, ...]
+    streams: tuple[str, ...]
+    streams_count: int
+
+
+@endpoint("/live", "The recorded messages that arrived last.", template="live.html", page="live")
+async def live(site: Site, asked: LiveParameters) -> LiveAnswer:
+    """Return the latest messages; viewers of the same page share one read."""
+    return await site.cached(("live", asked), KEPT_S, partial(_live, site, asked))
+
+
+async def _live(site: Site, asked: LiveParameters) -> LiveAnswer:
+    await site.keys()
+    ends = await site.in_thread(recorded_ends, site.database, site.address.vhost, asked.stream)
+    looked = ends[:STREAMS_LOOKED]
+    read = await gathered((partial(_latest_recorded, site, end) for end in looked), STREAMS_LOOKED)
+    found = [each for messages in read for each in messages]
+    found.sort(key=lambda message: (message.chunk_ms or 0, message.stream, message.offset), reverse=True)
+    return LiveAnswer(
+        results=message_rows(site, found[: asked.limit]),
+        streams=tuple(end.stream for end in looked),
+        streams_count=len(ends),
+    )
+
+
+async def _latest_recorded(site: Site, end: RecordedEnd) -> list[Message]:
+    """Return a stream's last recorded messages; none if the stream is not the recorded one any more."""
+    if end.position is None:
+        return []
+    try:
+        messages = await site.scan(end.stream, max(0, end.next_offset - _LATEST_OFFSETS), end.next_offset)
+    except NotFound:
+        return []
+    last = next((each for each in messages if each.offset == end.position.offset), None)
+    is_same = last is not None and agreement_of(end.position, last) is Agreement.SAME
+    return messages if is_same else []
 
 
 # --- health -----------------------------------------------------------------------------------------------

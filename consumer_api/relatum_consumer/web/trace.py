@@ -62,7 +62,6 @@ class TraceAnswer(Covered):
 
 
 async def trace(site: Site, asked: TraceParameters) -> TraceAnswer:
-    """Follow a conversation."""
     found = await _traced(site, asked)
     await site.keys()
 
@@ -89,7 +88,6 @@ async def trace(site: Site, asked: TraceParameters) -> TraceAnswer:
 
 
 async def _traced(site: Site, asked: TraceParameters) -> Trace:
-    """Return the trace from a message or a value."""
     if asked.stream and (asked.key or asked.value):
         raise InvalidInput(
             "a conversation begins with a message (stream, offset) or with a value (key, value), not both"
