@@ -411,12 +411,8 @@ class World:
             case Asked("fence_after", (name, epoch, stream)):
                 return self._find_move(name, epoch, stream)
             case Asked("search", (sent, from_offset, anywhere)):
-                search = publication.StrayFinder(sent, anywhere=anywhere)
-                for offset in range(from_offset, len(self.streams[sent.stream])):
-                    at = search.look(offset, self.streams[sent.stream][offset])
-                    if search.is_over:
-                        return at
-                return None
+                entries = list(enumerate(self.streams[sent.stream]))[from_offset:]
+                return publication.find_stray(entries, sent, anywhere=anywhere)
             case Asked("end_of", (stream,)):
                 return max(0, len(self.streams[stream]) - 1)
             case Asked("begin", move):

@@ -45,7 +45,6 @@ class Mover:
         *,
         retry_s: float = RETRY_S,
         reason: str | None = None,
-        holder: str | None = None,
         tell: Callable[[Move], None] = lambda move: None,
     ) -> None:
         self._store = store
@@ -55,7 +54,7 @@ class Mover:
         self._reason = reason
         self._tell = tell
         # Unique for this move: a repeated `begin` finds the move of the first one by it.
-        self._holder = holder or new_holder()
+        self._holder = new_holder()
         self._known: MoveStep | None = None
         self._attend_at = time.monotonic() + renewal_s(LEASE_S)
 
@@ -130,7 +129,7 @@ class Mover:
     def _attend(self) -> None:
         """Renew the move's lease when due. Without it others take over, which does no harm."""
         if self._known is not None and time.monotonic() >= self._attend_at:
-            self._store.keep_attending(self._known.move_id, self._holder)
+            self._store.attend(self._known.move_id, self._holder)
             self._attend_at = time.monotonic() + renewal_s(LEASE_S)
 
     def _note(self, found: MoveStep) -> MoveStep:
@@ -141,25 +140,20 @@ class Mover:
         return found
 
 
-def go_on_with_abandoned(moves: MoveStore, streams: ControlStreams) -> None:
-    """Complete all moves whose mover died, one after the other; a move that fails stays as it is.
-
-    One statement takes a move over, so that one mover gets it. Two movers at a time would do no harm.
-    """
-    holder = new_holder()
-    while (move_id := moves.take_abandoned(holder)) is not None:
-        logger.warning("move %d is gone on with: its mover is gone", move_id, extra={"move_id": move_id})
+def resume_abandoned(moves: MoveStore, streams: ControlStreams) -> None:
+    """Complete all moves whose mover died, one after the other; a move that fails stays as it is."""
+    while (move_id := moves.take_abandoned()) is not None:
+        logger.warning("resuming move %d: its mover no longer renews the lease", move_id, extra={"move_id": move_id})
         try:
-            Mover(moves, streams, holder=holder).run(moving.go_on, move_id)
+            Mover(moves, streams).run(moving.go_on, move_id)
         except (Conflict, NotFound) as error:
             # Another mover has completed or aborted it.
             log_failure(logger, error, f"another mover completed or aborted move {move_id}", level=logging.INFO)
 
 
 def _stopped(move: MoveStep, error: RelatumError) -> RelatumError:
-    """Add the stopped move to an error."""
     stopped: RelatumError = type(error)(
-        f"move {move.move_id} stands still, {move.state.value}: {error}; go on with it, or abort it"
+        f"move {move.move_id} stopped in the state {move.state.value}: {error}; resume it, or abort it"
     )
     stopped.__dict__.update(error.__dict__, move_id=move.move_id)
     return stopped
@@ -203,8 +197,8 @@ class Movers:
     def move_all(self, contexts: Mapping[str, Collection[str]]) -> list[Move]:
         """Move contexts, by target. Contexts without a placement are skipped."""
         try:
-            # Complete abandoned moves first; contexts of those that cannot be completed are a conflict.
-            go_on_with_abandoned(self._moves, self._streams)
+            # First, because contexts of moves that have not ended are a conflict.
+            resume_abandoned(self._moves, self._streams)
         except RelatumError as error:
             log_failure(logger, error, "an abandoned move was not completed here")
         ended: list[Move] = []
@@ -237,7 +231,6 @@ class Movers:
                 self._progress(MoveProgress(move, self._contexts_done, self._contexts_all))
 
     def _needed(self, names: Collection[str], target: str) -> list[_Wanted]:
-        """Return the moves that bring names to the target."""
         leaving: dict[str, list[str]] = {}
         for placement in self._placements.find(names).values():
             self._check_stands(placement)

@@ -27,13 +27,13 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from relatum.checks import seconds_text
-from relatum.contexts._entries import CONTROL_BYTES, Adoption, Entry, Fence, Marker, Placed
-from relatum.contexts._placement_cache import PlacementCache, Sent, Unchecked
+from relatum.contexts._entries import Adoption, Entry, Fence, Marker, Placed
+from relatum.contexts._placement_cache import AWAY_S, PlacementCache, Sent, Unchecked
 from relatum.contexts._placements import Move, Placement, PlacementState
 from relatum.errors import ContextMoving, DatabaseUnavailable
 from relatum.metrics import Histogram
@@ -53,9 +53,6 @@ RETRY_S: Final = 0.1
 
 WAITED_S: Final = 1.0
 """Seconds that a message waits for a move before its router looks for abandoned moves; then the interval."""
-
-AWAY_S: Final = 1.0
-"""Seconds without queries after the database was unavailable, if publishing can continue without it."""
 
 _NEVER: Final = float("-inf")
 
@@ -79,30 +76,18 @@ def elapsed_s() -> float:
     return time.clock_gettime(_CLOCK) if _CLOCK is not None else time.monotonic()
 
 
-class StrayFinder:
-    """The state of a `search`: it is fed with the entries of a partition, one after the other."""
+def find_stray(entries: Iterable[tuple[int, Entry]], sent: Sent, *, anywhere: bool) -> int | None:
+    """The offset of a published message among a partition's entries, if it is after the end of its placement.
 
-    def __init__(self, sent: Sent, *, anywhere: bool) -> None:
-        self._sent = sent
-        self._is_behind = anywhere
-        self._needle = (str(sent.wanted) if not isinstance(sent.wanted, Adoption) else sent.wanted.stream).encode()
-        self.is_over = False
-        """Whether later entries cannot matter."""
-
-    def may_matter(self, record: bytes) -> bool:
-        """Whether a record must be decoded."""
-        return CONTROL_BYTES in record or self._needle in record
-
-    def look(self, offset: int, entry: Entry) -> int | None:
-        """The entry's offset, if it is the wanted message and after the end of its placement."""
+    That is a fence or marker of its name with a higher epoch. `anywhere` finds the message in any place.
+    """
+    is_behind = anywhere
+    for offset, entry in entries:
         if isinstance(entry, Fence | Marker):
-            self._is_behind |= entry.epoch > self._sent.wanted.epoch and self._sent.name in entry.contexts
-            return None
-        found = entry if isinstance(entry, Adoption) else entry.placed
-        if found is None or found != self._sent.wanted:
-            return None
-        self.is_over = True
-        return offset if self._is_behind else None
+            is_behind |= entry.epoch > sent.wanted.epoch and sent.name in entry.contexts
+        elif sent.wanted == (entry if isinstance(entry, Adoption) else entry.placed):
+            return offset if is_behind else None
+    return None
 
 
 class Publications:
@@ -205,7 +190,6 @@ class Publications:
         self._looked_at = _NEVER
 
     def _placed(self, name: str, deadline: float, stream: str | None = None) -> Placement:
-        """The open placement of a name."""
         must_look, began = False, self._clock()
         take_over_at = began + WAITED_S
         while True:

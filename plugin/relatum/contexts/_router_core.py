@@ -12,10 +12,9 @@ from relatum import metrics
 from relatum.contexts._context_options import RouterOptions, RouterStatistics
 from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._entries import Adoption
-from relatum.contexts._looks import BUSY, BackgroundLooks
 from relatum.contexts._move_store import MoveStore, logger
-from relatum.contexts._mover import go_on_with_abandoned
-from relatum.contexts._placement_cache import Sent
+from relatum.contexts._mover import resume_abandoned
+from relatum.contexts._placement_cache import BUSY, BackgroundLooks, Sent
 from relatum.contexts._placement_store import PlacementStore
 from relatum.contexts._placements import Move, PartitionRow, PartitionState, Placement, check_name
 from relatum.contexts._publication import WAITED_S, Publications, elapsed_s
@@ -246,10 +245,10 @@ class RouterCore:
             if moves is None or time.monotonic() < self._take_over_at:
                 return
             self._take_over_at = time.monotonic() + WAITED_S
-        who = f"going on with abandoned moves of {self.super_stream!r}"
+        who = f"resuming abandoned moves of {self.super_stream!r}"
         with within(seconds) as time_left:
             try:
-                go_on_with_abandoned(moves, self.control_streams)
+                resume_abandoned(moves, self.control_streams)
             except Exception as error:  # noqa: BLE001 - it is logged, and the message keeps waiting
                 if time_left.has_passed:
                     # This error does not mean that a server is unavailable.
@@ -299,7 +298,6 @@ class RouterCore:
         return next((each for each in partitions if each.stream == stream), None)
 
     def name_of(self, headers: Mapping[str, Any] | None) -> str | None:
-        """The name in a message's headers, or None."""
         name = headers.get(self.options.header) if headers else None
         if name is None:
             return None
