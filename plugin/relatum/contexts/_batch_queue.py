@@ -39,7 +39,7 @@ Taken: TypeAlias = tuple[Following, Step]
 
 
 class Batches:
-    """A future of a batch."""
+    """The batches of a member: which are due, who waits for them, and their commits."""
 
     loop: ComponentLoop
     returned: Callable[[], None]
@@ -162,7 +162,7 @@ class Batches:
         return partition.following
 
     def halt(self) -> bool:
-        """Pause a partition; return whether the application has a batch of it."""
+        """Hand out nothing until the next lease; return whether the application has a batch."""
         self.leased_until = -math.inf
         steps = [following.outstanding for following in self.followings]
         return any(step is not None and step.count for step in steps)
@@ -314,7 +314,6 @@ class Batches:
         self.loop.call(self._change, following)
 
     def _note(self, following: Following, step: Step) -> None:
-        """Continue after a step was stored."""
         with self._counting:
             self._acknowledged += step.count
         self.loop.call(self._change, following, self._committed, step)

@@ -242,7 +242,6 @@ class OrderCheck:
 
     @property
     def contexts(self) -> int:
-        """The number of contexts with messages."""
         return len(self._runs)
 
     def add(self, counted: ContextMessage) -> None:
@@ -262,7 +261,6 @@ class OrderCheck:
         run.last[placed.session] = counted
 
     def finish(self) -> None:
-        """Compare messages of different epochs."""
         for runs in self._runs.values():
             last: dict[str, ContextMessage] = {}
             for _, run in sorted(runs.items()):

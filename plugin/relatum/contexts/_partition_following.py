@@ -117,7 +117,6 @@ class Step:
 
     @property
     def messages(self) -> list[Message]:
-        """Return the messages for the application, in order."""
         runs = (run if isinstance(run, list) else run.each_message() for run in self._runs)
         return list(chain.from_iterable(runs))
 
@@ -172,7 +171,6 @@ class Following:
 
     @property
     def held(self) -> tuple[int, int]:
-        """The number and the bytes of held messages."""
         return len(self._held), self._held_bytes
 
     @property
@@ -348,7 +346,6 @@ class Following:
         return 0.0 if step.is_closed else step.since + LAZY_S
 
     def take(self, now: float) -> Step:
-        """Take the step that is due, and begin the next one."""
         if self._again is not None:
             self.outstanding, self._again = self._again, None
             return self.outstanding
