@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel
 
+from relatum import Broker
 from relatum.contexts import (
     AsyncContextRouter,
     ContextOptions,
@@ -21,11 +22,12 @@ from relatum.contexts import (
     SerializationContexts,
 )
 from relatum.contexts._entries import Fence, encode
-from relatum.errors import ContextMoving
+from relatum.errors import ContextMoving, MoveConflict
 from relatum.superstreams import Layout
 from tests.support import wait_until
 from tests.support.leases import let_lapse
 from tests.support.place import Place
+from tests.support.proxy import Proxy
 from tests.support.routing import HeldMove, confirming, consumed, of_context, other_than
 
 PARTITIONS = 2
@@ -219,3 +221,18 @@ def test_going_on_with_a_move_ends_with_the_time_out(
         assert time.monotonic() - began < 5.5
     assert TAKEN in caplog.text
     assert "is away" not in caplog.text
+
+
+def test_an_abandoned_move_is_retried_no_longer_than_others(
+    c: SerializationContexts, engine: sa.Engine, amqp_url: str, stream_url: str, database_url: str
+) -> None:
+    """A mover retries the steps of an abandoned move for `retry_s`, as those of its own."""
+    leave(c, engine)
+    with Proxy.to(amqp_url) as proxy:
+        broker = Broker(proxy.url(amqp_url), stream_url=stream_url)
+        with SerializationContexts(c.super_stream, database_url, broker=broker, retry_s=0.1) as others:
+            proxy.accepts = False
+            began = time.monotonic()
+            with pytest.raises(MoveConflict):
+                others.move("c", f"{c.super_stream}-0")
+            assert time.monotonic() - began < 20

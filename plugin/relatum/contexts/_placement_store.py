@@ -17,7 +17,6 @@ from relatum.contexts._placement_prune import forget_released
 from relatum.contexts._placements import (
     Choose,
     Move,
-    PartitionLike,
     PartitionRow,
     PartitionState,
     Placement,
@@ -40,7 +39,7 @@ from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress
 from relatum.store.database import AnyDatabase, Database, sql
 from relatum.store.members import LEASE_S
-from relatum.superstreams import describe_super_stream
+from relatum.superstreams import Layout, describe_super_stream
 
 CHANGES_MAX: Final = 10_000
 """The most changes that are returned one by one; more of them invalidate the whole cache."""
@@ -129,11 +128,7 @@ class PlacementStore(Closing):
         self._forget_at = time.monotonic() + FORGET_EVERY_S
 
     def open(
-        self,
-        header: str | None = None,
-        partitions: Iterable[PartitionLike] | None = None,
-        *,
-        idle_s: float | None = None,
+        self, header: str | None = None, layout: Layout | None = None, *, idle_s: float | None = None
     ) -> list[PartitionRow]:
         """Create missing rows of the super stream, and check its options against the stored ones.
 
@@ -141,14 +136,9 @@ class PlacementStore(Closing):
         partitions of the broker are added; missing ones are kept. The first `idle_s` is stored for all. A different
         option raises `SuperStreamConflict`, an unknown super stream `SuperStreamNotFound`.
         """
-        wanted = None if partitions is None else sorted(partitions, key=lambda partition: partition.place)
-        if wanted is not None and not wanted:
-            raise SuperStreamConflict(
-                f"super stream {self._name!r} has no partition", super_stream=self._name, reason="it has no partition"
-            )
         self._active_until = 0.0
         found = self.database.run(
-            lambda connection: open_super_stream(connection, (self._vhost, self._name), header, wanted, idle_s)
+            lambda connection: open_super_stream(connection, (self._vhost, self._name), header, layout, idle_s)
         )
         self.super_stream_id, self.header = found.super_stream_id, found.header
         return found.partitions

@@ -275,16 +275,19 @@ class Publications:
     def _settle(self, sent: Sent, deadline: float) -> None:
         """Return once a message is valid, here or as an adoption elsewhere. Call it after a look."""
         if sent.is_doubtful and not self._is_there(sent):
-            sent = self._adopt(sent, _origin(sent), deadline)
+            sent = self._adopt(sent, None, deadline)
         while (at := self._stray(sent)) is not None:
-            sent = self._adopt(sent, _origin(sent) or (sent.stream, at), deadline)
+            sent = self._adopt(sent, at, deadline)
         self.unchecked.remove(sent)
 
-    def _adopt(self, sent: Sent, origin: tuple[str, int] | None, deadline: float) -> Sent:
+    def _adopt(self, sent: Sent, at: int | None, deadline: float) -> Sent:
         """Adopt a stray into its context's present partition; the adoption is then the unchecked message."""
-        assert origin is not None, "what an adoption stands for is known"
         placement = self._placed(sent.name, deadline)
-        adoption = Adoption(sent.name, placement.epoch, *origin)
+        if isinstance(sent.wanted, Adoption):
+            adoption = replace(sent.wanted, epoch=placement.epoch)
+        else:
+            assert at is not None, "only an adoption may be missing"
+            adoption = Adoption(sent.name, placement.epoch, sent.stream, at)
         adopted = Sent(sent.name, placement.stream, adoption)
         # Remember it before publishing: without a confirm, search for it before the next attempt.
         doubtful = replace(adopted, is_doubtful=True)
@@ -319,11 +322,6 @@ def _end_of(move: Move, sent: Sent) -> int | None:
     """The offset of the fence or marker after which a message is a stray; None while it is not known."""
     is_out = move.source == sent.stream and move.fence_epoch > sent.wanted.epoch
     return move.fence_offset if is_out else move.marker_offset
-
-
-def _origin(sent: Sent) -> tuple[str, int] | None:
-    """The position of an adopted message; None for a message itself."""
-    return (sent.wanted.stream, sent.wanted.offset) if isinstance(sent.wanted, Adoption) else None
 
 
 def _scan_from(move: Move, stream: str) -> int:

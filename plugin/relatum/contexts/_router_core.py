@@ -32,7 +32,7 @@ from relatum.ids import MessageId
 from relatum.reading import Broker
 from relatum.store.database import AnyDatabase, Database
 from relatum.store.members import LEASE_S
-from relatum.superstreams import Candidate, describe_super_stream
+from relatum.superstreams import Candidate, Layout, describe_super_stream
 from relatum.superstreams.connections import address_of
 from relatum.superstreams.layout import checked_stream_name as checked_super_stream
 from relatum.waiting import LEAST_S, Deadline, has_passed, log_failure, pause, within
@@ -85,6 +85,7 @@ class RouterCore:
         self.is_open = False
         """Whether messages with a name can be published."""
         self._is_closed = False
+        self._layout: Layout | None = None
         self._candidates: Sequence[PartitionRow] = ()
         self.has_layout = False
         """Whether messages without a name can be published."""
@@ -139,8 +140,8 @@ class RouterCore:
         vhost = address_of(source).vhost
         self._vhost = self._vhost or vhost
         self.check_vhost(vhost)
-        layout = describe_super_stream(source, self.super_stream)
-        self._candidates = [PartitionRow(0, each.stream, each.binding_key, each.place) for each in layout]
+        self._layout = describe_super_stream(source, self.super_stream)
+        self._candidates = [PartitionRow(0, each.stream, each.binding_key, each.place) for each in self._layout]
         self.has_layout = True
 
     def _open_store(self, source: Any) -> None:
@@ -149,7 +150,7 @@ class RouterCore:
             self._streams = ControlStreams(address, self.options.header)
         store = self._store or PlacementStore(self._database, address.vhost, self.super_stream)
         try:
-            rows = store.open(self.options.header, self._candidates, idle_s=self.options.idle_s)
+            rows = store.open(self.options.header, self._layout, idle_s=self.options.idle_s)
         except BaseException:
             store.close()
             raise
