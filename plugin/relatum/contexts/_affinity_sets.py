@@ -108,6 +108,7 @@ class AffinitySets(SerializationContexts):
             SuperStreamConflict: the super stream has serialization contexts, which are never closed; nothing was
                 changed.
         """
+        check_name(name, "an affinity set's name")
         self._check_closes()
         found = self.inspect(name)
         while self._placements.release([(name, found.epoch)]):

@@ -4,16 +4,18 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from relatum.checks import as_options, checked_choice, checked_count, checked_name, checked_seconds, shown
-from relatum.contexts._publication import WhenAway
 from relatum.contexts._super_stream_rows import IDLE_S_MIN
 from relatum.errors import ConfigurationError
 from relatum.headers import AFFINITY_HEADER, CONTEXT_HEADER
 from relatum.limits import INTEGER_MAX
 from relatum.metrics import Counter, Distribution, Gauge, Observed, reported
 from relatum.superstreams import Balance, BalanceName, Candidate, balance_of
+
+WhenAway: TypeAlias = Literal["known", "wait", "fail"]
+"""What to do while the database is unavailable: use known placements, wait, or fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from relatum.checks import seconds_text
 from relatum.contexts._entries import Adoption, Entry, Fence, Marker, Placed
@@ -40,10 +40,11 @@ from relatum.metrics import Histogram
 from relatum.processes import after_fork
 
 if TYPE_CHECKING:
+    from relatum.contexts._context_options import RouterOptions
     from relatum.contexts._router_core import RouterCore
 
-WhenAway: TypeAlias = Literal["known", "wait", "fail"]
-"""What to do while the database is unavailable: use known placements, wait, or fail."""
+UNCHECKED_MAX: Final = 10_000
+"""How many messages may be unchecked, while the database is unavailable."""
 
 POLL_S: Final = 0.005
 """Seconds between two checks whether a move has ended."""
@@ -96,27 +97,15 @@ class Publications:
     Different names may be published at the same time; the caller ensures one message of a name at a time.
     """
 
-    def __init__(
-        self,
-        world: "RouterCore",
-        clock: Callable[[], float],
-        *,
-        timeout_s: float = 10.0,
-        trust_clock: bool = True,
-        names_max: int = 100_000,
-        unchecked_max: int = 10_000,
-        when_away: WhenAway = "wait",
-    ) -> None:
-        self.cache = PlacementCache(names_max)
-        self.unchecked = Unchecked(unchecked_max)
+    def __init__(self, world: "RouterCore", clock: Callable[[], float], options: "RouterOptions") -> None:
+        self.cache = PlacementCache(options.names_max)
+        self.unchecked = Unchecked(UNCHECKED_MAX)
         self.name = secrets.token_hex(8)
         """The publisher's id in its messages."""
         self._numbers = itertools.count(1)
         self._world = world
         self._clock = clock
-        self._trust_clock = trust_clock
-        self._timeout_s = timeout_s
-        self._when_away = when_away
+        self._options = options
         self._lock = threading.Lock()
         self._looked_at = _NEVER
         self._checked_mark = 0
@@ -136,7 +125,7 @@ class Publications:
 
     def place(self, name: str, stream: str | None = None) -> Placement:
         """The placement with which a message of a name may be sent; `ContextMoving` if a move does not end in time."""
-        deadline = self._clock() + self._timeout_s
+        deadline = self._clock() + self._options.timeout_s
         placement = self._placed(name, deadline, stream)
         if self._comes_first(name, placement):
             self._settle_all(name, deadline, must=True)
@@ -161,7 +150,7 @@ class Publications:
 
         Without `must`, and with "known", they may stay unchecked while the database is unavailable.
         """
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        timeout_s = self._options.timeout_s if timeout_s is None else timeout_s
         self._settle_all(name, self._clock() + timeout_s, must=must)
 
     def look(self) -> None:
@@ -170,12 +159,12 @@ class Publications:
 
     def counts(self, sent: Sent) -> bool:
         """Whether a message of unknown outcome, found in its partition, is valid there."""
-        self._look(self._clock() + self._timeout_s, must=True)
+        self._look(self._clock() + self._options.timeout_s, must=True)
         return self._stray(sent) is None
 
     def _trusts(self) -> bool:
         """Whether the last look is young enough to prove a message valid that was confirmed before this call."""
-        return self._trust_clock and self._has_fresh_look()
+        return self._options.trust_clock and self._has_fresh_look()
 
     def _has_fresh_look(self) -> bool:
         return self._clock() - self._looked_at < TRUST_S
@@ -203,7 +192,7 @@ class Publications:
                 return placement
             if self._clock() >= deadline:
                 raise ContextMoving(
-                    f"a move of {name!r} did not end within {seconds_text(self._timeout_s)}; nothing was sent",
+                    f"a move of {name!r} did not end within {seconds_text(self._options.timeout_s)}; nothing was sent",
                     context=name,
                     move_id=placement.move_id,
                 )
@@ -223,7 +212,7 @@ class Publications:
             try:
                 placement = self._world.place(name, stream)
             except DatabaseUnavailable:
-                if self._when_away != "wait" or self._clock() >= deadline:
+                if self._options.when_database_away != "wait" or self._clock() >= deadline:
                     raise
                 self._world.sleep(RETRY_S)
                 continue
@@ -245,7 +234,7 @@ class Publications:
 
     def _look(self, deadline: float, *, must: bool = False) -> bool:
         """Read the generation and the changes; False if the database is unavailable (unless `must`)."""
-        may_be_away = self._when_away == "known" and not must
+        may_be_away = self._options.when_database_away == "known" and not must
         if may_be_away and self._clock() < self._away_until:
             return False
         while True:
@@ -253,11 +242,11 @@ class Publications:
             try:
                 generation, changed = self._world.changes(self.cache.generation)
             except DatabaseUnavailable:
-                if self._when_away == "known":
+                if self._options.when_database_away == "known":
                     self._away_until = self._clock() + AWAY_S
                 if may_be_away:
                     return False
-                if self._when_away != "wait" or self._clock() >= deadline:
+                if self._options.when_database_away != "wait" or self._clock() >= deadline:
                     raise
                 self._world.sleep(RETRY_S)
                 continue

@@ -65,14 +65,7 @@ class RouterCore:
         self.super_stream = checked_super_stream(super_stream)
         self.options = options
         self.rule, self._unnamed_rule = options.rules()
-        self.publications = Publications(
-            self,
-            elapsed_s,
-            timeout_s=options.timeout_s,
-            trust_clock=options.trust_clock,
-            names_max=options.names_max,
-            when_away=options.when_database_away,
-        )
+        self.publications = Publications(self, elapsed_s, options)
         self._looks = BackgroundLooks(self._look_for) if options.trust_clock else None
         # Made here, so that a wrong URL is an error of the constructor.
         self._ending = Deadline(None)
