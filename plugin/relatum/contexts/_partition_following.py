@@ -355,8 +355,10 @@ class Following:
         self.gather(now)
         return step
 
-    def give_back(self) -> None:
-        self._again, self.outstanding = self.outstanding, None
+    def give_back(self, step: Step) -> None:
+        """Hand a step out again, unless it is not the one that was handed out last."""
+        if self.outstanding is step and not self.is_over:
+            self._again, self.outstanding = step, None
 
     def committed(self, step: Step, now: float) -> list[float]:
         """Continue after a step was stored; return the seconds that each hold that ended with it was open."""

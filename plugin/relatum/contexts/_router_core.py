@@ -256,7 +256,7 @@ class RouterCore:
         """Sleep, unless the waiting task was cancelled."""
         pause(seconds)
         if has_passed():
-            raise Transient("what was waited for is not wanted any more")
+            raise Transient("the call was cancelled, or its time has passed, while it waited for a move or a server")
 
     def _in_time(self, *, is_look: bool = False) -> within:
         seconds = self.options.timeout_s
@@ -323,8 +323,8 @@ def unsettled(name: str, settle: Callable[..., Any]) -> Iterator[None]:
     except RelatumError as error:
         away = " the database is away;" if isinstance(error, DatabaseUnavailable) else ""
         raise PublishOutcomeUnknown(
-            f"the broker has the message of {name!r};{away} whether it is in its context's order is not known yet: "
-            f"settle it: {error}",
+            f"the broker has the message of {name!r};{away} whether it is in order is not known yet; call the error's "
+            f"settle(): {error}",
             in_stream=None,
             settle=settle,
         ) from error

@@ -175,7 +175,7 @@ class Member:
         """Open the partitions of the lease, and drop the others."""
         if share.holder != self._holder and self._partitions:
             # The lease had expired: drop every partition, and reopen those still ours at their stored positions.
-            logger.info("the lease of a member of %r had run out: its partitions are opened anew", self.store.name)
+            logger.info("the lease of a member of %r expired: its partitions are reopened", self.store.name)
             for each in list(self._partitions.values()):
                 self.leave(each)
         self._holder = share.holder

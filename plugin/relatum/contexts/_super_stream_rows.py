@@ -160,7 +160,7 @@ def _agree_on_idle(ask: Ask, name: str, idle_s: float, *, stored: float | None) 
 
 def not_found(name: str) -> SuperStreamNotFound:
     return SuperStreamNotFound(
-        f"nothing is placed in super stream {name!r} yet: a router that opens it makes it known",
+        f"the database does not know super stream {name!r}: open a router for it first",
         super_stream=name,
     )
 
