@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, Self, TypeAlias
+from itertools import count
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from relatum.errors import InvalidGroup
 from relatum.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER
@@ -40,24 +41,12 @@ new_place: Final = tuple.__new__
 class GroupFault(StrEnum):
     """Why headers or a call are invalid: the field `reason` of `InvalidGroup`."""
 
-    advice: str
-
-    def __new__(cls, reason: str, advice: str = "") -> Self:
-        """Make a reason with the text of its error."""
-        fault = str.__new__(cls, reason)
-        fault._value_ = reason
-        fault.advice = advice
-        return fault
-
-    ID_MISSING = "group_id_missing", "a sequence number or a last flag needs the header group_id"
-    SEQUENCE_MISSING = "group_sequence_missing", "the header group_id needs the header group_sequence"
-    ID_INVALID = (
-        "group_id_not_48_hex_digits",
-        "group_id is 24 bytes as 48 hexadecimal digits in lower case: relatum.new_group_id()",
-    )
-    SEQUENCE_NOT_INTEGER = "group_sequence_not_an_integer", "group_sequence is an integer"
-    SEQUENCE_OUT_OF_RANGE = "group_sequence_out_of_range", f"group_sequence is from 1 to {GROUP_SEQUENCE_MAX:,}"
-    LAST_NOT_BOOLEAN = "group_last_not_a_boolean", "group_last is True or False"
+    ID_MISSING = "group_id_missing"
+    SEQUENCE_MISSING = "group_sequence_missing"
+    ID_INVALID = "group_id_not_48_hex_digits"
+    SEQUENCE_NOT_INTEGER = "group_sequence_not_an_integer"
+    SEQUENCE_OUT_OF_RANGE = "group_sequence_out_of_range"
+    LAST_NOT_BOOLEAN = "group_last_not_a_boolean"
     ENDED = "group_has_ended"
     """The group has its last message already, or its block has ended."""
     OPTION_INVALID = "option_invalid"
@@ -65,7 +54,17 @@ class GroupFault(StrEnum):
 
     def error(self, text: str = "") -> InvalidGroup:
         """Return an error with this reason."""
-        return InvalidGroup(text or self.advice, reason=str(self))
+        return InvalidGroup(text or _ADVICE[self], reason=str(self))
+
+
+_ADVICE: Final = {
+    GroupFault.ID_MISSING: "a sequence number or a last flag needs the header group_id",
+    GroupFault.SEQUENCE_MISSING: "the header group_id needs the header group_sequence",
+    GroupFault.ID_INVALID: "group_id is 24 bytes as 48 hexadecimal digits in lower case: relatum.new_group_id()",
+    GroupFault.SEQUENCE_NOT_INTEGER: "group_sequence is an integer",
+    GroupFault.SEQUENCE_OUT_OF_RANGE: f"group_sequence is from 1 to {GROUP_SEQUENCE_MAX:,}",
+    GroupFault.LAST_NOT_BOOLEAN: "group_last is True or False",
+}
 
 
 class GroupStatus(StrEnum):
@@ -182,7 +181,7 @@ def checked_membership(headers: Mapping[str, Any]) -> Membership | None:
     if group_id is None and sequence is None and last is None:
         return None
     if fault := _fault(group_id, sequence, last):
-        raise fault.error(f"{fault.advice}; nothing was sent")
+        raise fault.error(f"{_ADVICE[fault]}; nothing was sent")
     return new_place(Membership, (group_id, sequence, bool(last)))
 
 
@@ -193,13 +192,13 @@ def _fault(group_id: Any, sequence: Any, last: Any) -> GroupFault | None:
         return GroupFault.ID_INVALID
     if sequence is None:
         return GroupFault.SEQUENCE_MISSING
-    if last is not None and type(last) is not bool:
-        return _sequence_fault(sequence) or GroupFault.LAST_NOT_BOOLEAN
-    return _sequence_fault(sequence)
+    if fault := _sequence_fault(sequence):
+        return fault
+    return None if last is None or type(last) is bool else GroupFault.LAST_NOT_BOOLEAN
 
 
 def _is_plain(group_id: Any, sequence: Any, last: Any) -> bool:
-    """Return whether the values are a valid place without conversion, as nearly all are."""
+    """Whether the values are a valid place without conversion, as nearly all are."""
     return (
         type(group_id) is str
         and type(sequence) is int
@@ -312,10 +311,10 @@ def assess(group_id: str, members: Iterable[Place], *, expired: Iterable[Place] 
     """
     numbers: set[int] = set()
     lasts: set[int] = set()
-    count = 0
+    found = 0
     for of_group, sequence, last in members:
         if of_group == group_id:
-            count += 1
+            found += 1
             numbers.add(sequence)
             if last:
                 lasts.add(sequence)
@@ -323,35 +322,27 @@ def assess(group_id: str, members: Iterable[Place], *, expired: Iterable[Place] 
     lasts.update(sequence for _, sequence, last in gone if last)
     last_sequence = min(lasts, default=None)
     highest = max(numbers, default=0)
-    is_whole = count == len(numbers) == highest and min(numbers, default=0) == 1
+    is_whole = found == len(numbers) == highest and min(numbers, default=0) == 1
     if is_whole and not gone and (not lasts or lasts == {highest}):
         # The usual case.
-        return GroupPosition(group_id, highest, highest, (), last_sequence, count)
+        return GroupPosition(group_id, highest, highest, (), last_sequence, found)
     missing = _missing(sorted(numbers), highest if last_sequence is None else last_sequence)
     past = last_sequence is not None and any(number > last_sequence for number in numbers - lasts)
-    found = {
-        Anomaly.DUPLICATE: count > len(numbers),
+    anomalies = {
+        Anomaly.DUPLICATE: found > len(numbers),
         Anomaly.TWO_LASTS: len(lasts) > 1,
         Anomaly.PAST_LAST: past,
         Anomaly.EXPIRED: bool(gone),
     }
     return GroupPosition(
         group_id=group_id,
-        contiguous=_contiguous(numbers),
+        contiguous=next(number for number in count() if number + 1 not in numbers),
         highest=highest,
         missing=missing,
         last_sequence=last_sequence,
         seen=len(numbers),
-        anomalies=tuple(anomaly for anomaly, holds in found.items() if holds),
+        anomalies=tuple(anomaly for anomaly, holds in anomalies.items() if holds),
     )
-
-
-def _contiguous(numbers: set[int]) -> int:
-    """Return the number before the first missing one. Numbers past the last count, too."""
-    number = 0
-    while number + 1 in numbers:
-        number += 1
-    return number
 
 
 def _missing(numbers: list[int], end: int) -> Ranges:

@@ -94,7 +94,7 @@ def check_ended(contexts: SerializationContexts, ended: Move, names: list[str]) 
     }
     there = Counter(each.partition for each in found.values())
     assert {row.stream: row.open_sets for row in contexts.status().partitions if row.open_sets} == there
-    with StreamReader.open(contexts._broker()) as reader:
+    with StreamReader.open(contexts._control_streams().address) as reader:
         in_source, in_target = controls(reader, ended.source), controls(reader, target)
     fence = Fence(ended.move_id, ended.fence_epoch, frozenset(names))
     fences = [offset for offset, control in in_source if control == fence]

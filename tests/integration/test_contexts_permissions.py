@@ -58,7 +58,7 @@ def test_what_each_party_needs(urls: Urls, database_url: str) -> None:
         with SerializationContexts("moved", database_url, broker=urls["consumer"]) as contexts:
             target = other_than("moved", contexts.assignment_of("17").partition)
             # Told at once, and not tried again as if the broker was away.
-            with pytest.raises(AccessRefused, match=r"stands still.*amq\.default") as caught:
+            with pytest.raises(AccessRefused, match=r"stopped in the state fencing.*amq\.default") as caught:
                 contexts.move("17", target)
         with SerializationContexts("moved", database_url, broker=urls["mover"]) as contexts:
             contexts.resume(caught.value.move_id)

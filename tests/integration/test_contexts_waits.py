@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel
 
+from relatum import Broker
 from relatum.contexts import (
     AsyncContextRouter,
     ContextOptions,
@@ -21,11 +22,12 @@ from relatum.contexts import (
     SerializationContexts,
 )
 from relatum.contexts._entries import Fence, encode
-from relatum.errors import ContextMoving
+from relatum.errors import ContextMoving, MoveConflict
 from relatum.superstreams import Layout
 from tests.support import wait_until
 from tests.support.leases import let_lapse
 from tests.support.place import Place
+from tests.support.proxy import Proxy
 from tests.support.routing import HeldMove, confirming, consumed, of_context, other_than
 
 PARTITIONS = 2
@@ -104,7 +106,7 @@ def test_movers_that_do_not_wait_are_refused(
     assert consumed(layout.super_stream, place.database, place.amqp, 2) == {"x": [b"1", b"2"]}
 
 
-TAKEN = "is gone on with: its mover is gone"
+TAKEN = "its mover no longer renews the lease"
 
 
 class Dies(Exception):
@@ -171,7 +173,8 @@ def test_one_of_many_goes_on_with_it(
     with caplog.at_level(logging.WARNING, "relatum.contexts"), ThreadPoolExecutor(6) as pool:
         list(pool.map(publish, range(6)))
     assert state_of(c, move_id) is MoveState.SWITCHED
-    assert [each.getMessage() for each in caplog.records if TAKEN in each.getMessage()] == [f"move {move_id} {TAKEN}"]
+    said = [each.getMessage() for each in caplog.records if TAKEN in each.getMessage()]
+    assert said == [f"resuming move {move_id}: {TAKEN}"]
 
 
 def test_a_mover_that_lives_says_so(
@@ -216,5 +219,20 @@ def test_going_on_with_a_move_ends_with_the_time_out(
         with pytest.raises(ContextMoving):
             router.publish(channel, b"c1", of_context("c"))
         assert time.monotonic() - began < 5.5
-    assert "is gone on with" in caplog.text
+    assert TAKEN in caplog.text
     assert "is away" not in caplog.text
+
+
+def test_an_abandoned_move_is_retried_no_longer_than_others(
+    c: SerializationContexts, engine: sa.Engine, amqp_url: str, stream_url: str, database_url: str
+) -> None:
+    """A mover retries the steps of an abandoned move for `retry_s`, as those of its own."""
+    leave(c, engine)
+    with Proxy.to(amqp_url) as proxy:
+        broker = Broker(proxy.url(amqp_url), stream_url=stream_url)
+        with SerializationContexts(c.super_stream, database_url, broker=broker, retry_s=0.1) as others:
+            proxy.accepts = False
+            began = time.monotonic()
+            with pytest.raises(MoveConflict):
+                others.move("c", f"{c.super_stream}-0")
+            assert time.monotonic() - began < 20

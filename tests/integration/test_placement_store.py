@@ -9,12 +9,13 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import Broker
-from relatum.contexts import SerializationContexts, forget_placements
+from relatum.contexts import AffinitySets, SerializationContexts, forget_placements
 from relatum.contexts._placement_prune import forget_moves, forget_released
 from relatum.contexts._placement_store import CHANGES_MAX, PlacementStore
 from relatum.contexts._placements import Move, PartitionRow, PartitionState, PlacementState
 from relatum.errors import DatabaseUnavailable, MoveConflict, RowRefused, SuperStreamConflict, TooManyOpenSets
 from relatum.limits import INTEGER_MAX
+from relatum.store.database import sql
 from relatum.superstreams import Layout
 from tests.support.standstill import somebody_waits
 from tests.support.tables import placements, serial_consumers, serial_holds, super_stream_partitions
@@ -80,7 +81,8 @@ def test_what_publishers_rely_on_comes_from_no_standby(store: PlacementStore, da
 
 
 def in_state(store: PlacementStore, state: PlacementState) -> int:
-    return len(list(store.placements(states=[state])))
+    in_it = sql("SELECT 1 FROM relatum.placements WHERE state = :state::text")
+    return len(store.database.rows(in_it, {"state": str(state)}))
 
 
 class Moves:
@@ -88,6 +90,9 @@ class Moves:
 
     def __init__(self, store: PlacementStore, contexts: SerializationContexts) -> None:
         self._store, self._moves = store, contexts._moves
+
+    def stored(self) -> list[int]:
+        return [each.move_id for each in self._moves.moves(latest=99)]
 
     def begin(self, name: str, target: int) -> int:
         source, to = self._store.find([name])[name].stream, self._store.partitions()[target].stream
@@ -173,14 +178,16 @@ def test_a_released_name_is_placed_anew_with_a_higher_epoch(store: PlacementStor
     assert counted(store) == [0, 0, 1]
 
 
-def test_a_set_that_moves_cannot_be_released_until_it_has_arrived(store: PlacementStore, moves: Moves) -> None:
+def test_a_set_that_moves_cannot_be_released_until_it_has_arrived(
+    store: PlacementStore, moves: Moves, database_url: str
+) -> None:
     """A set that moves cannot be released; once it has arrived, a release with its old epoch counts."""
     placed = store.place(["a", "b"], in_place(0))
     move_id = moves.begin("a", 1)
     assert store.find(["a"])["a"].state is PlacementState.MOVING
     assert store.release([(name, each.epoch) for name, each in placed.items()]) == {"a"}
-    with pytest.raises(MoveConflict) as caught:
-        store.end("a")
+    with AffinitySets("orders", database_url) as sets, pytest.raises(MoveConflict) as caught:
+        sets.close_set("a")
     assert (caught.value.move_id, caught.value.state) == (move_id, "fencing")
     assert in_state(store, PlacementState.MOVING) == 1
     moves.end(move_id)
@@ -202,7 +209,7 @@ def test_a_set_is_released_that_arrives_just_then(store: PlacementStore, moves: 
             connection.execute(sa.update(placements).where(placements.c.name == "a").values(arrived))
         assert released.result(90) == frozenset()
     assert store.find(["a"]) == {}
-    assert store.move_of(move_id) is not None
+    assert moves.stored() == [move_id]
     assert counted(store) == [0, 0, 0]
 
 
@@ -282,8 +289,6 @@ def test_the_first_move_after_an_epoch_is_found(store: PlacementStore, moves: Mo
     assert store.fence_after("a", into.epoch, "orders-0") is None
     assert store.fence_after("b", 0, "orders-0") is None
     assert store.fence_after("a", 0, "orders-2") is None
-    assert store.move_of(two) == into
-    assert store.move_of(999) is None
 
 
 def release_earlier(store: PlacementStore, interval: str) -> None:
@@ -316,7 +321,7 @@ def test_the_last_move_of_a_context_at_each_end_is_kept(store: PlacementStore, m
 
     def kept(first_offsets: dict[int, int]) -> list[int]:
         forget_moves(store.database.engine, store.super_stream_id, first_offsets)
-        return [move_id for move_id in moved if store.move_of(move_id) is not None]
+        return sorted(moves.stored())
 
     assert kept({ids[0]: 20, ids[1]: 21}) == moved
     assert kept({ids[0]: 21, ids[1]: 20}) == moved
@@ -341,12 +346,13 @@ def test_pruning_looks_at_what_the_streams_still_hold(database_url: str, broker:
         store.open(HEADER, layout)
         placed = store.place(["a", "b"], in_place(1))
         with SerializationContexts(stream_name, database_url) as contexts:
-            move_id = Moves(store, contexts).move("b", 2)
-        store.release([("a", placed["a"].epoch)])
-        release_earlier(store, "2 hours")
-        assert forget_placements(store.database.engine, broker) == 1
-        assert store.move_of(move_id) is not None
-        is_gone = super_stream_partitions.c.place > 0
-        execute(store, sa.update(super_stream_partitions).where(is_gone).values(state="retired"))
-        assert forget_placements(store.database.engine, broker) == 2
-        assert store.move_of(move_id) is None
+            moves = Moves(store, contexts)
+            move_id = moves.move("b", 2)
+            store.release([("a", placed["a"].epoch)])
+            release_earlier(store, "2 hours")
+            assert forget_placements(store.database.engine, broker) == 1
+            assert moves.stored() == [move_id]
+            is_gone = super_stream_partitions.c.place > 0
+            execute(store, sa.update(super_stream_partitions).where(is_gone).values(state="retired"))
+            assert forget_placements(store.database.engine, broker) == 2
+            assert moves.stored() == []

@@ -26,7 +26,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from relatum.contexts import Move, MoveState
+from relatum.contexts import ContextOptions, Move, MoveState
 from relatum.contexts import _move_steps as moving
 from relatum.contexts import _publication as publication
 from relatum.contexts._entries import Adoption, Data, Entry, Fence, Marker, Placed
@@ -411,12 +411,8 @@ class World:
             case Asked("fence_after", (name, epoch, stream)):
                 return self._find_move(name, epoch, stream)
             case Asked("search", (sent, from_offset, anywhere)):
-                search = publication.StrayFinder(sent, anywhere=anywhere)
-                for offset in range(from_offset, len(self.streams[sent.stream])):
-                    at = search.look(offset, self.streams[sent.stream][offset])
-                    if search.is_over:
-                        return at
-                return None
+                entries = list(enumerate(self.streams[sent.stream]))[from_offset:]
+                return publication.find_stray(entries, sent, anywhere=anywhere)
             case Asked("end_of", (stream,)):
                 return max(0, len(self.streams[stream]) - 1)
             case Asked("begin", move):
@@ -858,7 +854,8 @@ class Router:
         """Steps for which its clock did not go on."""
         trust_clock = world.trust and self._rate != 1
         asking = world.asking
-        self.publications = world.publications(asking, self.now, timeout_s=TIMEOUT_S, trust_clock=trust_clock)
+        options = ContextOptions(timeout_s=TIMEOUT_S, trust_clock=trust_clock)
+        self.publications = world.publications(asking, self.now, options)
         self.publications.name = name
         self.is_looking = False
         self.busy: set[str] = set()

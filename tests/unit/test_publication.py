@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relatum.contexts import AffinityOptions
 from relatum.contexts._entries import Adoption, Data, Fence, Marker, Placed
 from relatum.contexts._move_steps import MoveStep
 from relatum.contexts._placement_cache import PlacementCache, Sent, Unchecked
@@ -108,7 +109,8 @@ def world() -> _World:
 
 def routed(world: _World, **options: Any) -> Publications:
     """The publications of one router, which asks after each message where it is not told to trust its clock."""
-    return Publications(world.asking, lambda: world.time, **{"trust_clock": False} | options)
+    given: dict[str, Any] = {"trust_clock": False, "when_database_away": "wait"} | options
+    return Publications(world.asking, lambda: world.time, AffinityOptions(**given))
 
 
 def begun(world: _World, publications: Publications, name: str = "x") -> _Run:
@@ -223,7 +225,7 @@ def test_nothing_overtakes_an_adoption_whose_confirm_did_not_come(world: _World,
 @pytest.mark.parametrize("how", ["cancelled", "away", "away and known"])
 def test_nothing_overtakes_a_stray_that_was_not_looked_for(world: _World, how: str) -> None:
     """A look that began before its confirm brings the new placement to the router, and says nothing of the stray."""
-    publications = routed(world, when_away="known" if "known" in how else "fail")
+    publications = routed(world, when_database_away="known" if "known" in how else "fail")
     run = under_way(world, publications)
     world.move("x", "p1")
     look = looking(world, publications)
@@ -297,9 +299,10 @@ def test_a_child_has_looked_at_nothing(world: _World) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_known_placements_go_on_without_the_database(world: _World) -> None:
+def test_known_placements_go_on_without_the_database(world: _World, monkeypatch: pytest.MonkeyPatch) -> None:
     """With "known", so many messages of known names go out unchecked; they are checked when the database is back."""
-    publications = started(world, when_away="known", unchecked_max=2)
+    monkeypatch.setattr("relatum.contexts._publication.UNCHECKED_MAX", 2)
+    publications = started(world, when_database_away="known")
     world.is_away = True
     world.time += 1.0
     publish(world, publications)
@@ -320,7 +323,7 @@ def test_known_placements_go_on_without_the_database(world: _World) -> None:
 
 def test_a_suspected_stray_waits_for_the_database(world: _World) -> None:
     """Once a message is known to be of a placement that is over, nothing of its name is sent before it is settled."""
-    publications = routed(world, when_away="known", timeout_s=0.0)
+    publications = routed(world, when_database_away="known", timeout_s=0.0)
     run = under_way(world, publications)
     world.move("x", "p1")
     world.is_away = True

@@ -10,9 +10,8 @@ import pika
 import pytest
 
 import relatum
-from relatum.contexts import _looks
-from relatum.contexts._looks import BackgroundLooks
-from relatum.contexts._placement_cache import NameLocks
+from relatum.contexts import _placement_cache
+from relatum.contexts._placement_cache import BackgroundLooks, NameLocks
 from relatum.errors import DatabaseUnavailable, InvalidInput
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
@@ -57,7 +56,7 @@ def test_each_message_is_followed_by_a_look() -> None:
 
 def test_looks_go_on_after_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look that failed while the database was away is repeated without another request."""
-    monkeypatch.setattr(_looks, "AWAY_S", 0.001)
+    monkeypatch.setattr(_placement_cache, "AWAY_S", 0.001)
     fails = [DatabaseUnavailable("away"), DatabaseUnavailable("away")]
     looked = threading.Event()
 

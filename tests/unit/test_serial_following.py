@@ -81,7 +81,7 @@ def test_a_batch_given_back_while_it_was_committed_is_not_handed_out_again() -> 
     partition = following()
     put(partition, data("a", 1, "a1"))
     step = partition.take(1.0)
-    partition.give_back()
+    partition.give_back(step)
     partition.committed(step, 1.0)
     assert partition.due_at() is None
     assert partition.position == 1

@@ -221,7 +221,7 @@ class _DoubtfulAdoptionsSentAgain(publication.Publications):
 
 class _LooksServeForEver(publication.Publications):
     def _trusts(self) -> bool:
-        return self._trust_clock and self._looked_at > 0
+        return self._options.trust_clock and self._looked_at > 0
 
 
 class _CountedFromTheEnd(publication.Publications):

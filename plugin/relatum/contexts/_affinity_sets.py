@@ -4,7 +4,6 @@ import builtins
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
 
 from relatum.checks import (
     checked_count,
@@ -14,15 +13,13 @@ from relatum.checks import (
     checked_text,
     checked_weights,
 )
+from relatum.contexts._placement_store import PAGE
 from relatum.contexts._placements import Move, Placement, Progress, check_name
 from relatum.contexts._router_sets import close_idle
 from relatum.contexts._serialization_contexts import SerializationContexts
 from relatum.contexts._super_stream_rows import IDLE_S_MIN
-from relatum.errors import PlacementNotFound, SuperStreamConflict
+from relatum.errors import MoveConflict, PlacementNotFound, SuperStreamConflict
 from relatum.headers import CONTEXT_HEADER
-
-PAGE: Final = 1_000
-"""How many sets one statement reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +110,16 @@ class AffinitySets(SerializationContexts):
         """
         check_name(name, "an affinity set's name")
         self._check_closes()
-        return _set_of(self._placements.end(name))
+        found = self.inspect(name)
+        while self._placements.release([(name, found.epoch)]):
+            move_id = self.inspect(name).move_id
+            if move_id is not None:
+                raise MoveConflict(
+                    f"{name!r} is being moved; complete or abort the move, then close it",
+                    move_id=move_id,
+                    state=str(self._moves.move(move_id).state),
+                )
+        return found
 
     def close_idle(self, idle_s: float) -> int:
         """Close the sets that were not used for `idle_s` seconds, and return their number. Moving sets stay open.

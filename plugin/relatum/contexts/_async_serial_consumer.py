@@ -134,7 +134,6 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
                     await self._acknowledge(batch, stop)
 
     async def _acknowledge(self, batch: AsyncSerialBatch, stop: asyncio.Event | None = None) -> None:
-        """Acknowledge a batch, and wait for PostgreSQL if necessary."""
         pauses, stopping = backoff(), self._batches.stopping
         while not stopping.is_set() and not await asyncio.shield(
             in_thread(self._threads, self._try_acknowledge, batch, stop)

@@ -39,7 +39,7 @@ Taken: TypeAlias = tuple[Following, Step]
 
 
 class Batches:
-    """A future of a batch."""
+    """The batches of a member: which are due, who waits for them, and their commits."""
 
     loop: ComponentLoop
     returned: Callable[[], None]
@@ -111,7 +111,7 @@ class Batches:
                 self.give_back(*taken)
 
     def give_back(self, following: Following, step: Step) -> None:
-        self.loop.call(self._change, following, self._given_back, step)
+        self.loop.call(self._change, following, Following.give_back, step)
 
     def stop(self) -> None:
         """Stop handing out; pending waits end without a batch."""
@@ -137,7 +137,7 @@ class Batches:
                 step = following.take(time.monotonic())
             waiting = self._waiting.popleft()
             if not waiting.set_running_or_notify_cancel():
-                following.give_back()
+                following.give_back(step)
                 continue
             self._delivered += step.count
             self.partitions[following.stream].wake()
@@ -162,7 +162,7 @@ class Batches:
         return partition.following
 
     def halt(self) -> bool:
-        """Pause a partition; return whether the application has a batch of it."""
+        """Hand out nothing until the next lease; return whether the application has a batch."""
         self.leased_until = -math.inf
         steps = [following.outstanding for following in self.followings]
         return any(step is not None and step.count for step in steps)
@@ -215,10 +215,6 @@ class Batches:
 
     # --- storing positions and holds, in the loop --------------------------------------------------------------------
 
-    def _given_back(self, following: Following, step: Step) -> None:
-        if following.outstanding is step and not following.is_over:
-            following.give_back()
-
     def _committed(self, following: Following, step: Step) -> None:
         for pause_s in following.committed(step, time.monotonic()):
             self._pause_s.observe(pause_s)
@@ -251,12 +247,8 @@ class Batches:
         for following in self.followings:
             for partition_id, move_id in complete:
                 if following.partition_id == partition_id:
-                    self._change(following, self._release, move_id)
+                    self._change(following, Following.release, move_id, time.monotonic())
         return min(POLL_SLOWEST_S, max(POLL_S, min(waiting.values()) / 200))
-
-    @staticmethod
-    def _release(following: Following, move_id: int) -> None:
-        following.release(move_id, time.monotonic())
 
     # --- commits, in the application's threads ----------------------------------------------------------------------
 
@@ -314,7 +306,6 @@ class Batches:
         self.loop.call(self._change, following)
 
     def _note(self, following: Following, step: Step) -> None:
-        """Continue after a step was stored."""
         with self._counting:
             self._acknowledged += step.count
         self.loop.call(self._change, following, self._committed, step)

@@ -4,16 +4,18 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from relatum.checks import as_options, checked_choice, checked_count, checked_name, checked_seconds, shown
-from relatum.contexts._publication import WhenAway
 from relatum.contexts._super_stream_rows import IDLE_S_MIN
 from relatum.errors import ConfigurationError
 from relatum.headers import AFFINITY_HEADER, CONTEXT_HEADER
 from relatum.limits import INTEGER_MAX
 from relatum.metrics import Counter, Distribution, Gauge, Observed, reported
 from relatum.superstreams import Balance, BalanceName, Candidate, balance_of
+
+WhenAway: TypeAlias = Literal["known", "wait", "fail"]
+"""What to do while the database is unavailable: use known placements, wait, or fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,9 @@ class RouterOptions:
     when_away: ClassVar[tuple[str, ...]]
     """The valid values of `when_database_away`."""
 
+    names_option: ClassVar[str]
+    """The name of the option for the size of the cache."""
+
     header: str
     balance: BalanceName | Balance
     trust_clock: bool = True
@@ -37,8 +42,8 @@ class RouterOptions:
 
     @property
     def names_max(self) -> int:
-        """How many placements to cache."""
-        raise NotImplementedError
+        value: int = getattr(self, self.names_option)
+        return value
 
     @property
     def open_sets_max(self) -> int | None:
@@ -62,6 +67,7 @@ class RouterOptions:
                 raise ConfigurationError(f"trust_clock= takes True or False, not {shown(self.trust_clock)}")
             checked_seconds("timeout_s", self.timeout_s)
             checked_choice("when_database_away", self.when_database_away, self.when_away)
+            checked_count(self.names_option, self.names_max, most=INTEGER_MAX)
             if self.open_sets_max is not None:
                 checked_count("open_sets_max", self.open_sets_max, most=INTEGER_MAX, otherwise=", or None")
         self.rules()
@@ -90,20 +96,12 @@ class ContextOptions(RouterOptions):
     kind: ClassVar[str] = "context"
     names_are_new: ClassVar[bool] = False
     when_away: ClassVar[tuple[str, ...]] = ("wait", "fail")
+    names_option: ClassVar[str] = "contexts_max"
 
     header: str = CONTEXT_HEADER
     balance: BalanceName | Balance = "hash"
     contexts_max: int = 100_000
     when_database_away: Literal["wait", "fail"] = "wait"
-
-    @property
-    def names_max(self) -> int:
-        return self.contexts_max
-
-    def __post_init__(self) -> None:
-        RouterOptions.__post_init__(self)
-        with as_options():
-            checked_count("contexts_max", self.contexts_max, most=INTEGER_MAX)
 
 
 def _by_messages(rule: Balance) -> Balance:
@@ -149,6 +147,7 @@ class AffinityOptions(RouterOptions):
     kind: ClassVar[str] = "affinity"
     names_are_new: ClassVar[bool] = True
     when_away: ClassVar[tuple[str, ...]] = ("known", "wait", "fail")
+    names_option: ClassVar[str] = "known_sets_max"
 
     header: str = AFFINITY_HEADER
     balance: BalanceName | Balance = "round_robin"
@@ -158,10 +157,6 @@ class AffinityOptions(RouterOptions):
     known_sets_max: int = 100_000
     predecessors_max: int = 65_536
 
-    @property
-    def names_max(self) -> int:
-        return self.known_sets_max
-
     def rules(self) -> tuple[Balance, Balance]:
         return balance_of(self.balance), _by_messages(balance_of(self.balance))
 
@@ -170,7 +165,6 @@ class AffinityOptions(RouterOptions):
         with as_options():
             if self.idle_s is not None:
                 checked_seconds("idle_s", self.idle_s, least=IDLE_S_MIN)
-            checked_count("known_sets_max", self.known_sets_max, most=INTEGER_MAX)
             checked_count("predecessors_max", self.predecessors_max, least=0, most=INTEGER_MAX)
 
 

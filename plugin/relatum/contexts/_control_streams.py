@@ -19,7 +19,7 @@ from relatum.contexts._entries import (
     entry_of,
 )
 from relatum.contexts._placement_cache import Sent
-from relatum.contexts._publication import StrayFinder
+from relatum.contexts._publication import find_stray
 from relatum.errors import ReadTimeout, StreamUnavailable
 from relatum.publishing import DIRECT_TIMEOUT_S as TIMEOUT_S
 from relatum.publishing import DirectPublisher
@@ -56,8 +56,8 @@ def scan(
                     yield Message.from_record(stream, offset, record)
     if is_whole and not (bounds.is_sure and (bounds.last is None or bounds.last <= read_to)):
         raise StreamUnavailable(
-            f"only a replica of {stream!r} told where it ends, and may be behind: its leader cannot be asked, or "
-            "shows nothing now",
+            f"cannot tell whether {stream!r} was read to its end: its leader does not answer, or shows nothing yet, "
+            "and a replica may lag",
             stream=stream,
         )
 
@@ -101,14 +101,15 @@ class ControlStreams(Closing):
 
     def search(self, sent: Sent, from_offset: int, anywhere: bool = False) -> int | None:
         """Find a published message after a fence or marker of its name; see `RouterCore.search`."""
-        search = StrayFinder(sent, anywhere=anywhere)
-        found = scan(self.reader(), sent.stream, from_offset, search.may_matter, is_whole=True)
+        placed = str(sent.wanted).encode()
+
+        def may_matter(record: bytes) -> bool:
+            return CONTROL_BYTES in record or placed in record
+
+        found = scan(self.reader(), sent.stream, from_offset, may_matter, is_whole=True)
         with contextlib.closing(found) as messages:
-            for message in messages:
-                at = search.look(message.offset, entry_of(message.headers, message.body, self._header))
-                if search.is_over:
-                    return at
-        return None
+            entries = ((each.offset, entry_of(each.headers, each.body, self._header)) for each in messages)
+            return find_stray(entries, sent, anywhere=anywhere)
 
     def close(self) -> None:
         self._publisher.close()

@@ -18,6 +18,7 @@ from relatum.contexts._placements import Move, MoveState, PartitionState, Placem
 from relatum.contexts._placing import KEEP_COMMITS
 from relatum.contexts._super_stream_rows import RAISE_GENERATION, Ask, asking
 from relatum.errors import Conflict, MoveConflict, NotFound, StreamNotFound, SuperStreamConflict
+from relatum.processes import new_holder
 from relatum.store.database import Database, sql
 from relatum.store.members import LEASE_S
 from relatum.waiting import Outages
@@ -35,8 +36,6 @@ OF_MOVES: Final = """relatum.context_moves m
     JOIN relatum.super_stream_partitions source ON source.partition_id = m.source_id
     JOIN relatum.super_stream_partitions target ON target.partition_id = m.target_id"""
 """The tables of these columns."""
-
-FIND_MOVE: Final = sql(f"SELECT {MOVE} FROM {OF_MOVES} WHERE m.move_id = :move_id::bigint")
 
 FENCE_AFTER: Final = sql(f"""
     SELECT found.*, pg_is_in_recovery() AS is_standby FROM (VALUES (1)) one LEFT JOIN (
@@ -114,14 +113,10 @@ STOP: Final = sql("""
     UPDATE relatum.placements SET state = 'moving', move_id = :move_id::bigint, generation = :generation::bigint
     WHERE super_stream_id = :super_stream_id::integer AND name = ANY (:names::text[])""")
 
+# Whoever holds the move: two movers do no harm.
 ATTEND: Final = sql(f"""
     UPDATE relatum.context_moves SET holder = :holder::text, lease_expires_at = {_LEASE_END}
     WHERE move_id = :move_id::bigint AND ended_at IS NULL""")
-
-# Only for the present holder: a move may be taken over after its lease has expired.
-KEEP_ATTENDING: Final = sql(f"""
-    UPDATE relatum.context_moves SET lease_expires_at = {_LEASE_END}
-    WHERE move_id = :move_id::bigint AND ended_at IS NULL AND holder = :holder::text""")
 
 TAKE_ABANDONED: Final = sql(f"""
     UPDATE relatum.context_moves SET holder = :holder::text, lease_expires_at = {_LEASE_END}
@@ -250,15 +245,12 @@ class MoveStore:
         return _step_of(_only(self._rows(ONE, move_id=move_id), move_id))
 
     def attend(self, move_id: int, holder: str) -> None:
+        """Take, or renew, the lease of a move."""
         self._rows(ATTEND, move_id=move_id, holder=holder, lease_s=LEASE_S)
 
-    def keep_attending(self, move_id: int, holder: str) -> None:
-        """Renew a holder's lease of a move, if it still has it."""
-        self._rows(KEEP_ATTENDING, move_id=move_id, holder=holder, lease_s=LEASE_S)
-
-    def take_abandoned(self, holder: str) -> int | None:
-        """Take over a move that has not ended and has no live holder, or None."""
-        taken = {"super_stream_id": self.super_stream_id, "holder": holder, "lease_s": LEASE_S}
+    def take_abandoned(self) -> int | None:
+        """Take the lease of a move that has not ended and has no live holder; None if there is none."""
+        taken = {"super_stream_id": self.super_stream_id, "holder": new_holder(), "lease_s": LEASE_S}
         return next((row.move_id for row in self._database.rows(TAKE_ABANDONED, taken, once=True)), None)
 
     def let_fence(self, move_id: int) -> MoveStep:

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar
 
 from relatum.contexts import _move_steps as moving
@@ -45,7 +46,6 @@ class Mover:
         *,
         retry_s: float = RETRY_S,
         reason: str | None = None,
-        holder: str | None = None,
         tell: Callable[[Move], None] = lambda move: None,
     ) -> None:
         self._store = store
@@ -55,7 +55,7 @@ class Mover:
         self._reason = reason
         self._tell = tell
         # Unique for this move: a repeated `begin` finds the move of the first one by it.
-        self._holder = holder or new_holder()
+        self._holder = new_holder()
         self._known: MoveStep | None = None
         self._attend_at = time.monotonic() + renewal_s(LEASE_S)
 
@@ -130,7 +130,7 @@ class Mover:
     def _attend(self) -> None:
         """Renew the move's lease when due. Without it others take over, which does no harm."""
         if self._known is not None and time.monotonic() >= self._attend_at:
-            self._store.keep_attending(self._known.move_id, self._holder)
+            self._store.attend(self._known.move_id, self._holder)
             self._attend_at = time.monotonic() + renewal_s(LEASE_S)
 
     def _note(self, found: MoveStep) -> MoveStep:
@@ -141,25 +141,20 @@ class Mover:
         return found
 
 
-def go_on_with_abandoned(moves: MoveStore, streams: ControlStreams) -> None:
-    """Complete all moves whose mover died, one after the other; a move that fails stays as it is.
-
-    One statement takes a move over, so that one mover gets it. Two movers at a time would do no harm.
-    """
-    holder = new_holder()
-    while (move_id := moves.take_abandoned(holder)) is not None:
-        logger.warning("move %d is gone on with: its mover is gone", move_id, extra={"move_id": move_id})
+def resume_abandoned(moves: MoveStore, streams: ControlStreams, *, retry_s: float = RETRY_S) -> None:
+    """Complete all moves whose mover died, one after the other; a move that fails stays as it is."""
+    while (move_id := moves.take_abandoned()) is not None:
+        logger.warning("resuming move %d: its mover no longer renews the lease", move_id, extra={"move_id": move_id})
         try:
-            Mover(moves, streams, holder=holder).run(moving.go_on, move_id)
+            Mover(moves, streams, retry_s=retry_s).run(moving.go_on, move_id)
         except (Conflict, NotFound) as error:
             # Another mover has completed or aborted it.
             log_failure(logger, error, f"another mover completed or aborted move {move_id}", level=logging.INFO)
 
 
 def _stopped(move: MoveStep, error: RelatumError) -> RelatumError:
-    """Add the stopped move to an error."""
     stopped: RelatumError = type(error)(
-        f"move {move.move_id} stands still, {move.state.value}: {error}; go on with it, or abort it"
+        f"move {move.move_id} stopped in the state {move.state.value}: {error}; resume it, or abort it"
     )
     stopped.__dict__.update(error.__dict__, move_id=move.move_id)
     return stopped
@@ -178,33 +173,25 @@ _Wanted: TypeAlias = tuple[str, str, frozenset[str]]
 """A move to begin: source, target, and contexts that were in the source when they were looked up."""
 
 
+@dataclass
 class Movers:
     """The moves of one call, with its progress."""
 
-    def __init__(
-        self,
-        placements: PlacementStore,
-        moves: MoveStore,
-        streams: ControlStreams,
-        *,
-        at_once: int,
-        retry_s: float,
-        progress: Progress | None,
-    ) -> None:
-        self._placements = placements
-        self._moves = moves
-        self._streams = streams
-        self._at_once = at_once
-        self._retry_s = retry_s
-        self._progress = progress
-        self._contexts_all = self._contexts_done = 0
-        self._telling = threading.Lock()
+    placements: PlacementStore
+    moves: MoveStore
+    streams: ControlStreams
+    at_once: int
+    retry_s: float
+    progress: Progress | None
+    _contexts_all: int = 0
+    _contexts_done: int = 0
+    _telling: threading.Lock = field(default_factory=threading.Lock)
 
     def move_all(self, contexts: Mapping[str, Collection[str]]) -> list[Move]:
         """Move contexts, by target. Contexts without a placement are skipped."""
         try:
-            # Complete abandoned moves first; contexts of those that cannot be completed are a conflict.
-            go_on_with_abandoned(self._moves, self._streams)
+            # First, because contexts of moves that have not ended are a conflict.
+            resume_abandoned(self.moves, self.streams, retry_s=self.retry_s)
         except RelatumError as error:
             log_failure(logger, error, "an abandoned move was not completed here")
         ended: list[Move] = []
@@ -217,29 +204,28 @@ class Movers:
                 return ended
             self._contexts_all = self._contexts_done + sum(len(names) for _, _, names in wanted)
             for step in self._perform_all(wanted):
-                ended.append(self._moves.move(step.move_id))
+                ended.append(self.moves.move(step.move_id))
                 moved |= step.names
         raise Conflict("other movers move these contexts to other streams at the same time: repeat the call later")
 
     def perform(self, steps: Callable[[Mover, int], MoveStep], move_id: int, *, reason: str | None = None) -> Move:
         """Complete or abort a move, and return the ended move."""
-        self._contexts_all = self._moves.move(move_id).contexts
-        return self._moves.move(self._mover(reason).run(steps, move_id).move_id)
+        self._contexts_all = self.moves.move(move_id).contexts
+        return self.moves.move(self._mover(reason).run(steps, move_id).move_id)
 
     def _mover(self, reason: str | None = None) -> Mover:
-        return Mover(self._moves, self._streams, retry_s=self._retry_s, reason=reason, tell=self._tell)
+        return Mover(self.moves, self.streams, retry_s=self.retry_s, reason=reason, tell=self._tell)
 
     def _tell(self, move: Move) -> None:
         with self._telling:
             if move.state.is_ended:
                 self._contexts_done += move.contexts
-            if self._progress is not None:
-                self._progress(MoveProgress(move, self._contexts_done, self._contexts_all))
+            if self.progress is not None:
+                self.progress(MoveProgress(move, self._contexts_done, self._contexts_all))
 
     def _needed(self, names: Collection[str], target: str) -> list[_Wanted]:
-        """Return the moves that bring names to the target."""
         leaving: dict[str, list[str]] = {}
-        for placement in self._placements.find(names).values():
+        for placement in self.placements.find(names).values():
             self._check_stands(placement)
             if placement.stream != target:
                 leaving.setdefault(placement.stream, []).append(placement.name)
@@ -252,7 +238,7 @@ class Movers:
     def _check_stands(self, placement: Placement) -> None:
         if placement.move_id is None:
             return
-        found = self._moves.move(placement.move_id)
+        found = self.moves.move(placement.move_id)
         if not found.state.is_ended:
             raise MoveConflict(
                 f"move {found.move_id} moves {placement.name!r} already: resume or abort that move",
@@ -265,7 +251,7 @@ class Movers:
 
         Moves whose contexts had all left the source by then are left out.
         """
-        threads = Threads(self._at_once, "relatum-move")
+        threads = Threads(self.at_once, "relatum-move")
         moves = [threads.submit(self._perform_one, *each) for each in wanted]
         try:
             return [ended for move in moves if (ended := move.result()) is not None]

@@ -179,7 +179,7 @@ class PartitionsReading:
         for context in entry.contexts:
             # Fences and markers may be repeated: only the first one raises the floor.
             if self._log.floors.get(context, 0) < entry.epoch == self._latest.get(context, 0):
-                what = f"epoch {entry.epoch} was used before move {entry.move_id} let it"
+                what = f"epoch {entry.epoch} was used before move {entry.move_id} began it"
                 self._found(Finding(FindingKind.EARLY, *at, context, what))
         self._log.judge(at.offset, entry)
         if isinstance(entry, Fence):
@@ -215,10 +215,10 @@ class PartitionsReading:
         for message, counted in self.adopted.items():
             first, end = read.get(message.stream, (0, 0))
             if first <= message.offset < end and message not in self.strays:
-                self._false_adoption(counted.at, counted.context, f"{message} counts where it is stored")
+                self._false_adoption(counted.at, counted.context, f"{message} is valid where it is stored")
         for at, entry in self.strays.items():
             if at not in self.adopted:
-                self._found(Finding(FindingKind.STRAY, *at, entry.context, f"{entry.placed} is behind its fence"))
+                self._found(Finding(FindingKind.STRAY, *at, entry.context, f"{entry.placed} follows its fence"))
 
 
 @dataclass(slots=True)
@@ -242,7 +242,6 @@ class OrderCheck:
 
     @property
     def contexts(self) -> int:
-        """The number of contexts with messages."""
         return len(self._runs)
 
     def add(self, counted: ContextMessage) -> None:
@@ -262,7 +261,6 @@ class OrderCheck:
         run.last[placed.session] = counted
 
     def finish(self) -> None:
-        """Compare messages of different epochs."""
         for runs in self._runs.values():
             last: dict[str, ContextMessage] = {}
             for _, run in sorted(runs.items()):
@@ -275,7 +273,7 @@ class OrderCheck:
         assert before.placed is not None
         assert counted.placed is not None
         if before.placed.number >= counted.placed.number:
-            text = f"{counted.placed} counts behind {before.placed} at {before.at}"
+            text = f"{counted.placed} follows {before.placed} at {before.at}"
             self._found(Finding(FindingKind.DISORDER, *counted.at, counted.context, text))
 
 

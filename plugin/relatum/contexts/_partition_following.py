@@ -117,7 +117,6 @@ class Step:
 
     @property
     def messages(self) -> list[Message]:
-        """Return the messages for the application, in order."""
         runs = (run if isinstance(run, list) else run.each_message() for run in self._runs)
         return list(chain.from_iterable(runs))
 
@@ -172,7 +171,6 @@ class Following:
 
     @property
     def held(self) -> tuple[int, int]:
-        """The number and the bytes of held messages."""
         return len(self._held), self._held_bytes
 
     @property
@@ -348,7 +346,6 @@ class Following:
         return 0.0 if step.is_closed else step.since + LAZY_S
 
     def take(self, now: float) -> Step:
-        """Take the step that is due, and begin the next one."""
         if self._again is not None:
             self.outstanding, self._again = self._again, None
             return self.outstanding
@@ -358,8 +355,10 @@ class Following:
         self.gather(now)
         return step
 
-    def give_back(self) -> None:
-        self._again, self.outstanding = self.outstanding, None
+    def give_back(self, step: Step) -> None:
+        """Hand a step out again, unless it is not the one that was handed out last."""
+        if self.outstanding is step and not self.is_over:
+            self._again, self.outstanding = step, None
 
     def committed(self, step: Step, now: float) -> list[float]:
         """Continue after a step was stored; return the seconds that each hold that ended with it was open."""

@@ -12,13 +12,11 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from relatum.closing import Closing
-from relatum.contexts._move_store import FENCE_AFTER, FIND_MOVE, move_info
+from relatum.contexts._move_store import FENCE_AFTER, move_info
 from relatum.contexts._placement_prune import forget_released
 from relatum.contexts._placements import (
     Choose,
     Move,
-    MoveState,
-    PartitionLike,
     PartitionRow,
     PartitionState,
     Placement,
@@ -36,9 +34,12 @@ from relatum.contexts._super_stream_rows import (
     open_super_stream,
     partition_of,
 )
-from relatum.errors import MoveConflict, PlacementNotFound, StreamNotFound, SuperStreamConflict
+from relatum.errors import StreamNotFound, SuperStreamConflict, SuperStreamNotFound
+from relatum.headers import CONTEXT_HEADER
+from relatum.reading import BrokerAddress
 from relatum.store.database import AnyDatabase, Database, sql
 from relatum.store.members import LEASE_S
+from relatum.superstreams import Layout, describe_super_stream
 
 CHANGES_MAX: Final = 10_000
 """The most changes that are returned one by one; more of them invalidate the whole cache."""
@@ -48,6 +49,9 @@ COUNTS_S: Final = 0.1
 
 FOUND_AT_ONCE: Final = 5_000
 """How many names one statement looks up."""
+
+PAGE: Final = 1_000
+"""How many placements one statement reads."""
 
 FORGET_EVERY_S: Final = 10.0
 """Seconds between two deletions of old released placements."""
@@ -87,7 +91,7 @@ IDLE: Final = sql(f"""{_PLACEMENTS} AND p.state = 'open'
     ORDER BY p.used_at LIMIT :most::integer""")
 
 LISTED: Final = {
-    in_partition: sql(f"""{_PLACEMENTS} AND p.state = ANY (:states::text[]) AND p.name >= :first::text
+    in_partition: sql(f"""{_PLACEMENTS} AND p.state <> 'released' AND p.name >= :first::text
         {"AND s.stream = :stream::text" if in_partition else ""}
     ORDER BY p.name LIMIT :most::integer""")
     for in_partition in (False, True)
@@ -124,11 +128,7 @@ class PlacementStore(Closing):
         self._forget_at = time.monotonic() + FORGET_EVERY_S
 
     def open(
-        self,
-        header: str | None = None,
-        partitions: Iterable[PartitionLike] | None = None,
-        *,
-        idle_s: float | None = None,
+        self, header: str | None = None, layout: Layout | None = None, *, idle_s: float | None = None
     ) -> list[PartitionRow]:
         """Create missing rows of the super stream, and check its options against the stored ones.
 
@@ -136,17 +136,19 @@ class PlacementStore(Closing):
         partitions of the broker are added; missing ones are kept. The first `idle_s` is stored for all. A different
         option raises `SuperStreamConflict`, an unknown super stream `SuperStreamNotFound`.
         """
-        wanted = None if partitions is None else sorted(partitions, key=lambda partition: partition.place)
-        if wanted is not None and not wanted:
-            raise SuperStreamConflict(
-                f"super stream {self._name!r} has no partition", super_stream=self._name, reason="it has no partition"
-            )
         self._active_until = 0.0
         found = self.database.run(
-            lambda connection: open_super_stream(connection, (self._vhost, self._name), header, wanted, idle_s)
+            lambda connection: open_super_stream(connection, (self._vhost, self._name), header, layout, idle_s)
         )
         self.super_stream_id, self.header = found.super_stream_id, found.header
         return found.partitions
+
+    def open_or_add(self, header: str | None, broker: BrokerAddress) -> None:
+        """Open the super stream's rows; if there are none, create them for the partitions that the broker has."""
+        try:
+            self.open(header)
+        except SuperStreamNotFound:
+            self.open(header or CONTEXT_HEADER, describe_super_stream(broker, self._name))
 
     def close(self) -> None:
         if self._is_own:
@@ -236,53 +238,25 @@ class PlacementStore(Closing):
             forget_released(self.database.engine, self.super_stream_id, most=FORGET_MOST)
         return frozenset(row.name for row in rows)
 
-    def end(self, name: str) -> Placement:
-        """Release a name's placement, whatever its epoch, and return it as it was."""
-        placement = self.find([name]).get(name)
-        if placement is None:
-            raise PlacementNotFound(f"{name!r} has no placement in {self._name!r}", name=name)
-        if not self.release([(name, placement.epoch)]):
-            return placement
-        moving = self.find([name]).get(name, placement)
-        move = None if moving.move_id is None else self.move_of(moving.move_id)
-        raise MoveConflict(
-            f"{name!r} is being moved; complete or abort the move, then close it",
-            move_id=moving.move_id,
-            state=str(MoveState.FENCING if move is None else move.state),
-        )
-
     def touch(self, names: Collection[str]) -> None:
         """Store that names are in use; see `idle`."""
         wanted = [check_name(name) for name in names]
         if wanted:
             self.database.rows(TOUCH, self._with_id(names=wanted))
 
-    def idle(self, idle_s: float, *, limit: int = 1_000) -> list[Placement]:
+    def idle(self, idle_s: float) -> list[Placement]:
         """Read the open placements without use for so many seconds, longest unused first; without moving ones."""
-        return [_placement(row) for row in self._select(IDLE, idle_s=float(idle_s), most=limit)]
+        return [_placement(row) for row in self._select(IDLE, idle_s=float(idle_s), most=PAGE)]
 
-    def placements(
-        self,
-        *,
-        stream: str | None = None,
-        states: Sequence[PlacementState] = (PlacementState.OPEN, PlacementState.MOVING),
-        first: str = "",
-        page: int = 1_000,
-    ) -> Iterator[Placement]:
-        """Iterate over placements by name (in byte order) from a text on, page by page."""
-        wanted: dict[str, Any] = {"states": [str(state) for state in states], "most": page}
-        if stream is not None:
-            wanted["stream"] = stream
+    def placements(self, *, stream: str | None = None, first: str = "") -> Iterator[Placement]:
+        """Iterate over open and moving placements by name (in byte order) from a text on, page by page."""
+        in_partition = {} if stream is None else {"stream": stream}
         while True:
-            rows = self._select(LISTED[stream is not None], first=first, **wanted)
+            rows = self._select(LISTED[stream is not None], first=first, most=PAGE, **in_partition)
             yield from map(_placement, rows)
-            if len(rows) < page:
+            if len(rows) < PAGE:
                 return
             first = behind(rows[-1].name)
-
-    def move_of(self, move_id: int) -> Move | None:
-        rows = self.database.rows(FIND_MOVE, {"move_id": move_id})
-        return move_info(rows[0]) if rows else None
 
     def fence_after(self, name: str, epoch: int, stream: str) -> Move | None:
         """Read the first move of a name out of or into a partition whose fence or marker has an epoch above this one.

@@ -9,7 +9,6 @@ from typing import Any, Self, TypeAlias
 
 from relatum.errors import InvalidInput
 from relatum.keys import InvalidValue, checked_text
-from relatum.superstreams import Partition
 
 
 def check_name(name: Any, what: str = "the name of a context or set", *, outcome: str = "nothing was changed") -> str:
@@ -82,9 +81,6 @@ class PartitionRow:
     weight: float = 1.0
     open_sets: int = 0
 
-
-PartitionLike: TypeAlias = Partition | PartitionRow
-"""A partition from the broker's layout or from the database."""
 
 Choose: TypeAlias = Callable[[str, Sequence[PartitionRow]], PartitionRow]
 """Chooses the partition of a new name among the active partitions, in order.

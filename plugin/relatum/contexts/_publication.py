@@ -27,23 +27,24 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from relatum.checks import seconds_text
-from relatum.contexts._entries import CONTROL_BYTES, Adoption, Entry, Fence, Marker, Placed
-from relatum.contexts._placement_cache import PlacementCache, Sent, Unchecked
+from relatum.contexts._entries import Adoption, Entry, Fence, Marker, Placed
+from relatum.contexts._placement_cache import AWAY_S, PlacementCache, Sent, Unchecked
 from relatum.contexts._placements import Move, Placement, PlacementState
 from relatum.errors import ContextMoving, DatabaseUnavailable
 from relatum.metrics import Histogram
 from relatum.processes import after_fork
 
 if TYPE_CHECKING:
+    from relatum.contexts._context_options import RouterOptions
     from relatum.contexts._router_core import RouterCore
 
-WhenAway: TypeAlias = Literal["known", "wait", "fail"]
-"""What to do while the database is unavailable: use known placements, wait, or fail."""
+UNCHECKED_MAX: Final = 10_000
+"""How many messages may be unchecked, while the database is unavailable."""
 
 POLL_S: Final = 0.005
 """Seconds between two checks whether a move has ended."""
@@ -53,9 +54,6 @@ RETRY_S: Final = 0.1
 
 WAITED_S: Final = 1.0
 """Seconds that a message waits for a move before its router looks for abandoned moves; then the interval."""
-
-AWAY_S: Final = 1.0
-"""Seconds without queries after the database was unavailable, if publishing can continue without it."""
 
 _NEVER: Final = float("-inf")
 
@@ -79,30 +77,18 @@ def elapsed_s() -> float:
     return time.clock_gettime(_CLOCK) if _CLOCK is not None else time.monotonic()
 
 
-class StrayFinder:
-    """The state of a `search`: it is fed with the entries of a partition, one after the other."""
+def find_stray(entries: Iterable[tuple[int, Entry]], sent: Sent, *, anywhere: bool) -> int | None:
+    """The offset of a published message among a partition's entries, if it is after the end of its placement.
 
-    def __init__(self, sent: Sent, *, anywhere: bool) -> None:
-        self._sent = sent
-        self._is_behind = anywhere
-        self._needle = (str(sent.wanted) if not isinstance(sent.wanted, Adoption) else sent.wanted.stream).encode()
-        self.is_over = False
-        """Whether later entries cannot matter."""
-
-    def may_matter(self, record: bytes) -> bool:
-        """Whether a record must be decoded."""
-        return CONTROL_BYTES in record or self._needle in record
-
-    def look(self, offset: int, entry: Entry) -> int | None:
-        """The entry's offset, if it is the wanted message and after the end of its placement."""
+    That is a fence or marker of its name with a higher epoch. `anywhere` finds the message in any place.
+    """
+    is_behind = anywhere
+    for offset, entry in entries:
         if isinstance(entry, Fence | Marker):
-            self._is_behind |= entry.epoch > self._sent.wanted.epoch and self._sent.name in entry.contexts
-            return None
-        found = entry if isinstance(entry, Adoption) else entry.placed
-        if found is None or found != self._sent.wanted:
-            return None
-        self.is_over = True
-        return offset if self._is_behind else None
+            is_behind |= entry.epoch > sent.wanted.epoch and sent.name in entry.contexts
+        elif sent.wanted == (entry if isinstance(entry, Adoption) else entry.placed):
+            return offset if is_behind else None
+    return None
 
 
 class Publications:
@@ -111,27 +97,15 @@ class Publications:
     Different names may be published at the same time; the caller ensures one message of a name at a time.
     """
 
-    def __init__(
-        self,
-        world: "RouterCore",
-        clock: Callable[[], float],
-        *,
-        timeout_s: float = 10.0,
-        trust_clock: bool = True,
-        names_max: int = 100_000,
-        unchecked_max: int = 10_000,
-        when_away: WhenAway = "wait",
-    ) -> None:
-        self.cache = PlacementCache(names_max)
-        self.unchecked = Unchecked(unchecked_max)
+    def __init__(self, world: "RouterCore", clock: Callable[[], float], options: "RouterOptions") -> None:
+        self.cache = PlacementCache(options.names_max)
+        self.unchecked = Unchecked(UNCHECKED_MAX)
         self.name = secrets.token_hex(8)
         """The publisher's id in its messages."""
         self._numbers = itertools.count(1)
         self._world = world
         self._clock = clock
-        self._trust_clock = trust_clock
-        self._timeout_s = timeout_s
-        self._when_away = when_away
+        self._options = options
         self._lock = threading.Lock()
         self._looked_at = _NEVER
         self._checked_mark = 0
@@ -151,7 +125,7 @@ class Publications:
 
     def place(self, name: str, stream: str | None = None) -> Placement:
         """The placement with which a message of a name may be sent; `ContextMoving` if a move does not end in time."""
-        deadline = self._clock() + self._timeout_s
+        deadline = self._clock() + self._options.timeout_s
         placement = self._placed(name, deadline, stream)
         if self._comes_first(name, placement):
             self._settle_all(name, deadline, must=True)
@@ -176,7 +150,7 @@ class Publications:
 
         Without `must`, and with "known", they may stay unchecked while the database is unavailable.
         """
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        timeout_s = self._options.timeout_s if timeout_s is None else timeout_s
         self._settle_all(name, self._clock() + timeout_s, must=must)
 
     def look(self) -> None:
@@ -185,12 +159,12 @@ class Publications:
 
     def counts(self, sent: Sent) -> bool:
         """Whether a message of unknown outcome, found in its partition, is valid there."""
-        self._look(self._clock() + self._timeout_s, must=True)
+        self._look(self._clock() + self._options.timeout_s, must=True)
         return self._stray(sent) is None
 
     def _trusts(self) -> bool:
         """Whether the last look is young enough to prove a message valid that was confirmed before this call."""
-        return self._trust_clock and self._has_fresh_look()
+        return self._options.trust_clock and self._has_fresh_look()
 
     def _has_fresh_look(self) -> bool:
         return self._clock() - self._looked_at < TRUST_S
@@ -205,7 +179,6 @@ class Publications:
         self._looked_at = _NEVER
 
     def _placed(self, name: str, deadline: float, stream: str | None = None) -> Placement:
-        """The open placement of a name."""
         must_look, began = False, self._clock()
         take_over_at = began + WAITED_S
         while True:
@@ -219,7 +192,7 @@ class Publications:
                 return placement
             if self._clock() >= deadline:
                 raise ContextMoving(
-                    f"a move of {name!r} did not end within {seconds_text(self._timeout_s)}; nothing was sent",
+                    f"a move of {name!r} did not end within {seconds_text(self._options.timeout_s)}; nothing was sent",
                     context=name,
                     move_id=placement.move_id,
                 )
@@ -239,7 +212,7 @@ class Publications:
             try:
                 placement = self._world.place(name, stream)
             except DatabaseUnavailable:
-                if self._when_away != "wait" or self._clock() >= deadline:
+                if self._options.when_database_away != "wait" or self._clock() >= deadline:
                     raise
                 self._world.sleep(RETRY_S)
                 continue
@@ -261,7 +234,7 @@ class Publications:
 
     def _look(self, deadline: float, *, must: bool = False) -> bool:
         """Read the generation and the changes; False if the database is unavailable (unless `must`)."""
-        may_be_away = self._when_away == "known" and not must
+        may_be_away = self._options.when_database_away == "known" and not must
         if may_be_away and self._clock() < self._away_until:
             return False
         while True:
@@ -269,11 +242,11 @@ class Publications:
             try:
                 generation, changed = self._world.changes(self.cache.generation)
             except DatabaseUnavailable:
-                if self._when_away == "known":
+                if self._options.when_database_away == "known":
                     self._away_until = self._clock() + AWAY_S
                 if may_be_away:
                     return False
-                if self._when_away != "wait" or self._clock() >= deadline:
+                if self._options.when_database_away != "wait" or self._clock() >= deadline:
                     raise
                 self._world.sleep(RETRY_S)
                 continue
@@ -291,16 +264,19 @@ class Publications:
     def _settle(self, sent: Sent, deadline: float) -> None:
         """Return once a message is valid, here or as an adoption elsewhere. Call it after a look."""
         if sent.is_doubtful and not self._is_there(sent):
-            sent = self._adopt(sent, _origin(sent), deadline)
+            sent = self._adopt(sent, None, deadline)
         while (at := self._stray(sent)) is not None:
-            sent = self._adopt(sent, _origin(sent) or (sent.stream, at), deadline)
+            sent = self._adopt(sent, at, deadline)
         self.unchecked.remove(sent)
 
-    def _adopt(self, sent: Sent, origin: tuple[str, int] | None, deadline: float) -> Sent:
+    def _adopt(self, sent: Sent, at: int | None, deadline: float) -> Sent:
         """Adopt a stray into its context's present partition; the adoption is then the unchecked message."""
-        assert origin is not None, "what an adoption stands for is known"
         placement = self._placed(sent.name, deadline)
-        adoption = Adoption(sent.name, placement.epoch, *origin)
+        if isinstance(sent.wanted, Adoption):
+            adoption = replace(sent.wanted, epoch=placement.epoch)
+        else:
+            assert at is not None, "only an adoption may be missing"
+            adoption = Adoption(sent.name, placement.epoch, sent.stream, at)
         adopted = Sent(sent.name, placement.stream, adoption)
         # Remember it before publishing: without a confirm, search for it before the next attempt.
         doubtful = replace(adopted, is_doubtful=True)
@@ -335,11 +311,6 @@ def _end_of(move: Move, sent: Sent) -> int | None:
     """The offset of the fence or marker after which a message is a stray; None while it is not known."""
     is_out = move.source == sent.stream and move.fence_epoch > sent.wanted.epoch
     return move.fence_offset if is_out else move.marker_offset
-
-
-def _origin(sent: Sent) -> tuple[str, int] | None:
-    """The position of an adopted message; None for a message itself."""
-    return (sent.wanted.stream, sent.wanted.offset) if isinstance(sent.wanted, Adoption) else None
 
 
 def _scan_from(move: Move, stream: str) -> int:

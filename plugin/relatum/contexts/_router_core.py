@@ -12,10 +12,9 @@ from relatum import metrics
 from relatum.contexts._context_options import RouterOptions, RouterStatistics
 from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._entries import Adoption
-from relatum.contexts._looks import BUSY, BackgroundLooks
 from relatum.contexts._move_store import MoveStore, logger
-from relatum.contexts._mover import go_on_with_abandoned
-from relatum.contexts._placement_cache import Sent
+from relatum.contexts._mover import resume_abandoned
+from relatum.contexts._placement_cache import BUSY, BackgroundLooks, Sent
 from relatum.contexts._placement_store import PlacementStore
 from relatum.contexts._placements import Move, PartitionRow, PartitionState, Placement, check_name
 from relatum.contexts._publication import WAITED_S, Publications, elapsed_s
@@ -33,7 +32,7 @@ from relatum.ids import MessageId
 from relatum.reading import Broker
 from relatum.store.database import AnyDatabase, Database
 from relatum.store.members import LEASE_S
-from relatum.superstreams import Candidate, describe_super_stream
+from relatum.superstreams import Candidate, Layout, describe_super_stream
 from relatum.superstreams.connections import address_of
 from relatum.superstreams.layout import checked_stream_name as checked_super_stream
 from relatum.waiting import LEAST_S, Deadline, has_passed, log_failure, pause, within
@@ -66,14 +65,7 @@ class RouterCore:
         self.super_stream = checked_super_stream(super_stream)
         self.options = options
         self.rule, self._unnamed_rule = options.rules()
-        self.publications = Publications(
-            self,
-            elapsed_s,
-            timeout_s=options.timeout_s,
-            trust_clock=options.trust_clock,
-            names_max=options.names_max,
-            when_away=options.when_database_away,
-        )
+        self.publications = Publications(self, elapsed_s, options)
         self._looks = BackgroundLooks(self._look_for) if options.trust_clock else None
         # Made here, so that a wrong URL is an error of the constructor.
         self._ending = Deadline(None)
@@ -86,6 +78,7 @@ class RouterCore:
         self.is_open = False
         """Whether messages with a name can be published."""
         self._is_closed = False
+        self._layout: Layout | None = None
         self._candidates: Sequence[PartitionRow] = ()
         self.has_layout = False
         """Whether messages without a name can be published."""
@@ -140,8 +133,8 @@ class RouterCore:
         vhost = address_of(source).vhost
         self._vhost = self._vhost or vhost
         self.check_vhost(vhost)
-        layout = describe_super_stream(source, self.super_stream)
-        self._candidates = [PartitionRow(0, each.stream, each.binding_key, each.place) for each in layout]
+        self._layout = describe_super_stream(source, self.super_stream)
+        self._candidates = [PartitionRow(0, each.stream, each.binding_key, each.place) for each in self._layout]
         self.has_layout = True
 
     def _open_store(self, source: Any) -> None:
@@ -150,7 +143,7 @@ class RouterCore:
             self._streams = ControlStreams(address, self.options.header)
         store = self._store or PlacementStore(self._database, address.vhost, self.super_stream)
         try:
-            rows = store.open(self.options.header, self._candidates, idle_s=self.options.idle_s)
+            rows = store.open(self.options.header, self._layout, idle_s=self.options.idle_s)
         except BaseException:
             store.close()
             raise
@@ -246,10 +239,10 @@ class RouterCore:
             if moves is None or time.monotonic() < self._take_over_at:
                 return
             self._take_over_at = time.monotonic() + WAITED_S
-        who = f"going on with abandoned moves of {self.super_stream!r}"
+        who = f"resuming abandoned moves of {self.super_stream!r}"
         with within(seconds) as time_left:
             try:
-                go_on_with_abandoned(moves, self.control_streams)
+                resume_abandoned(moves, self.control_streams)
             except Exception as error:  # noqa: BLE001 - it is logged, and the message keeps waiting
                 if time_left.has_passed:
                     # This error does not mean that a server is unavailable.
@@ -263,7 +256,7 @@ class RouterCore:
         """Sleep, unless the waiting task was cancelled."""
         pause(seconds)
         if has_passed():
-            raise Transient("what was waited for is not wanted any more")
+            raise Transient("the call was cancelled, or its time has passed, while it waited for a move or a server")
 
     def _in_time(self, *, is_look: bool = False) -> within:
         seconds = self.options.timeout_s
@@ -299,7 +292,6 @@ class RouterCore:
         return next((each for each in partitions if each.stream == stream), None)
 
     def name_of(self, headers: Mapping[str, Any] | None) -> str | None:
-        """The name in a message's headers, or None."""
         name = headers.get(self.options.header) if headers else None
         if name is None:
             return None
@@ -331,8 +323,8 @@ def unsettled(name: str, settle: Callable[..., Any]) -> Iterator[None]:
     except RelatumError as error:
         away = " the database is away;" if isinstance(error, DatabaseUnavailable) else ""
         raise PublishOutcomeUnknown(
-            f"the broker has the message of {name!r};{away} whether it is in its context's order is not known yet: "
-            f"settle it: {error}",
+            f"the broker has the message of {name!r};{away} whether it is in order is not known yet; call the error's "
+            f"settle(): {error}",
             in_stream=None,
             settle=settle,
         ) from error

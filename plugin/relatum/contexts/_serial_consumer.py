@@ -263,7 +263,6 @@ class SerialConsumer(ConsumerBase, Closing):
                     self._acknowledge(batch, stop)
 
     def _acknowledge(self, batch: SerialBatch, stop: threading.Event | None = None) -> None:
-        """Acknowledge a batch, and wait for PostgreSQL if necessary."""
         pauses, stopping = backoff(), self._batches.stopping
         while not stopping.is_set() and not self._try_acknowledge(batch, stop):
             until = time.monotonic() + next(pauses)

@@ -19,17 +19,10 @@ from relatum.contexts._context_options import SerialOptions
 from relatum.contexts._placement_store import PlacementStore
 from relatum.contexts._serial_partition import Partition, logger, reading_of
 from relatum.contexts._serial_store import ConsumerStore
-from relatum.errors import (
-    AccessRefused,
-    ConfigurationError,
-    StreamNotFound,
-    SuperStreamNotFound,
-)
+from relatum.errors import AccessRefused, ConfigurationError, StreamNotFound
 from relatum.following import BrokerReach, Event, Failed, StreamFollower
-from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store.members import Share
-from relatum.superstreams import describe_super_stream
 from relatum.waiting import ComponentLoop, Duty, Outages, Threads, log_failure
 
 LEAVE_S: Final = 1.0
@@ -82,7 +75,8 @@ class Member:
         self.batches.stopping.clear()
         self.store.ending.begin_anew()
         try:
-            opened = self._opened_super_stream()
+            opened = PlacementStore(self.store.database, self._address.vhost, self._super_stream)
+            opened.open_or_add(self.options.header, self._address)
             self.batches.header = opened.header
             self.store.ensure(opened.super_stream_id, self._beginnings)
             self._streams = self.store.partitions()
@@ -93,16 +87,6 @@ class Member:
         except BaseException:
             self.close(GIVE_UP_S)
             raise
-
-    def _opened_super_stream(self) -> PlacementStore:
-        """Agree on the header that names contexts. If the super stream has no rows yet, create them."""
-        opened = PlacementStore(self.store.database, self._address.vhost, self._super_stream)
-        try:
-            opened.open(self.options.header)
-        except SuperStreamNotFound:
-            layout = describe_super_stream(self._address, self._super_stream)
-            opened.open(self.options.header or CONTEXT_HEADER, layout)
-        return opened
 
     def _beginnings(self, streams: Sequence[str]) -> Mapping[str, int]:
         if self.options.start == "first":
@@ -190,7 +174,7 @@ class Member:
         """Open the partitions of the lease, and drop the others."""
         if share.holder != self._holder and self._partitions:
             # The lease had expired: drop every partition, and reopen those still ours at their stored positions.
-            logger.info("the lease of a member of %r had run out: its partitions are opened anew", self.store.name)
+            logger.info("the lease of a member of %r expired: its partitions are reopened", self.store.name)
             for each in list(self._partitions.values()):
                 self.leave(each)
         self._holder = share.holder

@@ -232,7 +232,7 @@ class Partition:
         if self._member.is_partition(stream):
             return True
         extra = {"stream": self.stream, "named": stream}
-        logger.warning("a control message in %r that names %r is passed over", self.stream, stream, extra=extra)
+        logger.warning("skipped a control message in %r that names %r, no partition", self.stream, stream, extra=extra)
         return False
 
     def _read_adopted(self, adoption: Adoption) -> Message | None:
@@ -251,7 +251,5 @@ class Partition:
                     f"An adopted message cannot be read yet: {error}", stream=self.stream
                 ) from error
         extra = {"stream": adoption.stream, "offset": adoption.offset}
-        logger.warning(
-            "an adopted message, %r at %d, is not there any more", adoption.stream, adoption.offset, extra=extra
-        )
+        logger.warning("an adopted message, %r at %d, no longer exists", adoption.stream, adoption.offset, extra=extra)
         return None

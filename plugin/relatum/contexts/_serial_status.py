@@ -164,7 +164,7 @@ def forget_consumer(super_stream: str, name: str, *, database: AnyDatabase, vhos
             connection.execute(LOCK_CONSUMER, of_consumer)
             holder = connection.scalar(MEMBERS_UP, of_consumer)
             if holder is not None:
-                raise Conflict(f"{name!r} is not forgotten: its member {holder} is up")
+                raise Conflict(f"{name!r} cannot be forgotten while its member {holder} is up")
             return bool(connection.execute(_FORGET_CONSUMER, of_consumer).rowcount)
     if ids:
         others = ", ".join(map(repr, ids))

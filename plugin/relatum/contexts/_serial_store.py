@@ -192,8 +192,8 @@ HOLDS_SHOWN: Final = sql(f"""
 def lost(stream: str, name: str) -> PartitionLost:
     """The error for a member that has lost a partition."""
     return PartitionLost(
-        f"another member of {name!r} has {stream!r} now, or it was opened anew; nothing was written, and what was not "
-        "acknowledged is delivered again",
+        f"another member of {name!r} took {stream!r} over, or this member reopened it; nothing was written, and "
+        "unacknowledged messages are delivered again",
         stream=stream,
     )
 

@@ -1,8 +1,6 @@
 """Serialization contexts for operators: assign, list and move them."""
 
-import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final
 
 from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, shown
 from relatum.closing import Closing
@@ -11,7 +9,7 @@ from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._move_store import MoveStore
 from relatum.contexts._mover import MOVES_AT_ONCE, RETRY_S, Movers
 from relatum.contexts._partitions import checked_key, retire, wait_until_read
-from relatum.contexts._placement_store import PlacementStore, behind, in_parts
+from relatum.contexts._placement_store import PAGE, PlacementStore, behind, in_parts
 from relatum.contexts._placements import (
     Assignment,
     ContextsStatus,
@@ -31,18 +29,13 @@ from relatum.errors import (
     InvalidInput,
     PlacementNotFound,
     StreamNotFound,
-    SuperStreamNotFound,
 )
-from relatum.headers import CONTEXT_HEADER
 from relatum.limits import INTEGER_MAX, PARTITIONS_MAX
 from relatum.processes import of_one_process
 from relatum.reading import Broker, BrokerAddress
 from relatum.store.database import AnyDatabase
 from relatum.superstreams import Layout, add_partition, describe_super_stream, unbind_partition
 from relatum.superstreams.connections import blocking_connection
-
-LISTED_AT_ONCE: Final = 1_000
-"""How many placements one statement reads."""
 
 
 class SerializationContexts(Closing):
@@ -86,15 +79,11 @@ class SerializationContexts(Closing):
         for argument, name in (("vhost", vhost), ("header", header)):
             if name is not None:
                 checked_name(argument, name)
-        address: BrokerAddress | None = None
-        if broker is not None:
-            address = BrokerAddress.of(broker)
+        address = None if broker is None else BrokerAddress.of(broker)
         self.super_stream = super_stream
-        self._address = address
         self._moves_at_once = moves_at_once
         self._retry_s = retry_s
-        self._lock = threading.Lock()
-        self._streams: ControlStreams | None = None
+        self._streams = ControlStreams(address) if address is not None and address.amqp_port is not None else None
         self._placements = PlacementStore(
             database, vhost or (address.vhost if address is not None else "/"), super_stream
         )
@@ -107,13 +96,10 @@ class SerializationContexts(Closing):
         of_one_process(self, "a mover of contexts")
 
     def _open(self, header: str | None) -> None:
-        """Open the super stream's rows. For a new super stream, create them from the broker's description."""
-        try:
+        if self._streams is None:
             self._placements.open(header)
-        except SuperStreamNotFound:
-            if self._address is None:
-                raise
-            self._placements.open(header or CONTEXT_HEADER, self._described())
+        else:
+            self._placements.open_or_add(header, self._streams.address)
 
     def assign(self, contexts: str | Iterable[str], partition: str) -> list[Assignment]:
         """Assign contexts to a partition before their first messages. Idempotent.
@@ -131,7 +117,7 @@ class SerializationContexts(Closing):
         wanted = self._partition(checked_name("partition", partition))
         _check_in(self._placements.find(names).values(), partition)
         placed: list[Placement] = []
-        for some in in_parts(names, LISTED_AT_ONCE):
+        for some in in_parts(names, PAGE):
             found = self._placements.place(some, lambda name, active: _chosen(active, wanted))
             _check_in(found.values(), partition)
             placed += [found[name] for name in some]
@@ -314,7 +300,7 @@ class SerializationContexts(Closing):
         checked_count("count", count, most=PARTITIONS_MAX)
         if binding_keys is not None:
             checked_names("binding_keys", binding_keys)
-        address, added = self._broker(), []
+        address, added = self._control_streams().address, []
         for key in [None] * count if binding_keys is None else binding_keys:
             wanted = checked_key(self._placements.partitions(), self.super_stream, key)
             added.append(add_partition(address, self.super_stream, binding_key=wanted).stream)
@@ -340,57 +326,49 @@ class SerializationContexts(Closing):
         checked_name("partition", partition)
         checked_seconds("timeout_s", timeout_s)
         self._partition(partition)
-        address = self._broker()
+        streams = self._control_streams()
         retire(self._moves, partition)
         if any(bound.stream == partition for bound in self._described()):
-            unbind_partition(address, self.super_stream, partition)
+            unbind_partition(streams.address, self.super_stream, partition)
         if delete:
-            wait_until_read(self._placements, self._control_streams(), partition, timeout_s)
-            with blocking_connection(address, address) as connection, connection.channel() as channel:
+            wait_until_read(self._placements, streams, partition, timeout_s)
+            with blocking_connection(streams.address, streams.address) as connection, connection.channel() as channel:
                 channel.queue_delete(partition)
 
     def _partition(self, stream: str) -> PartitionRow:
         """The partition of that stream; if it is not known, the broker's layout is read again."""
         known = {row.stream: row for row in self._placements.partitions()}
-        if stream not in known and self._address is not None:
+        if stream not in known and self._streams is not None:
             known = {row.stream: row for row in self._placements.open(None, self._described())}
         if stream not in known:
             raise StreamNotFound(f"{stream!r} is no partition of {self.super_stream!r}", stream=stream)
         return known[stream]
 
-    def _broker(self) -> BrokerAddress:
-        """The broker's address, which must have an AMQP port."""
-        if self._address is None or self._address.amqp_port is None:
+    def _control_streams(self) -> ControlStreams:
+        """The broker's streams; its address must have an AMQP port."""
+        if self._streams is None:
             raise ConfigurationError("moving contexts and changing partitions needs the broker: give its amqp:// URL")
-        return self._address
+        return self._streams
 
     def _described(self) -> Layout:
-        return describe_super_stream(self._broker(), self.super_stream)
+        return describe_super_stream(self._control_streams().address, self.super_stream)
 
     def _movers(self, progress: Progress | None) -> Movers:
+        streams = self._control_streams()
+        streams.reader()  # fails now if the broker is away
         return Movers(
             self._placements,
             self._moves,
-            self._control_streams(),
+            streams,
             at_once=self._moves_at_once,
             retry_s=self._retry_s,
             progress=progress,
         )
 
-    def _control_streams(self) -> ControlStreams:
-        with self._lock:
-            if self._streams is None:
-                streams = ControlStreams(self._broker())
-                streams.reader()  # fails now if the broker is away
-                self._streams = streams
-            return self._streams
-
     def close(self) -> None:
         """Close connections."""
-        with self._lock:
-            if self._streams is not None:
-                self._streams.close()
-                self._streams = None
+        if self._streams is not None:
+            self._streams.close()
         self._placements.close()
 
 

@@ -8,9 +8,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import sqlalchemy as sa
 
 from relatum.checks import checked_name, seconds_text
-from relatum.contexts._placements import PartitionLike, PartitionRow, PartitionState
+from relatum.contexts._placements import PartitionRow, PartitionState
 from relatum.errors import SuperStreamConflict, SuperStreamNotFound
 from relatum.store.database import ONCE_STATEMENT_S, AnyDatabase, Database, sql
+from relatum.superstreams import Layout
 
 USED_EVERY_S: Final = 15.0
 """Seconds between two writes of a router about the sets it used."""
@@ -116,7 +117,7 @@ def open_super_stream(
     connection: sa.Connection,
     whose: tuple[str, str],
     header: str | None,
-    wanted: list[PartitionLike] | None,
+    wanted: Layout | None,
     idle_s: float | None = None,
 ) -> Opened:
     """Create the rows of a super stream; see `PlacementStore.open`."""
@@ -159,7 +160,7 @@ def _agree_on_idle(ask: Ask, name: str, idle_s: float, *, stored: float | None) 
 
 def not_found(name: str) -> SuperStreamNotFound:
     return SuperStreamNotFound(
-        f"nothing is placed in super stream {name!r} yet: a router that opens it makes it known",
+        f"the database does not know super stream {name!r}: open a router for it first",
         super_stream=name,
     )
 
@@ -173,7 +174,7 @@ def partition_of(row: Any) -> PartitionRow:
     return replace(PartitionRow(*row), state=PartitionState(row.state))
 
 
-def _synced(ask: Ask, known: Sequence[PartitionRow], wanted: Sequence[PartitionLike]) -> bool:
+def _synced(ask: Ask, known: Sequence[PartitionRow], wanted: Layout) -> bool:
     """Add new partitions and update changed bindings; return whether anything changed."""
     by_stream = {row.stream: row for row in known}
     has_changed = False

@@ -28,7 +28,7 @@ from relatum.keys._definition import (
     masked_places,
     units_of,
 )
-from relatum.keys._places import PLACES_MAX, PROPERTIES, Component, Content, Place, path_text
+from relatum.keys._places import PLACES_MAX, PROPERTIES, Component, Place
 from relatum.keys._presets import PRESETS, preset
 
 __all__ = [
@@ -38,7 +38,6 @@ __all__ = [
     "PROPERTIES",
     "BodyFunction",
     "Component",
-    "Content",
     "InvalidValue",
     "KeyAgreement",
     "KeyDefinition",
@@ -56,7 +55,6 @@ __all__ = [
     "masked_places",
     "microseconds",
     "moment",
-    "path_text",
     "preset",
     "timestamp_us",
     "units_of",

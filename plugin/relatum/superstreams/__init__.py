@@ -1,6 +1,5 @@
 """Super streams over AMQP 0.9.1: declare, describe, change, delete, and publish to them."""
 
-from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
 from relatum.superstreams._super_stream import AffinityHandle, SuperStream
 from relatum.superstreams.administration import (
     add_partition,
@@ -9,7 +8,7 @@ from relatum.superstreams.administration import (
     describe_super_stream,
     unbind_partition,
 )
-from relatum.superstreams.layout import Layout, Partition, partition_of
+from relatum.superstreams.layout import Balance, BalanceName, Candidate, Layout, Partition, balance_of, partition_of
 from relatum.superstreams.streams import StreamOptions
 from relatum.superstreams.targets import Outgoing, Target
 

@@ -17,10 +17,17 @@ from relatum.errors import ConfigurationError, InvalidInput
 from relatum.keys import InvalidValue, KeyType, canonical
 from relatum.processes import after_fork
 from relatum.reading import Broker, BrokerAddress
-from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
 from relatum.superstreams.administration import describe_super_stream
 from relatum.superstreams.connections import address_of
-from relatum.superstreams.layout import Layout, Partition, checked_stream_name
+from relatum.superstreams.layout import (
+    Balance,
+    BalanceName,
+    Candidate,
+    Layout,
+    Partition,
+    balance_of,
+    checked_stream_name,
+)
 from relatum.superstreams.targets import Outgoing, Target
 from relatum.waiting import Threads, in_thread
 

@@ -243,7 +243,6 @@ def _check_options(options: StreamOptions | None) -> None:
 
 
 def _wanted(name: str, partitions: int | None, binding_keys: Sequence[str] | None) -> Layout:
-    """Return the requested layout, checked."""
     if binding_keys is None:
         count = PARTITIONS_DEFAULT if partitions is None else partitions
         layout = Layout.numbered(name, min(count, PARTITIONS_MAX + 1) if isinstance(count, int) else count)

@@ -84,9 +84,9 @@ class Target:
 
 
 class TargetExchange:
-    """A target on one aio-pika channel, in the form of an exchange."""
+    """A target, or an asyncio router, on one aio-pika channel, in the form of an exchange."""
 
-    def __init__(self, target: Target, channel: Any) -> None:
+    def __init__(self, target: Any, channel: Any) -> None:
         self.target = target
         self.channel = channel_of(channel)
 

@@ -1,0 +1,365 @@
+"""How a router publishes a message, with pika or aio-pika.
+
+The flow is written once, as coroutines. The asyncio router awaits them. The blocking router runs them by hand: all that
+they await there is blocking code, so they never suspend.
+"""
+
+import copy
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from functools import partial
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+
+from pika import BasicProperties
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import UnroutableError
+
+from relatum import publishing
+from relatum.checks import checked_seconds, shown
+from relatum.contexts._context_options import AffinityOptions, ContextOptions, RouterOptions, RouterStatistics
+from relatum.contexts._placement_cache import NameLocks, Sent
+from relatum.contexts._placements import PartitionRow, Placement
+from relatum.contexts._router_core import Places, RouterCore, rejected, unsettled
+from relatum.contexts._router_sets import NO_SET, Found, Predecessors, SetKeeper, set_request_of
+from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable
+from relatum.processes import of_one_process
+from relatum.publishing import OwnProperties, copy_with
+from relatum.reading import Broker
+from relatum.store.database import AnyDatabase
+from relatum.superstreams.connections import vhost_of
+from relatum.superstreams.targets import channel_of
+
+if TYPE_CHECKING:
+    from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
+
+Options = TypeVar("Options", bound=RouterOptions)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PikaSending:
+    """The arguments of pika's `basic_publish`."""
+
+    channel: Any
+    body: bytes | str
+    properties: BasicProperties | None
+    routing_key: str
+    mandatory: bool
+
+    @property
+    def headers(self) -> Mapping[str, Any] | None:
+        return self.properties.headers if self.properties else None
+
+    @property
+    def message_id(self) -> str | None:
+        return self.properties.message_id if self.properties else None
+
+    def require_confirms(self) -> None:
+        if not isinstance(self.channel, BlockingChannel):
+            raise ConfigurationError(
+                "messages of a context or an affinity set need a BlockingChannel of pika, not "
+                f"{type(self.channel).__name__}; nothing was sent"
+            )
+        if not self.channel._delivery_confirmation:
+            raise ConfigurationError(
+                "messages of a context or an affinity set need confirms: channel.confirm_delivery(); nothing was sent"
+            )
+
+    async def source(self) -> Any:
+        return self.channel
+
+    async def vhost(self) -> str:
+        return vhost_of(self.channel)
+
+    async def send_named(self, core: RouterCore, placement: Placement, headers: dict[str, Any]) -> Any:
+        """Publish the message under a placement, with these headers; return the client's result."""
+        own = (
+            copy_with(self.properties, headers, self.properties.message_id)
+            if self.properties
+            else OwnProperties(headers=headers)
+        )
+        return self.channel.basic_publish(core.super_stream, placement.binding_key, self.body, own, mandatory=True)
+
+    async def send_unnamed(self, core: RouterCore, partition: PartitionRow) -> Any:
+        """Publish a message without a name, unchanged; return the client's result."""
+        try:
+            result = self.channel.basic_publish(
+                core.super_stream, partition.binding_key, self.body, self.properties, mandatory=self.mandatory
+            )
+        except UnroutableError:
+            core.forget_layout()
+            raise
+        core.published_unnamed()
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class AioPikaSending:
+    """The arguments of aio-pika's `Exchange.publish`; the methods are those of `PikaSending`."""
+
+    target: "AbstractChannel | AbstractExchange"
+    message: "AbstractMessage"
+    routing_key: str
+    kwargs: dict[str, Any]
+
+    @property
+    def headers(self) -> Mapping[str, Any] | None:
+        return self.message.headers
+
+    @property
+    def message_id(self) -> str | None:
+        return self.message.message_id
+
+    def require_confirms(self) -> None:
+        if not channel_of(self.target).publisher_confirms:
+            raise ConfigurationError(
+                "messages of a context or an affinity set need confirms: open the channel with "
+                "publisher_confirms=True; nothing was sent"
+            )
+
+    async def source(self) -> Any:
+        return (await channel_of(self.target).get_underlay_channel()).connection
+
+    async def vhost(self) -> str:
+        return vhost_of(await self.source())
+
+    async def send_named(self, core: RouterCore, placement: Placement, headers: dict[str, Any]) -> Any:
+        own: Any = copy.copy(self.message)
+        own.headers = headers
+        result = await self._publish(core, own, placement.binding_key, {**self.kwargs, "mandatory": True})
+        if publishing.was_returned(result):
+            raise PublishUnroutable(
+                f"the message of {placement.name!r} came back: {placement.stream!r} is not bound any more",
+                in_stream=False,
+            )
+        return result
+
+    async def send_unnamed(self, core: RouterCore, partition: PartitionRow) -> Any:
+        result = await self._publish(core, self.message, partition.binding_key, self.kwargs)
+        if publishing.was_returned(result):
+            core.forget_layout()
+        else:
+            core.published_unnamed()
+        return result
+
+    async def _publish(self, core: RouterCore, message: Any, binding_key: str, kwargs: dict[str, Any]) -> Any:
+        exchange = await channel_of(self.target).get_exchange(core.super_stream, ensure=False)
+        return await exchange.publish(message, binding_key, **kwargs)
+
+
+Sending: TypeAlias = PikaSending | AioPikaSending
+
+
+def at_once(flow: Callable[..., Coroutine[Any, Any, T]], *args: Any, **options: Any) -> T:
+    """Call a coroutine function that never suspends, and return its result."""
+    try:
+        flow(*args, **options).send(None)
+    except StopIteration as ended:
+        result: T = ended.value
+        return result
+    raise AssertionError("a blocking flow was suspended")
+
+
+class ThreadLock:
+    """A lock of threads that flows hold by `async with`. It blocks, and never suspends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    async def __aenter__(self) -> None:
+        self._lock.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+class RouterBase(Generic[Options]):
+    """The flow of a message through a blocking router; the asyncio router overrides some methods."""
+
+    _options_class: Any
+
+    def __init__(
+        self,
+        super_stream: str,
+        database: "AnyDatabase",
+        options: Options | None = None,
+        *,
+        broker: str | Broker | None = None,
+    ) -> None:
+        self._options: Options = self._options_class() if options is None else options
+        if not isinstance(self._options, self._options_class):
+            raise ConfigurationError(f"options= takes {self._options_class.__name__}, not {shown(options)}")
+        self._core = RouterCore(super_stream, database, self._options, broker=broker)
+        self._set_up()
+        of_one_process(self, "a router")
+
+    def _set_up(self) -> None:
+        """Create what this kind of router has besides its core."""
+        self._locks: NameLocks[Any] = NameLocks(ThreadLock)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._core.super_stream!r}>"
+
+    @property
+    def session(self) -> str:
+        """The router's id in its messages' header `relatum_placed`: 16 hexadecimal digits."""
+        return self._core.publications.name
+
+    def statistics(self) -> RouterStatistics:
+        """Return the counts since the router was opened, without input or output."""
+        return self._core.statistics()
+
+    # --- what the asyncio router does in other ways -----------------------------------------------------------------
+
+    async def _call(self, function: Callable[..., T], *args: Any, to_end: bool = True) -> T:
+        """Make a blocking call; to its end, even if cancelled, if later messages of the name must not overtake it."""
+        return function(*args)
+
+    async def _end(self, function: Callable[[], None]) -> None:
+        """Make a blocking call that closes something."""
+        function()
+
+    def _faced(self, flow: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Callable[..., Any]:
+        """Return a flow in the form in which the application calls it."""
+        return partial(at_once, flow, *args)
+
+    def _settle_set(self, name: str) -> None:
+        """Settle a name in the keeper's thread."""
+        at_once(self._settle_name, name)
+
+    # --- the flow ---------------------------------------------------------------------------------------------------
+
+    async def _connect(self, sending: Sending, *, with_database: bool = True) -> None:
+        source = await sending.source()
+        await self._call(partial(self._core.open, source, with_database=with_database), to_end=False)
+
+    async def _publish(self, sending: Sending) -> Any:
+        """Publish a message, and return the client's result."""
+        raise NotImplementedError
+
+    async def _publish_locked(self, sending: Sending, name: str, *, stream: str | None = None) -> tuple[Placement, Any]:
+        """Publish a message while the name's lock is held; return its placement and the client's result.
+
+        - `stream`: Where to place the name if it has no placement yet.
+        """
+        sending.require_confirms()
+        core, publications = self._core, self._core.publications
+        if not core.is_open:
+            await self._connect(sending)
+        core.check_vhost(await sending.vhost())
+        placement = publications.at_hand(name)
+        if placement is None:
+            placement = await self._call(publications.place, name, stream)
+        sent = publications.next_of(placement)
+        try:
+            result = await sending.send_named(core, placement, core.headers_for(sent, sending.headers))
+        except PublishOutcomeUnknown as error:
+            error.settle = self._faced(self._settle_unknown, error.settle, sent)
+            raise
+        with unsettled(name, self._faced(self._settle, name)):
+            if not publications.counts_at_once(sent):
+                await self._call(partial(publications.settle, name, must=False))
+        core.published()
+        return placement, result
+
+    async def _unnamed_partition(self, sending: Sending) -> PartitionRow:
+        """Choose the partition of a message without a name, without waiting for the database."""
+        core = self._core
+        if not core.has_layout:
+            await self._connect(sending, with_database=False)
+        core.check_vhost(await sending.vhost())
+        return core.unnamed(sending.routing_key)
+
+    async def _settle_name(self, name: str, timeout_s: float | None = None) -> None:
+        async with self._locks(name):
+            await self._call(self._core.publications.settle, name, timeout_s)
+
+    async def _settle(self, name: str, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> Places:
+        """Wait until a confirmed message is valid; return no places, since its partition is known."""
+        with unsettled(name, self._faced(self._settle, name)):
+            await self._settle_name(name, timeout_s)
+        return ()
+
+    async def _settle_unknown(
+        self, settle: Callable[..., Any], sent: Sent, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()
+    ) -> Places:
+        """Settle a message without a confirm: it must be in a stream, and be valid there."""
+        found = settle(timeout_s, streams=streams or (sent.stream,))
+        places: Places = await found if isawaitable(found) else found
+        if await self._call(self._core.publications.counts, sent):
+            return places
+        raise rejected(sent)
+
+    async def _check(self, timeout_s: float | None = None) -> None:
+        if timeout_s is not None:
+            checked_seconds("timeout_s", timeout_s)
+        for name in self._core.publications.unchecked.names():
+            await self._settle_name(name, timeout_s)
+
+    async def _close(self) -> None:
+        try:
+            if self._core.is_open:
+                await self._check()
+        finally:
+            await self._end(self._core.close)
+
+
+class ContextFlow(RouterBase[ContextOptions]):
+    """The flow of a message with a context."""
+
+    _options_class = ContextOptions
+
+    async def _publish(self, sending: Sending) -> Any:
+        name = self._core.name_of(sending.headers)
+        if name is None:
+            return await sending.send_unnamed(self._core, await self._unnamed_partition(sending))
+        # Nothing suspends before the lock: messages of a name are published in the order of the calls.
+        async with self._locks(name):
+            return (await self._publish_locked(sending, name))[1]
+
+
+class AffinityFlow(RouterBase[AffinityOptions]):
+    """The flow of a message with an affinity set."""
+
+    _options_class = AffinityOptions
+
+    def _set_up(self) -> None:
+        super()._set_up()
+        self._predecessors = Predecessors(self._core, self._options.predecessors_max)
+        self._sets = SetKeeper(self._core, self._settle_set)
+
+    async def _publish(self, sending: Sending) -> Any:
+        core, sets, predecessors = self._core, self._sets, self._predecessors
+        request = set_request_of(sending.headers, core.options.header)
+        if request is NO_SET:
+            return await self._publish_of_none(sending)
+        if predecessors.knows(request):
+            # Nothing suspends before the set's lock: its messages are published in the order of the calls.
+            place = predecessors.place_of(request)
+        else:
+            await self._connect(sending)
+            place = await self._call(predecessors.place_of, request, to_end=False)
+        if place.name is None:
+            return await self._publish_of_none(sending, core.active(place.stream or ""))
+        async with self._locks(place.name):
+            if sets.is_ending(place.name):
+                await self._call(sets.end_now, place.name)
+            placement, result = await self._publish_locked(sending, place.name, stream=place.stream)
+            predecessors.published(Found(placement.name, placement.stream), sending.message_id)
+            sets.used(placement.name, placement.epoch, is_last=request.is_last)
+        return result
+
+    async def _publish_of_none(self, sending: Sending, partition: PartitionRow | None = None) -> Any:
+        """Publish a message without a set to its predecessor's partition, or by the balance rule."""
+        partition = partition or await self._unnamed_partition(sending)
+        result = await sending.send_unnamed(self._core, partition)
+        self._predecessors.published(Found(None, partition.stream), sending.message_id)
+        return result
+
+    async def _close(self) -> None:
+        try:
+            await self._end(self._sets.close)
+        finally:
+            await super()._close()
