@@ -1,8 +1,6 @@
-"""Where the servers of the tests come from, and what each test gets of them.
+"""Servers of the tests, each started when first asked for, and what each test gets of them.
 
-A server is, in this order: the one named by RELATUM_TEST_AMQP_URL (and RELATUM_TEST_STREAM_URL) or
-RELATUM_TEST_DATABASE_URL; one from docker/compose.yaml with `--docker`; else a private one of `relatum.local`.
-Each starts when the first test asks for it. One that is missing fails those tests, with the reason.
+In this order: RELATUM_TEST_AMQP_URL (and …_STREAM_URL), RELATUM_TEST_DATABASE_URL; `--docker`; `relatum.local`.
 """
 
 import inspect
@@ -481,10 +479,7 @@ def _surviving_broker(own_broker: LocalRabbitMQ) -> LocalRabbitMQ:
 
 @pytest.fixture
 def private_servers(_surviving_broker: LocalRabbitMQ, _own_servers: LocalServers) -> Iterator[LocalServers]:
-    """The broker `own_broker` and a PostgreSQL to be killed, frozen and restarted, whatever the others are.
-
-    They run when the test begins, and the database is empty. Streams of the file's earlier tests may be there.
-    """
+    """The broker `own_broker`, with streams of the file's earlier tests, and an empty PostgreSQL, to be harmed."""
     _own_servers.start()
     clear(_own_servers.database_url)
     yield _own_servers

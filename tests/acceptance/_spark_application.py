@@ -1,7 +1,4 @@
-"""An application for a Spark cluster, submitted by `test_spark_cluster`: does one step after the other as it is asked.
-
-Files in one directory carry what is asked, how far it is and what came out; a step is a function below.
-"""
+"""An application for a Spark cluster: does the steps below as files in one directory ask, and answers there."""
 
 import json
 import os

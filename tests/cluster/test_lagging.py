@@ -1,7 +1,4 @@
-"""Collectors, recorders and serial consumers beside replicas that lag, and readers that meet nodes for the first time.
-
-What a node does not have yet is waited for: it is no other stream, nothing is lost, and nothing is consumed twice.
-"""
+"""Collectors, recorders and consumers wait for what a lagging node lacks: nothing is lost or comes twice."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -124,8 +124,7 @@ WRONG: dict[str, tuple[type[Exception], str]] = {
     "rabbitmq-stream+tls://{login}@{streams}/": (BrokerUnavailable, r"TLS with .* failed|No stream protocol"),
     "amqps://{login}@{amqp}/": (ConfigurationError, "does not speak TLS"),
 }
-"""Addresses of somebody else, or of nobody, and what is said of each. Nobody listens at 129, nor 120 below it; by 100
-no stream port is guessed; a name of `invalid` never resolves (RFC 2606)."""
+"""Addresses of others, or of nobody (129, nor 120 below; by 100 no stream port is guessed; `invalid`: RFC 2606)."""
 
 
 @pytest.mark.parametrize("address", WRONG)

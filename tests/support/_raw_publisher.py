@@ -79,10 +79,7 @@ class RawPublisher(RawConnection):
         self._request(_DECLARE, b"\x01" + _text("") + _text(stream))
 
     def publish(self, *entries: bytes | Batch, awaits: bool = True) -> None:
-        """Publish records and sub-entry batches, all in one frame, and wait until each is confirmed.
-
-        RabbitMQ confirms nothing behind a chunk without a record: do not await it there.
-        """
+        """Publish records and batches in one frame; await confirms: none comes behind a chunk without a record."""
         body = b"\x01" + struct.pack(">I", len(entries))
         for number, entry in enumerate(entries):
             body += struct.pack(">Q", (self._number << 32) + number)

@@ -79,10 +79,7 @@ def _recorded_to(engine: sa.Engine, stream: str) -> int | None:
 
 
 def wait_recorded(broker: str | Broker, engine: sa.Engine, stream: str, *, limit_s: float = LIMIT_S) -> int:
-    """Wait until everything that is in the stream now is recorded; gives the end of its coverage.
-
-    Of an empty stream, too: until the database knows it.
-    """
+    """Wait until all that is in the stream now is recorded, and the stream known; gives the end of its coverage."""
     with reader_of(broker) as reader:
         last = reader.bounds(stream).last
     end = 0 if last is None else last + 1

@@ -63,11 +63,7 @@ def new_streams(url: str, count: int) -> Iterator[list[str]]:
 
 
 def publish_plain(amqp_url: str, stream: str, messages: Iterable[Plain], *, confirm: bool = True) -> int:
-    """Publish messages to a stream one by one; return how many. `confirm` waits for each confirm.
-
-    Where the streams' coordinator has no leader yet, it is tried again. Without confirms, a burst may lie in one chunk,
-    and so in one segment however large: retention then drops nothing of it, or all.
-    """
+    """Publish messages to a stream one by one, again while its coordinator has no leader; return how many."""
     waiting = [message if isinstance(message, tuple) else (message, {}) for message in messages]
     end = time.monotonic() + LIMIT_S
     while True:
@@ -141,11 +137,7 @@ def _deliveries(
 
 
 def make_streams_survive(server: LocalRabbitMQ) -> None:
-    """Make a new private broker's streams survive SIGKILL.
-
-    The broker starts its stream coordinator at the first stream ever declared, and writes its name to disk about a
-    second later only; killed before, it never serves streams again (seen with 3.10.8: names.dets of Ra).
-    """
+    """Make a new broker's streams survive SIGKILL: their coordinator's name is on disk a second after the first."""
     name = unique_name("first")
     declare_stream(server.broker_url, name)
     delete_stream(server.broker_url, name)

@@ -28,10 +28,7 @@ _KINDS: Final[dict[str, tuple[Any, Any, Any]]] = {
 
 
 class Face:
-    """A router on a channel of its own, in the blocking one's form.
-
-    `run` runs what a call of an asyncio router returns; it is None for a blocking router.
-    """
+    """A router on a channel of its own, in the blocking one's form; `run` runs what an asyncio router returns."""
 
     def __init__(
         self, router: Any, channel: Any, header: str = SETS, run: Callable[[Awaitable[Any]], Any] | None = None
@@ -92,11 +89,7 @@ class Faces:
         has_confirms: bool = True,
         **options: Any,
     ) -> Iterator[Face]:
-        """Open a router on a connection of its own.
-
-        With `through`, another URL of the broker, its connection is intercepted, so that lost confirms are
-        settled.
-        """
+        """Open a router on its own connection: `through` another URL intercepted, so that lost confirms are settled."""
         blocking, asynchronous, kind = _KINDS[self.header]
         arguments = super_stream or self.layout.super_stream, database_url or self.database_url, kind(**options)
         broker = None if through is None else self.amqp_url

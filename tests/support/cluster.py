@@ -1,8 +1,6 @@
 """Three RabbitMQ nodes on loopback, for what one node cannot show: leaders, replicas, and what fails between them.
 
-The nodes find each other without epmd, which would be shared with others and outlive the tests: each has an address
-of its own within 127.0.0.0/8 for Erlang's distribution, and all have the same port there. Clients reach all of them
-at 127.0.0.1, on ports of their own.
+Each has an address of its own within 127.0.0.0/8 for Erlang's distribution: no epmd is shared with others.
 """
 
 import os
@@ -108,15 +106,7 @@ class ClusterNode(LocalRabbitMQ):
 
 
 class Cluster:
-    """Three nodes, numbered 1 to 3. A context manager; the nodes end with this process, however it ends.
-
-    Faults stay until `heal`, which the fixture `cluster` calls after each test. A node frozen for about a minute is
-    taken for lost by the others, and must then be started anew.
-
-    Args:
-        directory: Where the nodes keep everything; created where missing.
-        server: The server script; None for the one `LocalRabbitMQ` starts.
-    """
+    """Three nodes, numbered 1 to 3, which end with this process. Faults last until `heal`, after each test."""
 
     def __init__(self, directory: Path, server: str | None = None) -> None:
         self.directory = directory
@@ -190,10 +180,7 @@ class Cluster:
     # --- streams ------------------------------------------------------------------------------------------
 
     def declare(self, stream: str, *, leader: int = 1, **arguments: Any) -> None:
-        """Declare a stream whose leader is on a node, and wait until all of its replicas are there.
-
-        `x_initial_cluster_size=1` declares one without replicas on the other nodes.
-        """
+        """Declare a stream whose leader is on a node, and wait for its replicas: none if `x_initial_cluster_size=1`."""
         declare_stream(self.amqp_url(leader), stream, x_queue_leader_locator="client-local", **arguments)
         self._await_places(stream, replicas=int(arguments.get("x_initial_cluster_size", len(NODES))) - 1)
 
@@ -220,8 +207,7 @@ class Cluster:
     def move_leader(self, stream: str, number: int) -> None:
         """Make a node the leader of a stream, and wait until it is. All nodes must run.
 
-        RabbitMQ 3.10 has no command for it: the leader's node is killed and started again. Of the other two, if both
-        have all the messages, the first is elected then; so with that version node 3 cannot be asked for.
+        RabbitMQ 3.10 elects the first of the other two when the leader is killed: node 3 cannot be asked for there.
         """
         self._had_faults = True
         has_command = server_version(self.amqp_url(number)) >= (4,)
@@ -300,10 +286,7 @@ class Cluster:
         self._alive().eval(f"[catch sys:resume(P) || N <- [node() | nodes()], P <- {_READERS}true]]")
 
     def silence(self, stream: str) -> None:
-        """Make a stream as it is after an election until a replica answers: no node shows anything of what it has.
-
-        That ends with the next message that is confirmed. For the installed RabbitMQ.
-        """
+        """Make a stream as after an election until the next confirm: no node shows anything. For RabbitMQ 3.10."""
         # What is shown stands in two places. Where they differ, the broker tells a reader of more at once, shows it
         # nothing, and never tells it again.
         for node in self.nodes.values():

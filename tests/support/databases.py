@@ -1,9 +1,7 @@
 """Databases of the tests: each is as new when a test gets it, and most were another test's before.
 
-A copy of the template has 500 files. Where ext4 keeps no journal, it looks for a place for a new file among all that
-were deleted in the last minutes: after fifty tests, one copy took a third of a second of a processor. So a database
-that only had rows put into it is emptied, and gets a name that nobody knows: what an earlier test left running does not
-find it. One whose tables, rights or statistics are not the template's any more is dropped.
+A copy has 500 files, which ext4 without a journal makes slowly; so one that only had rows put into it is emptied and
+renamed, so that nothing that was left running finds it. One that differs otherwise is dropped.
 """
 
 from typing import Any, Final, LiteralString

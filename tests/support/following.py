@@ -14,18 +14,7 @@ T = TypeVar("T")
 
 
 class Owner:
-    """Owns a loop, and a follower on it, which other threads may call here. A context manager.
-
-    Args:
-        broker: The broker.
-        on_event: Called with each event before it is kept; what it raises is the follower's to bear.
-        holds: Whether it is done with nothing before `release`.
-        outages: Where to tell what waits.
-        options: Of `StreamFollower`.
-
-    Attributes:
-        events: What was given, by stream.
-    """
+    """Owns a loop, and a follower on it; `holds`: is done with nothing before `release`. `events` are by stream."""
 
     def __init__(
         self,

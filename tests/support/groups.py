@@ -47,10 +47,7 @@ def shuffled(messages: Iterable[Plain], seed: int) -> list[Plain]:
 
 
 class Naive:
-    """Groups as a naive reader finds them: everything read by bare pika, and sorted by hand.
-
-    Times must grow with the offsets of each stream.
-    """
+    """Groups as a naive reader finds them, by bare pika. Times must grow with the offsets of each stream."""
 
     def __init__(self, amqp_url: str, streams: Iterable[str]) -> None:
         self.groups: dict[str, list[Found]] = defaultdict(list)

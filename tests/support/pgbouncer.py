@@ -53,10 +53,7 @@ def holds_statements() -> bool:
 def pgbouncer(
     server_url: str, directory: Path, *, pool_size: int = 3, clients_max: int = 500, more: str = ""
 ) -> Iterator[str]:
-    """Run one, which uses the URL's user for all sessions; yield `server_url` through it.
-
-    `directory` must exist; `more` are further lines of its settings.
-    """
+    """Run one, by the URL's user and with `more` lines of settings; yield `server_url` through it."""
     program = _program()
     if program is None:
         pytest.fail("pgbouncer is missing: run tools/install pgbouncer", pytrace=False)

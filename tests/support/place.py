@@ -107,11 +107,7 @@ class Place:
 
 
 class FailingPlace:
-    """A place whose broker and database are reached over lines that can fail, and a face to call.
-
-    `broker` and `database` are the addresses over the lines; `took_s` is the time that calls took during the last
-    fault.
-    """
+    """A place over lines that can fail, and a face to call; `took_s` is how long calls took during the last fault."""
 
     def __init__(self, place: Place, face: str) -> None:
         self.place, self.is_async = place, face == "asyncio"
@@ -138,10 +134,7 @@ class FailingPlace:
 
     @contextmanager
     def fault(self, fault: str, error: type[Exception] | None = None) -> Iterator[None]:
-        """What is inside is timed, and ends with that error, if any.
-
-        `fault`: "broker frozen", "database frozen", "database refused", or "locked" and names of tables.
-        """
+        """Time a block, ending with `error`, under "broker frozen", "database frozen", "… refused" or "locked T…"."""
         lines = self._broker if fault.startswith("broker") else [self._database]
         with ExitStack() as faulty:
             if fault.startswith("locked"):

@@ -40,10 +40,7 @@ _NAMES = ("Relation Name", "Index Name")
 def filled_database(
     server_url: str, template: str, fill: str, *, then: str = "VACUUM ANALYZE"
 ) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to a new database of the schema, with rows by `fill`, analysed; the database goes at the end.
-
-    `then` is what is done behind the rows, if not to analyse them.
-    """
+    """A connection to a new database of the schema, with rows by `fill`, then analysed unless `then` says otherwise."""
     name = unique_name("relatum_plans").replace("-", "_")
     with psycopg.connect(server_url, autocommit=True) as administration:
         administration.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())

@@ -107,10 +107,7 @@ class HeldMove:
 def consumed(
     super_stream: str, database_url: str, broker: str, count: int, *, name: str = "reader", **options: Any
 ) -> dict[str, list[bytes]]:
-    """What a serial consumer of a name gets: the bodies of each context in their order, once it has `count` messages.
-
-    Nothing more must come in the next half second.
-    """
+    """The bodies of each context in order, as a serial consumer gets `count` of them, and no more in half a second."""
     found: dict[str, list[bytes]] = {}
     total = 0
     with SerialConsumer(super_stream, name, database=database_url, broker=broker, **options) as consumer:

@@ -1,15 +1,9 @@
 """A world without input or output, in which the protocol of moved contexts is performed step by step.
 
-There are partitions (lists), a database (plain attributes, each request one transaction) and actors: publishers, movers
-and members of serial consumers. An actor is a generator of requests, and `stepwise` makes one of plain code. It does
-one thing a step, so any other may act in between, and it may be killed or left asleep at any step. What a dead actor
-had sent may still arrive later. An answer may be late: then others act between the moment it was true and the code that
-gets it.
-
-Publishers have clocks that are as much too fast, or too slow, as is allowed, and may stand still for a while with their
-machine. Two of three rely on them; the third asks after each message, as those of earlier releases.
-
-The movers and the members' verdicts are the real code. What the world asserts while it runs, and in `finish`:
+Partitions are lists, each request to the database is a transaction, and actors (publishers, movers, members) are
+generators of requests: `stepwise` makes one of plain code. Between steps others act; an actor may be killed, what it
+sent may arrive later, an answer may be late, and clocks are as wrong as is allowed, or stand still. Two of three
+publishers rely on theirs. Movers, publications and members' verdicts are the real code. What is asserted:
 
 - each consumer name gets each message at most once, and each message its publisher was told of exactly once;
 - a message whose publication began after another of its context was told comes after it;
@@ -226,12 +220,8 @@ class Consumer:
 class World:
     """Partitions, a database, and those who act.
 
-    Args:
-        contexts: The names of contexts.
-        log: Makes the log of a partition; another one than the real one in checks of the model itself.
-        omit: Rules that are left out, in checks of the model itself.
-        trust: Whether two of three publishers rely on their clocks; without, movers do not wait for them either.
-        wait: How long movers wait, as a part of what they should.
+    `omit` leaves rules out, `log` and `publications` replace real code, and `wait` shortens movers' waits, all in
+    checks of the model itself. Without `trust` no publisher relies on its clock.
     """
 
     def __init__(
@@ -353,10 +343,7 @@ class World:
         return f"{self._names:x}"
 
     def fail(self, index: int, *, arrives: bool = False) -> None:
-        """Let the broker, or the database, go away under an actor. What it was about to send may have arrived.
-
-        An answer that was under way to it is lost.
-        """
+        """Take a server away under an actor: an answer is lost, and what it was about to send may have arrived."""
         if not self.running:
             return
         running = self.running[index % len(self.running)]
@@ -815,10 +802,7 @@ class World:
                     raise Wrong(f"{name} got {context} in another order than that by epoch and offset")
 
     def _is_behind_an_orphan(self, context: str, placed: Placed) -> bool:
-        """The one known limit, of placements that are released: see `docs/contexts-protocol.md`, what it rests on.
-
-        The marker of an aborted move in its first target passes over what came too late from an opening before.
-        """
+        """The one limit of docs/contexts-protocol.md: late messages of an earlier opening, behind an aborted marker."""
         for stream, entries in self.streams.items():
             if Data(context, placed) not in entries:
                 continue

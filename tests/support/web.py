@@ -1,7 +1,4 @@
-"""The page as tests ask it: without a server, on an event loop that runs in a thread, as a server's does.
-
-A loop that stood still between requests would take a server for one that does not answer in time.
-"""
+"""The page without a server, on a loop in a thread: one that stood still would take servers for silent."""
 
 import asyncio
 from collections.abc import Iterator

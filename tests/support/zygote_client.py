@@ -1,10 +1,4 @@
-"""Begin a program by a zygote, and be what its starter takes for it: run by path, with the standard library alone.
-
-    zygote_client.py ADDRESS ARGUMENTS...
-
-The program has this one's standard input, outputs, environment and directory; its end and its exit code are this one's,
-and SIGTERM is passed on to it.
-"""
+"""Begin a program by a zygote, and end as it does: zygote_client.py ADDRESS ARGUMENTS…; standard library alone."""
 
 import json
 import os

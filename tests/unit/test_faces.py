@@ -23,8 +23,7 @@ BLOCKING_ALONE = {"link"}
 IN_ASYNCIO = {"__next__": "__anext__", "__enter__": "__aenter__", "__exit__": "__aexit__"}
 
 OF_CLIENTS = {"publish", *(name for name in dir(Target) if not name.startswith("_"))}
-"""What routers take as their client does: a channel of pika's with body and properties, or one of aio-pika's with a
-message."""
+"""What routers take, as their client does: a channel of pika's with body and properties, or aio-pika's."""
 
 
 def methods(kind: type, *special: str, names: dict[str, str]) -> dict[str, str]:

@@ -122,10 +122,7 @@ def source_of(**options: Any) -> DefaultSource:
 
 @pytest.mark.parametrize("names", [[], ["order_id", "with space"]])
 def test_the_schema_is_the_one_spark_asks_for(names: list[str]) -> None:
-    """Spark compares Arrow schemas to the letter.
-
-    A key cannot have the name of a column, nor that of another key: Spark does not tell upper from lower case.
-    """
+    """Spark compares Arrow schemas to the letter; a key's name must differ from others' by more than case."""
     keys = [KeyDefinition(name) for name in names]
     for value, headers in product((True, False), (True, False)):
         options = {"includeValue": str(value), "includeHeaders": str(headers)}

@@ -142,10 +142,7 @@ def test_servers_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_options_hide_credentials_and_travel() -> None:
-    """Neither a representation nor an error shows a password; and options can be sent to a task.
-
-    Each write without `writeId` gets one of its own; a streaming query has one, and is given none.
-    """
+    """Options can be sent to a task and show no password; each batch write without `writeId` gets its own."""
     sink = parse_sink_options(SINK | {"DATABASE": DATABASE})
     for options in (parsed(database=DATABASE, keys="order_id"), sink):
         assert "secret" not in repr(options)

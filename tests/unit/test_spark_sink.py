@@ -49,10 +49,7 @@ def ids(rows: list[bytes], epoch: int = 0) -> list[int]:
 
 @given(st.lists(st.binary(max_size=8), max_size=30), st.integers(0, 2**40))
 def test_ids_grow_and_come_again(rows: list[bytes], epoch: int) -> None:
-    """The ids of a run grow, fit 63 bits, and are the same in every run of the same rows.
-
-    Of a later epoch all are higher than those of the one before, or the reference is another.
-    """
+    """A run's ids grow, fit 63 bits and come again; a later epoch's are higher, or the reference is another."""
     found = ids(rows, epoch)
     assert found == sorted(set(found)) == ids(rows, epoch)
     assert all(0 < each < 2**63 for each in found)
@@ -202,10 +199,7 @@ TEXT, BYTES = StringType(), BinaryType()
     ],
 )
 def test_bad_columns(schema: StructType, named: str) -> None:
-    """Columns that cannot be written, or of a type that no key has, are refused by name, before a job runs.
-
-    A stream is only appended to.
-    """
+    """Columns that cannot be written are refused by name before a job runs, and any mode but append."""
     keys = {"keyColumns": "k"} if "k" in schema.names else {}
     with pytest.raises((InvalidInput, InvalidRelationshipKey), match=named):
         DefaultSource(OPTIONS | keys).writer(schema, False)
