@@ -66,7 +66,6 @@ def place(order: dict[str, Any]) -> Any:
 
 
 def main() -> None:
-    """Place the orders that are named as JSON, and a group of audits; wait for them."""
     orders = json.loads(sys.argv[1])
     placed = [(place(order), order) for order in orders]
     audits = group(audit.s(number) for number in range(3)).apply_async()

@@ -37,7 +37,6 @@ leaves_sockets = pytest.mark.filterwarnings(
 
 
 def start_logged(log: Path, *command: object) -> "subprocess.Popen[bytes]":
-    """Start a program whose output is appended to a file."""
     with log.open("ab") as output:
         return subprocess.Popen(list(map(str, command)), stdout=output, stderr=output)
 
@@ -108,7 +107,6 @@ class Harm:
         self._stack.close()
 
     def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Run a query past the lines that fail."""
         with psycopg.connect(self.servers.database_url) as connection:
             return connection.execute(query.encode(), values or None).fetchall()
 

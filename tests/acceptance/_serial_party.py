@@ -161,7 +161,6 @@ def finish_one(contexts: Any, chance: random.Random) -> None:
 
 
 def move_some(contexts: Any, chance: random.Random) -> None:
-    """Move a few contexts that stand in one partition."""
     standing = defaultdict(list)
     for each in contexts.assignments():
         if each.move_id is None:
@@ -187,7 +186,6 @@ async def publish_in_loop(party: Party, stop: asyncio.Event) -> None:
 
 
 async def publish_part(party: Party, router: Any, channel: Any, contexts: list[str], stop: asyncio.Event) -> None:
-    """Publish messages of some contexts, one after the other."""
     while not stop.is_set():
         context, name = party.sending(contexts)
         try:

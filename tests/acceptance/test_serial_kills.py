@@ -113,7 +113,6 @@ class Bed:
         self.harm.lines["AMQP"].mode = "pass"
 
     def _move_all(self) -> None:
-        """Move all contexts that stand to one partition."""
         with suppress(Conflict), self.contexts as contexts:
             *sources, target = self.harm.chance.sample(self.partitions, PARTITIONS)
             contexts.consolidate(sources, target)

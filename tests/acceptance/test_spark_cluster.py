@@ -65,7 +65,6 @@ class Application:
         return json.loads(path.read_text()) if path.exists() else None
 
     def end(self) -> None:
-        """Have it end, and make sure of that."""
         write(self._directory / f"{next(self._numbers)}.asked", ["end", None, {}])
         try:
             self._process.wait(90)
@@ -84,7 +83,6 @@ def order_of_right(number: int) -> str:
 
 @pytest.fixture(scope="module")
 def pair(amqp_url: str, stream_url: str, database_server_url: str, _migrated_template: str) -> Iterator[Pair]:
-    """Two streams that are not recorded yet, and a new database."""
     nothing = "SELECT"
     with (
         new_streams(amqp_url, 2) as (left, right),

@@ -77,9 +77,6 @@ class Publisher(Load):
                 connection.close()
 
 
-# --- a lagging replica ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("face", FACES)
 def test_a_lagging_replica_makes_no_reader_wrong(cluster: Cluster, face: str) -> None:
     """Read through a node that is held back, a stream has all that was confirmed, and is the one that it was."""
@@ -139,9 +136,6 @@ def test_a_lagging_replica_makes_no_answer_wrong(
         assert relations.find("order_id", "z").status is Status.ABSENT
 
 
-# --- publishing meanwhile ---------------------------------------------------------------------------------
-
-
 def ended(ask: Callable[[], Answer]) -> str:
     """How a look-up ended: its status, with less than all where a part is missing; `Transient`; or another error."""
     try:
@@ -191,9 +185,7 @@ def test_what_is_confirmed_is_there_while_more_is_published(
     assert set(seen) <= {"found", "found, complete", "not_recorded_yet"}, seen
 
 
-# --- faults that need a node to start anew come last --------------------------------------------------------
-
-
+# Faults that need a node to start anew come last.
 def test_a_leader_that_moves_or_stands_still(cluster: Cluster) -> None:
     """While and after it moves nothing is said not to be there; while it does not answer, nothing is proven."""
     stream = unique_name()

@@ -33,7 +33,6 @@ class Publisher:
 
     @contextmanager
     def open(self, nodes: Sequence[int] = NODES) -> Iterator[None]:
-        """Connect to the first of some nodes that answers."""
         self._nodes = [pika.URLParameters(self._cluster.amqp_url(node)) for node in nodes]
         self._connect()
         try:

@@ -34,8 +34,6 @@ from tests.support.cluster import Cluster, on_each_cluster
 from tests.support.collectors import COLLECTOR_FACES, collectors_of, is_attached
 from tests.support.serial_consuming import SESSION, SerialBed, consume
 
-# --- collectors ------------------------------------------------------------------------------------------
-
 MESSAGES = 100
 
 
@@ -101,9 +99,6 @@ def generations(engine: sa.Engine) -> int:
         return int(connection.execute(sa.text(counted)).scalar_one())
 
 
-# --- recorders -------------------------------------------------------------------------------------------
-
-
 def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
     return [(b"%d" % n, {"order_id": f"o{n}"}) for n in range(start, start + count)]
 
@@ -164,7 +159,6 @@ def test_a_leader_that_shows_nothing_for_long_is_no_other_stream(cluster: Cluste
 
 
 def is_held(engine: sa.Engine, stream: str) -> bool:
-    """Whether somebody records the stream now."""
     held = sa.text(
         "SELECT FROM relatum.recorder_members member JOIN relatum.streams stream ON lease_holder = member.holder"
         " WHERE stream.name = :stream AND member.lease_expires_at > clock_timestamp()"
@@ -188,9 +182,6 @@ def test_a_broker_of_three_nodes_has_one_id(cluster: Cluster) -> None:
     for address in addresses:
         with StreamReader.open(address) as reader:
             assert {reader.identity().broker_id} == found
-
-
-# --- serial consumers ------------------------------------------------------------------------------------
 
 
 @pytest.fixture

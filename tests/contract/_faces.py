@@ -81,7 +81,6 @@ def open_and_close(name: str, broker: Any, **options: Any) -> None:
 
 
 def ways(face: Face, stream: str) -> list[Callable[[], object]]:
-    """All ways to read a stream."""
     return [
         lambda: face.read(stream, 0),
         lambda: face.bounds(stream),

@@ -210,7 +210,6 @@ def stopping(url: str, moment: bytes, close: tuple[int, str] | None = None) -> I
 
 
 def close_frame(code: int, text: str) -> bytes:
-    """AMQP 0.9.1's Connection.Close."""
     payload = struct.pack(">HHHB", 10, 50, code, len(text)) + text.encode() + struct.pack(">HH", 10, 40)
     return struct.pack(">BHI", 1, 0, len(payload)) + payload + b"\xce"
 
@@ -338,5 +337,4 @@ def cut(node: Proxy) -> None:
 
 
 def told(caplog: pytest.LogCaptureFixture) -> int:
-    """How often it was said that another address is used."""
     return sum(record.name == "relatum.broker" for record in caplog.records)

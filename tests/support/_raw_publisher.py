@@ -109,7 +109,6 @@ def _text(value: str) -> bytes:
 
 
 def uncompressed(records: Sequence[bytes]) -> Batch:
-    """A sub-entry batch of records as they are."""
     content = b"".join(struct.pack(">I", len(record)) + record for record in records)
     return 0, len(records), len(content), content
 

@@ -59,7 +59,6 @@ def running(recorder: Recorder) -> Iterator[Recorder]:
 def recording(
     broker: str | Broker, engine: sa.Engine, *streams: str, keys: Iterable[str | KeyDefinition] = ()
 ) -> AbstractContextManager[Recorder]:
-    """Run a recorder of streams."""
     return running(Recorder(broker, engine.url, streams, keys=keys))
 
 
@@ -93,7 +92,6 @@ def wait_recorded(broker: str | Broker, engine: sa.Engine, stream: str, *, limit
 
 
 def record(broker: str | Broker, engine: sa.Engine, *streams: str, keys: Iterable[str | KeyDefinition] = ()) -> None:
-    """Record all that is in the streams now."""
     with recording(broker, engine, *streams, keys=keys):
         for stream in streams:
             wait_recorded(broker, engine, stream)

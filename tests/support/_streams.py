@@ -23,13 +23,11 @@ Plain = bytes | tuple[bytes, Mapping[str, Any] | pika.BasicProperties]
 
 
 def unique_name(prefix: str = "relatum-test") -> str:
-    """Return a name no other test uses."""
     return f"{prefix}-{uuid.uuid4().hex[:12]}"
 
 
 @contextmanager
 def broker_connection(amqp_url: str) -> Iterator[BlockingConnection]:
-    """Open a bare pika connection, and close it."""
     connection = BlockingConnection(pika.URLParameters(amqp_url))
     try:
         yield connection

@@ -48,7 +48,6 @@ class Face:
         return self._run(self.router.exchange(self.channel).publish(message))
 
     def settle(self, error: relatum.errors.PublishOutcomeUnknown, *timeout_s: float) -> Any:
-        """What the error's `settle` gives."""
         found: Any = error.settle(*timeout_s)
         return found if self._run is None else self._run(_awaited(found))
 
@@ -146,7 +145,6 @@ class Partitions:
         return {stream: [each.body for each in messages] for stream, messages in self.messages().items()}
 
     def of_set(self, name: str | None) -> dict[str, list[bytes]]:
-        """The bodies of a set, or context, in each partition that has some of it."""
         found = {
             stream: [message.body for message in messages if message.headers.get(self._header) == name]
             for stream, messages in self.messages().items()
@@ -154,6 +152,5 @@ class Partitions:
         return {stream: bodies for stream, bodies in found.items() if bodies}
 
     def where(self, body: bytes) -> str:
-        """The partition of the one message that has this body."""
         (stream,) = (stream for stream, bodies in self.bodies().items() for each in bodies if each == body)
         return stream

@@ -21,7 +21,6 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 def now() -> Taken:
-    """What was taken so far."""
     ended, own = resource.getrusage(resource.RUSAGE_CHILDREN), time.process_time()
     return time.monotonic(), own, ended.ru_utime + ended.ru_stime + _living(os.getpid())
 

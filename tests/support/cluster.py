@@ -124,20 +124,16 @@ class Cluster:
         self._had_faults = False
 
     def address(self, number: int) -> str:
-        """The address of a node for Erlang's distribution."""
         return f"{self._network}.{number}"
 
     def erlang_name(self, number: int) -> str:
         return f"r{number}@{self.address(number)}"
 
     def amqp_url(self, number: int) -> str:
-        """A node's URL of AMQP 0.9.1."""
         return self.nodes[number].broker_url
 
     def stream_url(self, number: int) -> str:
         return self.nodes[number].stream_url
-
-    # --- start and end ------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         try:
@@ -158,7 +154,6 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """End all nodes at once."""
         for node in self.nodes.values():
             node.kill()
 
@@ -176,8 +171,6 @@ class Cluster:
                 return False
 
         wait_until(whole, SETTLE_S, what="a whole cluster", every_s=0.5)
-
-    # --- streams ------------------------------------------------------------------------------------------
 
     def declare(self, stream: str, *, leader: int = 1, **arguments: Any) -> None:
         """Declare a stream whose leader is on a node, and wait for its replicas: none if `x_initial_cluster_size=1`."""
@@ -248,8 +241,6 @@ class Cluster:
 
         wait_until(is_there, SETTLE_S, what=f"a leader and {replicas} replicas of {stream}")
 
-    # --- faults -------------------------------------------------------------------------------------------
-
     def stop(self, number: int) -> None:
         """Kill a node (SIGKILL)."""
         self._had_faults = True
@@ -257,7 +248,6 @@ class Cluster:
         self.nodes[number].kill()
 
     def start(self, number: int) -> None:
-        """Start a node that was killed, and wait until it answers."""
         self.nodes[number].start()
 
     def freeze(self, number: int) -> None:
@@ -281,7 +271,6 @@ class Cluster:
         assert "<" in held, f"no replica of node {number} is there to be held back"
 
     def follow(self) -> None:
-        """Let all replicas follow again."""
         self._is_lagging = False
         self._alive().eval(f"[catch sys:resume(P) || N <- [node() | nodes()], P <- {_READERS}true]]")
 

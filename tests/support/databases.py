@@ -56,7 +56,6 @@ _SHAPE: Final = [
 
 
 def administer(server_url: str, statement: LiteralString, *names: str) -> None:
-    """Carry out one statement about databases, outside of a transaction."""
     with psycopg.connect(server_url, autocommit=True) as connection:
         connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
 
@@ -71,12 +70,10 @@ def clear(url: str) -> None:
 
 
 def named(server_url: str, database: str) -> str:
-    """The URL of another database of the server."""
     return urlunsplit(urlsplit(server_url)._replace(path=f"/{database}"))
 
 
 def database_name(of: str = "relatum_test") -> str:
-    """A name that no database has."""
     return unique_name(of).replace("-", "_")
 
 
@@ -115,7 +112,6 @@ class Databases:
         return False
 
     def close(self) -> None:
-        """Drop those that nobody has."""
         while self._free:
             self._execute("DROP DATABASE {} WITH (FORCE)", self._free.pop())
         self._server.close()

@@ -21,13 +21,11 @@ class Parts:
     stream_id: int = 0
 
     def sql(self, statement: str, **values: Any) -> list[Any]:
-        """Execute a statement in a transaction of its own; gives its rows, if it has any."""
         with self.engine.begin() as connection:
             result = connection.execute(sa.text(statement), values)
             return list(result) if result.returns_rows else []
 
     def write(self, offsets: Sequence[int]) -> None:
-        """Rows of a key, one for each offset, in one transaction."""
         with self.engine.begin() as connection:
             copy_rows(connection, self.lines(offsets))
 
@@ -54,7 +52,6 @@ class Parts:
             return list(connection.scalars(sa.text(query).bindparams(sa.bindparam("part", part, sa.Integer))))
 
     def turn(self) -> None:
-        """Begin the next part, however little is in the open one."""
         last = max(part.part for part in self.all() if part.is_opened)
         wait_until(
             lambda: turn_parts(self.engine, 0)[-1].part > last + 1 or self.all()[-2].part > last, what="a next part"

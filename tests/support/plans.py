@@ -63,7 +63,6 @@ def plan_of_statement(
 
 
 def text_of(statement: Any) -> str:
-    """A statement of SQLAlchemy's as the driver takes it."""
     return str(statement.compile(dialect=dialect.dialect()))
 
 
@@ -90,7 +89,6 @@ def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def pages_in(plan: dict[str, Any]) -> int:
-    """How many pages a plan has read."""
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 
 

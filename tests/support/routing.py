@@ -17,13 +17,11 @@ from tests.support.leases import let_last
 
 
 def of_context(name: str, **properties: Any) -> pika.BasicProperties:
-    """Properties of a message of a context."""
     return pika.BasicProperties(headers={"serialization_context": name}, **properties)
 
 
 @contextmanager
 def confirming(url: str) -> Iterator[BlockingChannel]:
-    """A channel in confirm mode, on a connection of its own."""
     with broker_connection(url) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
@@ -62,7 +60,6 @@ def sleeping_task(channel: Any, meanwhile: Callable[[], Awaitable[Any]]) -> None
 
 
 def other_than(layout: Layout, stream: str) -> str:
-    """Another partition."""
     return next(each.stream for each in layout if each.stream != stream)
 
 
@@ -84,13 +81,11 @@ class HeldMove:
             assert self._may_go.wait(90)
 
     def begin(self) -> None:
-        """Let the move begin, and wait until it stands still."""
         self._thread.start()
         assert self._is_there.wait(90), f"the move did not become {self._state}"
         let_last(self._engine)
 
     def go(self) -> None:
-        """Let the move end."""
         self._may_go.set()
         if self._thread.ident is not None:
             self._thread.join(90)

@@ -43,9 +43,7 @@ AT_ONCE = 1e9
 STALL = int(STALL_S / STEP_S)
 """Steps for which a publisher's clock may stand still."""
 
-
 LONG_AGO = datetime.fromtimestamp(0, UTC)
-
 
 T = TypeVar("T")
 
@@ -121,7 +119,6 @@ class Unsettled(Exception):
 
 
 def publish(publications: publication.Publications, world: Any, name: str, stream: str | None = None) -> CheckedSent:
-    """Publish a message as routers do."""
     placement = publications.at_hand(name) or publications.place(name, stream)
     sent = publications.next_of(placement)
     world.send(placement, sent)
@@ -264,15 +261,12 @@ class World:
         self.start("publisher", chosen.publish(context, preferred), chosen)
 
     def look(self, router: int) -> None:
-        """Let a publisher look, as its thread does now and then."""
         chosen = self.routers[router % len(self.routers)]
         self.start("looker", chosen.look(), chosen)
 
     def now(self) -> float:
         """The movers' clock: as much too fast as it may be, or so fast that they wait for less than they should."""
         return self.clock * STEP_S * self.mover_rate
-
-    # --- actors ---------------------------------------------------------------------------------------------------
 
     def start(self, kind: str, actor: Actor, what: Any = None) -> Running | None:
         """Let an actor begin; it stands before its first request."""
@@ -355,7 +349,6 @@ class World:
         self._go_on(running, partial(running.actor.throw, error("away")))
 
     def arrive(self, index: int) -> None:
-        """Let something arrive that was sent by somebody who is dead."""
         if self.in_flight:
             self.counts["arrived late"] += 1
             late = self.in_flight.pop(index % len(self.in_flight))
@@ -427,8 +420,6 @@ class World:
                 return self._set_aborting(move_id)
         raise AssertionError(request)
 
-    # --- placements -----------------------------------------------------------------------------------------------
-
     def _open(self, name: str, preferred: str) -> Placement:
         """Where a name is; it is placed where it is nowhere. That raises no generation."""
         placement = self.placements.get(name)
@@ -461,7 +452,6 @@ class World:
                 known.opening = -1
 
     def release(self, name: str) -> None:
-        """Give a placement up, unless it moves."""
         placement = self.placements.get(name)
         if placement is not None and placement.state is PlacementState.OPEN:
             self.generation += 1
@@ -483,8 +473,6 @@ class World:
             if is_out or is_in:
                 return step
         return None
-
-    # --- moves ----------------------------------------------------------------------------------------------------
 
     def begin_move(
         self, source: str, target: str, contexts: frozenset[str], scan_from: int, target_scan_from: int
@@ -532,7 +520,6 @@ class World:
         return step
 
     def let_fence(self, move_id: int) -> MoveStep:
-        """Take the fence's epoch, unless that was done."""
         step = self.moves[move_id]
         if step.fence_epoch:
             return step
@@ -570,8 +557,6 @@ class World:
     def next_epoch(self) -> int:
         self.epochs += 1
         return self.epochs
-
-    # --- consumers ------------------------------------------------------------------------------------------------
 
     def add_consumer(self, name: str, *, at_end: bool) -> None:
         """Make a consumer name; at the end, one partition's end is read after another."""
@@ -722,8 +707,6 @@ class World:
         holds, ended, delivered = rest
         return self.commit(name, partition, version, position=position, holds=holds, ended=ended, delivered=delivered)
 
-    # --- the end --------------------------------------------------------------------------------------------------
-
     def close(self) -> None:
         """End all actors: the threads of those that run plain code would stay."""
         for running in list(self.running):
@@ -851,7 +834,6 @@ class Router:
         return (self.world.clock - self.stood_still) * STEP_S * self._rate
 
     def publish(self, context: str, preferred: str) -> Actor:
-        """Publish one message of a context; one at a time."""
         if context in self.busy:
             return
         self.busy.add(context)
@@ -861,7 +843,6 @@ class Router:
             self.busy.discard(context)
 
     def look(self) -> Actor:
-        """Look at the database; one at a time."""
         if self.is_looking:
             return
         self.is_looking = True

@@ -81,7 +81,6 @@ class Ending:
             threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
 
     def close(self) -> None:
-        """Accept nobody any more."""
         for server in self._servers:
             server.shutdown()
             server.server_close()

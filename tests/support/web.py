@@ -37,8 +37,6 @@ class Asking:
         return self.request("POST", path, **options)
 
     def together(self, paths: list[str]) -> list[httpx.Response]:
-        """Ask for several at once."""
-
         async def ask() -> list[httpx.Response]:
             return await asyncio.gather(*(self._client.get(path) for path in paths))
 
@@ -54,7 +52,6 @@ def at(stream: str, offset: int | None = None, part: str = "") -> str:
 
 @contextmanager
 def asking(options: WebOptions) -> Iterator[Asking]:
-    """The page with these options."""
     application = make_application(options)
     with (
         start_blocking_portal() as portal,

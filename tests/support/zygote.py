@@ -65,7 +65,6 @@ class Zygote:
         return subprocess.CompletedProcess(list(arguments), int(code), *found)
 
     def close(self) -> None:
-        """End it."""
         self._asking.close()
         self._process.wait(90)
 

@@ -9,7 +9,6 @@ from contextlib import suppress
 
 
 def main(address: str, *arguments: str) -> int:
-    """Ask for the program, and wait for its end."""
     ended, child_ended = os.pipe()
     told = {"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}  # noqa: PTH109 (quick)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:

@@ -113,7 +113,6 @@ def act(  # noqa: C901 - one case for each thing that can happen
 
 
 def run(seed: int, *, contexts: tuple[str, ...] = CONTEXTS, **options: Any) -> World:
-    """Let chance decide who does what, in a world with these options."""
     chances = ("steps", "releases", "failures", "frozen", "late", "stalls")
     of_chance = {name: options.pop(name) for name in chances if name in options}
     with closing(World(contexts, **options)) as one:

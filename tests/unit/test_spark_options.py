@@ -14,7 +14,6 @@ DATABASE = "postgresql://user:hidden@host/db"
 
 
 def parsed(streaming: bool = False, **options: Any) -> SourceOptions:
-    """Options with a broker and a stream, where these are not given."""
     given = {"broker": BROKER} | ({} if {"streams", "superStream"} & options.keys() else {"stream": "orders"}) | options
     return parse_options({name: str(value) for name, value in given.items() if value is not None}, streaming=streaming)
 
@@ -165,8 +164,6 @@ def test_broker_options() -> None:
     assert parsed(pollTimeoutMs="2000").timeout_s == 2.0
     assert parsed(streamUrl="rabbitmq-stream://h:7").broker.stream_url == "rabbitmq-stream://h:7"
 
-
-# --- the sink ---------------------------------------------------------------------------------------------
 
 SINK = {"broker": BROKER, "stream": "s"}
 

@@ -44,9 +44,6 @@ def ids(rows: list[bytes], epoch: int = 0) -> list[int]:
     return [numbering.next((row,)) for row in rows]
 
 
-# --- numbers ----------------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.binary(max_size=8), max_size=30), st.integers(0, 2**40))
 def test_ids_grow_and_come_again(rows: list[bytes], epoch: int) -> None:
     """A run's ids grow, fit 63 bits and come again; a later epoch's are higher, or the reference is another."""
@@ -85,9 +82,6 @@ def test_references_are_bounded() -> None:
         reference_of("p", "w", TASKS_MAX, 0)
 
 
-# --- frames -----------------------------------------------------------------------------------------------
-
-
 def test_frames() -> None:
     """A session gives the ids of confirms, and ids and codes of refusals; what a frame adds to its entries is known."""
     assert len(wire.publish(3, [])) == wire.PUBLISH_BYTES
@@ -101,8 +95,6 @@ def test_frames() -> None:
     with pytest.raises(ProtocolError):
         wire.decode_outcome(confirm[:-1])
 
-
-# --- encodings --------------------------------------------------------------------------------------------
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(
     lambda name: not name.startswith("x-")
@@ -169,8 +161,6 @@ def test_layout_is_that_of_the_version(version: str, new: bool) -> None:
     """RabbitMQ changed how it keeps messages in 3.13."""
     assert is_new_layout(version) is new
 
-
-# --- columns ----------------------------------------------------------------------------------------------
 
 OPTIONS = {"broker": "amqp://user:hidden@127.0.0.1:1/", "stream": "s"}
 """Nobody listens there; nothing that is refused gets so far."""

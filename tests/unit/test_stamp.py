@@ -54,7 +54,6 @@ def stamper(*keys: str | KeyDefinition, **options: Any) -> Stamper:
 
 
 def nested(levels: int) -> dict[str, Any]:
-    """Headers with that many tables within each other."""
     value: Any = 1
     for _ in range(levels):
         value = {"in": value}
@@ -347,7 +346,6 @@ given_properties = st.fixed_dictionaries(
 
 
 def encoded(properties: BasicProperties) -> bytes | type[BaseException]:
-    """What is sent, or the kind of error there is instead."""
     try:
         return b"".join(properties.encode())
     except Exception as error:
