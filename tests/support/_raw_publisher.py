@@ -3,7 +3,6 @@
 import socket
 import struct
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
@@ -66,7 +65,7 @@ class RawConnection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
 

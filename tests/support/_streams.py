@@ -50,11 +50,11 @@ def delete_stream(amqp_url: str, name: str) -> None:
 
 
 @contextmanager
-def new_streams(url: str, count: int) -> Iterator[list[str]]:
+def new_streams(url: str, count: int, **arguments: Any) -> Iterator[list[str]]:
     """The names of new streams, ascending; they go at the end."""
     names = sorted(unique_name() for _ in range(count))
     for name in names:
-        declare_stream(url, name)
+        declare_stream(url, name, **arguments)
     yield names
     for name in names:
         delete_stream(url, name)

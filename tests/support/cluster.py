@@ -3,6 +3,7 @@
 Each has an address of its own within 127.0.0.0/8 for Erlang's distribution: no epmd is shared with others.
 """
 
+import json
 import os
 import secrets
 import subprocess
@@ -10,7 +11,6 @@ import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
 import pytest
@@ -64,8 +64,8 @@ class ClusterNode(LocalRabbitMQ):
     def _choose_ports(self) -> None:
         file = self.directory / "identity.json"
         if not file.exists():
-            password = f'{{"port": {free_port(self._port_offsets)}, "password": "{self._cluster.password}"}}'
-            file.write_text(password)
+            identity = {"port": free_port(self._port_offsets), "password": self._cluster.password}
+            file.write_text(json.dumps(identity))
         if self._kept is None:
             self._kept = Identity.of(file, offsets=self._port_offsets)
 
@@ -148,9 +148,7 @@ class Cluster:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

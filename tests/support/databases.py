@@ -4,6 +4,8 @@ A copy has 500 files, which ext4 without a journal makes slowly; so one that onl
 renamed, so that nothing that was left running finds it. One that differs otherwise is dropped.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final, LiteralString
 from urllib.parse import urlsplit, urlunsplit
 
@@ -58,6 +60,17 @@ _SHAPE: Final = [
 def administer(server_url: str, statement: LiteralString, *names: str) -> None:
     with psycopg.connect(server_url, autocommit=True) as connection:
         connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+
+
+@contextmanager
+def new_database(server_url: str, statement: LiteralString, *names: str) -> Iterator[str]:
+    """The URL of a database that a statement makes by a name and others; it goes at the end."""
+    name = database_name()
+    administer(server_url, statement, name, *names)
+    try:
+        yield named(server_url, name)
+    finally:
+        administer(server_url, "DROP DATABASE {} WITH (FORCE)", name)
 
 
 def clear(url: str) -> None:

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import sqlalchemy as sa
 
 from relatum.store.parts import Part, close_parts, copy_rows, retain_from, table_parts_of, turn_parts
 from tests.support import wait_until
+from tests.support.place import Place
 
 MESSAGES = 100
 """Messages whose rows a part has."""
@@ -20,10 +20,7 @@ class Parts:
     engine: sa.Engine
     stream_id: int = 0
 
-    def sql(self, statement: str, **values: Any) -> list[Any]:
-        with self.engine.begin() as connection:
-            result = connection.execute(sa.text(statement), values)
-            return list(result) if result.returns_rows else []
+    sql = Place.sql
 
     def write(self, offsets: Sequence[int]) -> None:
         with self.engine.begin() as connection:

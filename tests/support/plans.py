@@ -9,7 +9,7 @@ import psycopg
 from psycopg.sql import SQL, Literal
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 
-from tests.support._streams import unique_name
+from tests.support.databases import new_database
 
 PARTS = 30
 """Parts of `relationships` that plans are looked at with."""
@@ -41,17 +41,13 @@ def filled_database(
     server_url: str, template: str, fill: str, *, then: str = "VACUUM ANALYZE"
 ) -> Iterator[psycopg.Connection[Any]]:
     """A connection to a new database of the schema, with rows by `fill`, then analysed unless `then` says otherwise."""
-    name = unique_name("relatum_plans").replace("-", "_")
-    with psycopg.connect(server_url, autocommit=True) as administration:
-        administration.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
-        try:
-            url = f"{server_url.rpartition('/')[0]}/{name}"
-            with psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection:
-                connection.execute(fill.encode())
-                connection.execute(then.encode())
-                yield connection
-        finally:
-            administration.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+    with (
+        new_database(server_url, "CREATE DATABASE {} TEMPLATE {}", template) as url,
+        psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection,
+    ):
+        connection.execute(fill.encode())
+        connection.execute(then.encode())
+        yield connection
 
 
 def plan_of_statement(

@@ -15,6 +15,7 @@ from relatum.superstreams import Layout, Partition
 from tests.support._recording import reader_of
 from tests.support._streams import broker_connection
 from tests.support.leases import LEASE_S
+from tests.support.place import Place
 from tests.support.super_streams import super_stream
 from tests.support.tables import context_moves, moved_contexts, placement_epochs, super_stream_partitions, super_streams
 
@@ -126,19 +127,17 @@ class SerialBed:
             connection.execute(sa.update(context_moves).where(context_moves.c.move_id == move_id).values(**values))
 
 
+@dataclass
 class HandMove:
     """A move under way, whose steps a test performs when it likes."""
 
-    def __init__(
-        self, bed: SerialBed, move_id: int, contexts: frozenset[str], source: int, target: int, epoch: int
-    ) -> None:
-        self.bed = bed
-        self.move_id = move_id
-        self.contexts = contexts
-        self.source = source
-        self.target = target
-        self.epoch = epoch
-        self.fence_offset = -1
+    bed: SerialBed
+    move_id: int
+    contexts: frozenset[str]
+    source: int
+    target: int
+    epoch: int
+    fence_offset: int = -1
 
     def fence(self) -> None:
         self.fence_offset = self.publish_fence()
@@ -192,10 +191,7 @@ class Stage:
         with self.made(name, **options) as consumer:
             yield consumer
 
-    def sql(self, statement: str, **parameters: Any) -> list[Any]:
-        with self.engine.begin() as connection:
-            result = connection.execute(sa.text(statement), parameters)
-            return list(result) if result.returns_rows else []
+    sql = Place.sql
 
     def position(self, partition: int) -> int:
         partition_id = self.bed._ids[self.bed.streams[partition]]

@@ -14,7 +14,7 @@ publishers rely on theirs. Movers, publications and members' verdicts are the re
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from queue import SimpleQueue
@@ -167,25 +167,15 @@ class Sent:
     told: int | None = None
 
 
-@dataclass(frozen=True)
-class Arriving:
+class Arriving(NamedTuple):
     """What was sent to a partition."""
 
     stream: str
     entry: Entry
 
 
-@dataclass(frozen=True)
-class Call:
-    """One transaction, or one look into the database or a stream."""
-
-    of: Callable[[], Any]
-
-
-@dataclass(frozen=True)
-class Pause:
-    """Nothing; the answer is a number that the driver chose."""
-
+PAUSE = object()
+"""A request for nothing; the answer is a number that the driver chose."""
 
 Actor: TypeAlias = Generator[Any, Any, Any]
 LogFactory: TypeAlias = Callable[..., PartitionLog]
@@ -279,9 +269,8 @@ class World:
 
     def step(self, index: int, choice: int = 1, *, late: bool = False) -> None:
         """Let an actor perform the request it waits with, and go on to its next; where it is late, in another step."""
-        if not self.running:
-            return
-        self._perform(self.running[index % len(self.running)], choice, late=late)
+        if self.running:
+            self._perform(self.running[index % len(self.running)], choice, late=late)
 
     def _perform(self, running: Running, choice: int = 1, *, late: bool = False) -> None:
         self.steps += 1
@@ -368,10 +357,10 @@ class World:
         return None
 
     def _answer(self, request: Any, choice: int) -> Any:
-        if isinstance(request, Pause):
+        if request is PAUSE:
             return choice
-        if isinstance(request, Call):
-            return request.of()
+        if callable(request):  # one transaction, or one look into the database or a stream
+            return request()
         sent = self._as_sent(request)
         if sent is not None:
             self._append(sent)
@@ -427,15 +416,9 @@ class World:
             self.openings[name] += 1
             epoch = self.next_epoch()
             self.opening_of[name, epoch] = self.openings[name]
-            placement = Placement(
-                name,
-                PARTITIONS.index(preferred),
-                preferred,
-                preferred,
-                epoch,
-                PlacementState.OPEN,
-                generation=0 if placement is None else placement.generation,
-            )
+            where = (PARTITIONS.index(preferred), preferred, preferred)
+            generation = 0 if placement is None else placement.generation
+            placement = Placement(name, *where, epoch, PlacementState.OPEN, generation=generation)
             self.placements[name] = placement
         return placement
 
@@ -487,30 +470,11 @@ class World:
         if "stop before the fence" not in self.omit:
             for context in contexts:
                 self._set(context, state=PlacementState.MOVING, move_id=move_id)
-        step = MoveStep(
-            move_id=move_id,
-            state=MoveState.FENCING,
-            attempt=1,
-            aborting=False,
-            source=source,
-            target=target,
-            source_id=PARTITIONS.index(source),
-            target_id=PARTITIONS.index(target),
-            contexts=len(contexts),
-            names=contexts,
-            fence_epoch=0,
-            epoch=0,
-            scan_from=scan_from,
-            target_scan_from=target_scan_from,
-            fence_offset=None,
-            marker_offset=None,
-            holder=None,
-            lease_expires_at=None,
-            started_at=LONG_AGO,
-            fenced_at=None,
-            ended_at=None,
-            reason=None,
-        )
+        facts = dict.fromkeys(each.name for each in fields(MoveStep)) | {"state": MoveState.FENCING, "attempt": 1}
+        facts |= {"aborting": False, "started_at": LONG_AGO, "move_id": move_id, "fence_epoch": 0, "epoch": 0}
+        facts |= {"source": source, "source_id": PARTITIONS.index(source), "scan_from": scan_from}
+        facts |= {"target": target, "target_id": PARTITIONS.index(target), "target_scan_from": target_scan_from}
+        step = MoveStep(**facts | {"contexts": len(contexts), "names": contexts})
         self.moves[move_id] = step
         self.counts["moves"] += 1
         return step
@@ -568,8 +532,8 @@ class World:
     def _create(self, name: str) -> Actor:
         ends: dict[str, int] = {}
         for partition in PARTITIONS:
-            ends[partition] = yield Call(partial(len, self.streams[partition]))
-        yield Call(lambda: self._insert_consumer(name, ends))
+            ends[partition] = yield partial(len, self.streams[partition])
+        yield partial(self._insert_consumer, name, ends)
 
     def _insert_consumer(self, name: str, ends: Mapping[str, int]) -> None:
         starts = dict(ends)
@@ -577,9 +541,8 @@ class World:
             moves = self.moves.values()
             begins = [each.target_scan_from if each.marker_offset is None else each.marker_offset for each in moves]
             places = [(each.source, each.target, each.fence_offset) for each in moves]
-            starts = consistent_starts(
-                ends, [MovedBefore(*at, begin) for at, begin in zip(places, begins, strict=True)]
-            )
+            moved = [MovedBefore(*at, begin) for at, begin in zip(places, begins, strict=True)]
+            starts = consistent_starts(ends, moved)
         self.consumers[name] = Consumer({key: PositionRow(at) for key, at in starts.items()}, self.clock)
 
     def claim(self, name: str, partition: str) -> tuple[int, int, dict[int, HoldRow]]:
@@ -636,7 +599,6 @@ class World:
         name: str,
         partition: str,
         version: int,
-        *,
         position: int,
         holds: Mapping[int, Hold],
         ended: Iterable[int],
@@ -675,16 +637,16 @@ class World:
         consumer.latest_began[key] = max(consumer.latest_began[key], sent.began)
 
     def consume(self, name: str, partition: str) -> Actor:
-        version, position, rows = yield Call(lambda: self.claim(name, partition))
-        at, floors = yield Call(lambda: self.begin_reading(partition, position, rows))
+        version, position, rows = yield partial(self.claim, name, partition)
+        at, floors = yield partial(self.begin_reading, partition, position, rows)
         cursors = {move_id: hold.cursor for move_id, hold in rows.items()}
         log = self.log(floors, open_holds=cursors, position=position)
         while True:
-            choice: int = yield Pause()
+            choice: int = yield PAUSE
             delivered: list[Data | Adoption] = []
             ended: list[int] = []
             if choice % 2 and log.holds and (at >= position or "wait for the rescan" in self.omit):
-                complete = yield Call(lambda: self.complete(name, partition))
+                complete = yield partial(self.complete, name, partition)
                 for hold in [hold for hold in log.holds.values() if hold.move_id in complete]:
                     for offset, held in list(hold.held.items())[: choice // 2]:
                         delivered.append(held)
@@ -699,13 +661,8 @@ class World:
                         assert isinstance(entry, Data | Adoption)
                         delivered.append(entry)
                     at = offset + 1
-            store = (at, dict(log.holds), tuple(ended), tuple(delivered))
-            if not (yield Call(partial(self._commit, name, partition, version, *store))):
+            if not (yield partial(self.commit, name, partition, version, at, dict(log.holds), ended, delivered)):
                 return
-
-    def _commit(self, name: str, partition: str, version: int, position: int, *rest: Any) -> bool:
-        holds, ended, delivered = rest
-        return self.commit(name, partition, version, position=position, holds=holds, ended=ended, delivered=delivered)
 
     def close(self) -> None:
         """End all actors: the threads of those that run plain code would stay."""
@@ -827,29 +784,26 @@ class Router:
         asking = world.asking
         self.publications = world.publications(asking, self.now, timeout_s=TIMEOUT_S, trust_clock=trust_clock)
         self.publications.name = name
-        self.is_looking = False
-        self.busy: set[str] = set()
+        self.busy: set[str | None] = set()
 
     def now(self) -> float:
         return (self.world.clock - self.stood_still) * STEP_S * self._rate
 
-    def publish(self, context: str, preferred: str) -> Actor:
-        if context in self.busy:
+    def _alone(self, what: str | None, begin: Callable[..., Actor], *given: Any) -> Actor:
+        """Do something unless it is under way: with one context, or look at the database (None)."""
+        if what in self.busy:
             return
-        self.busy.add(context)
+        self.busy.add(what)
         try:
-            yield from self._publish(context, preferred)
+            yield from begin(*given)
         finally:
-            self.busy.discard(context)
+            self.busy.discard(what)
+
+    def publish(self, context: str, preferred: str) -> Actor:
+        return self._alone(context, self._publish, context, preferred)
 
     def look(self) -> Actor:
-        if self.is_looking:
-            return
-        self.is_looking = True
-        try:
-            yield from stepwise(self.publications.look)
-        finally:
-            self.is_looking = False
+        return self._alone(None, stepwise, self.publications.look)
 
     def _publish(self, context: str, preferred: str) -> Actor:
         world, began = self.world, self.world.clock
@@ -881,10 +835,4 @@ class Router:
 
     def settle(self, context: str) -> Actor:
         """See to what is not settled, as closing a router does."""
-        if context in self.busy:
-            return
-        self.busy.add(context)
-        try:
-            yield from stepwise(self.publications.settle, context)
-        finally:
-            self.busy.discard(context)
+        return self._alone(context, stepwise, self.publications.settle, context)

@@ -7,19 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    DecimalType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql import types as T
 
 from pyspark_relatum import DefaultSource
 from relatum.errors import InvalidInput, InvalidRelationshipKey, ProtocolError
@@ -27,13 +15,7 @@ from relatum.reading import Message
 from relatum.wire import frames as wire
 from relatum.wire.session import StreamSession
 from relatum_spark._encode import encode_content, is_new_layout
-from relatum_spark._sequence import (
-    NAME_BYTES_MAX,
-    TASKS_MAX,
-    Numbering,
-    check_names,
-    reference_of,
-)
+from relatum_spark._sequence import NAME_BYTES_MAX, TASKS_MAX, Numbering, check_names, reference_of
 from tests.unit.wire_samples import sized
 
 MOMENT = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
@@ -166,29 +148,29 @@ OPTIONS = {"broker": "amqp://user:hidden@127.0.0.1:1/", "stream": "s"}
 """Nobody listens there; nothing that is refused gets so far."""
 
 
-def table(**columns: DataType) -> StructType:
-    return StructType([StructField(name, kind) for name, kind in columns.items()])
+def table(**columns: T.DataType) -> T.StructType:
+    return T.StructType([T.StructField(name, kind) for name, kind in columns.items()])
 
 
-TEXT, BYTES = StringType(), BinaryType()
+TEXT, BYTES = T.StringType(), T.BinaryType()
 
 
 @pytest.mark.parametrize(
     ("schema", "named"),
     [
-        (table(headers=MapType(TEXT, TEXT)), "'value'"),
-        (table(value=IntegerType()), "'value' is int"),
-        (table(value=BYTES, offset=LongType(), stream=TEXT), "offset, stream"),
-        (table(value=BYTES, headers=MapType(TEXT, ArrayType(TEXT))), "headers"),
-        (table(value=BYTES, headers=MapType(LongType(), TEXT)), "headers"),
-        (table(value=BYTES, headers=ArrayType(TEXT)), "headers"),
+        (table(headers=T.MapType(TEXT, TEXT)), "'value'"),
+        (table(value=T.IntegerType()), "'value' is int"),
+        (table(value=BYTES, offset=T.LongType(), stream=TEXT), "offset, stream"),
+        (table(value=BYTES, headers=T.MapType(TEXT, T.ArrayType(TEXT))), "headers"),
+        (table(value=BYTES, headers=T.MapType(T.LongType(), TEXT)), "headers"),
+        (table(value=BYTES, headers=T.ArrayType(TEXT)), "headers"),
         (table(value=BYTES, properties=table(typ=TEXT)), "'typ'"),
-        (table(value=BYTES, properties=table(type=IntegerType())), "properties.type"),
-        (table(value=BYTES, timestamp=LongType()), "'timestamp'"),
-        *((table(value=BYTES, k=kind), "k") for kind in (DoubleType(), DecimalType(9, 2), MapType(TEXT, TEXT))),
+        (table(value=BYTES, properties=table(type=T.IntegerType())), "properties.type"),
+        (table(value=BYTES, timestamp=T.LongType()), "'timestamp'"),
+        *((table(value=BYTES, k=kind), "k") for kind in (T.DoubleType(), T.DecimalType(9, 2), T.MapType(TEXT, TEXT))),
     ],
 )
-def test_bad_columns(schema: StructType, named: str) -> None:
+def test_bad_columns(schema: T.StructType, named: str) -> None:
     """Columns that cannot be written are refused by name before a job runs, and any mode but append."""
     keys = {"keyColumns": "k"} if "k" in schema.names else {}
     with pytest.raises((InvalidInput, InvalidRelationshipKey), match=named):
