@@ -1,8 +1,6 @@
-"""Where the servers of the tests come from, and what each test gets of them.
+"""Servers of the tests, each started when first asked for, and what each test gets of them.
 
-A server is, in this order: the one named by RELATUM_TEST_AMQP_URL (and RELATUM_TEST_STREAM_URL) or
-RELATUM_TEST_DATABASE_URL; one from docker/compose.yaml with `--docker`; else a private one of `relatum.local`.
-Each starts when the first test asks for it. One that is missing fails those tests, with the reason.
+In this order: RELATUM_TEST_AMQP_URL (and …_STREAM_URL), RELATUM_TEST_DATABASE_URL; `--docker`; `relatum.local`.
 """
 
 import inspect
@@ -29,19 +27,10 @@ from relatum.local import LocalPostgreSQL, LocalRabbitMQ, LocalServers
 from relatum.reading import StreamReader
 from relatum.store.database import make_engine
 from relatum_migrations import upgrade
-from tests.support import (
-    READERS,
-    START_S,
-    declare_stream,
-    delete_stream,
-    in_a_loop,
-    make_streams_survive,
-    server_version,
-    unique_name,
-)
+from tests.support import READERS, START_S, in_a_loop, make_streams_survive, new_streams, server_version, unique_name
 from tests.support.clock import Clock
 from tests.support.cluster import Cluster, newer_server
-from tests.support.databases import NEW, Databases, administer, clear, database_name, named
+from tests.support.databases import NEW, Databases, clear, new_database
 from tests.support.leases import LEASE_S
 from tests.support.loop_guard import blocked, install
 from tests.support.place import Place
@@ -216,10 +205,8 @@ def docker_command() -> str:
 def docker_setup(docker_command: str) -> list[str]:
     """Start the two servers alone, on free ports, and wait until they are healthy."""
     amqp = free_port((0, STREAM_OFFSET, 1, 2))
-    os.environ["RELATUM_AMQP_PORT"] = str(amqp)
-    os.environ["RELATUM_STREAM_PORT"] = str(amqp + STREAM_OFFSET)
-    os.environ["RELATUM_MANAGEMENT_PORT"] = str(amqp + 1)
-    os.environ["RELATUM_POSTGRESQL_PORT"] = str(amqp + 2)
+    for name, offset in (("AMQP", 0), ("STREAM", STREAM_OFFSET), ("MANAGEMENT", 1), ("POSTGRESQL", 2)):
+        os.environ[f"RELATUM_{name}_PORT"] = str(amqp + offset)
     os.environ["RELATUM_PASSWORD"] = DOCKER_PASSWORD
     return ["up --detach --wait --wait-timeout 180 rabbitmq postgresql"]
 
@@ -311,13 +298,9 @@ def _copying(database_server_url: str) -> str:
 @pytest.fixture(scope="session")
 def _migrated_template(database_server_url: str) -> Iterator[str]:
     """The name of a database with the newest schema, which is copied for tests."""
-    name = database_name("relatum_template")
-    administer(database_server_url, NEW, name)
-    try:
-        upgrade(named(database_server_url, name))
-        yield name
-    finally:
-        administer(database_server_url, "DROP DATABASE {} WITH (FORCE)", name)
+    with new_database(database_server_url, NEW) as url:
+        upgrade(url)
+        yield urlsplit(url).path[1:]
 
 
 @pytest.fixture(scope="session")
@@ -330,10 +313,8 @@ def _databases(database_server_url: str, _migrated_template: str, _copying: Lite
 @pytest.fixture
 def empty_database_url(database_server_url: str, _copying: LiteralString) -> Iterator[str]:
     """The URL of a new database with nothing in it."""
-    name = database_name()
-    administer(database_server_url, NEW + _copying, name)
-    yield named(database_server_url, name)
-    administer(database_server_url, "DROP DATABASE {} WITH (FORCE)", name)
+    with new_database(database_server_url, NEW + _copying) as url:
+        yield url
 
 
 @pytest.fixture
@@ -382,19 +363,15 @@ def stream_name(_stream_maker: BlockingConnection) -> Iterator[str]:
 @pytest.fixture
 def other_stream(amqp_url: str) -> Iterator[str]:
     """The name of a second new stream."""
-    name = unique_name()
-    declare_stream(amqp_url, name)
-    yield name
-    delete_stream(amqp_url, name)
+    with new_streams(amqp_url, 1) as (name,):
+        yield name
 
 
 @pytest.fixture
 def short_stream(amqp_url: str) -> Iterator[str]:
     """The name of a new stream that retains about 100 kB."""
-    name = unique_name("short")
-    declare_stream(amqp_url, name, x_max_length_bytes=100_000, x_stream_max_segment_size_bytes=50_000)
-    yield name
-    delete_stream(amqp_url, name)
+    with new_streams(amqp_url, 1, x_max_length_bytes=100_000, x_stream_max_segment_size_bytes=50_000) as (name,):
+        yield name
 
 
 @pytest.fixture
@@ -481,10 +458,7 @@ def _surviving_broker(own_broker: LocalRabbitMQ) -> LocalRabbitMQ:
 
 @pytest.fixture
 def private_servers(_surviving_broker: LocalRabbitMQ, _own_servers: LocalServers) -> Iterator[LocalServers]:
-    """The broker `own_broker` and a PostgreSQL to be killed, frozen and restarted, whatever the others are.
-
-    They run when the test begins, and the database is empty. Streams of the file's earlier tests may be there.
-    """
+    """The broker `own_broker`, with streams of the file's earlier tests, and an empty PostgreSQL, to be harmed."""
     _own_servers.start()
     clear(_own_servers.database_url)
     yield _own_servers

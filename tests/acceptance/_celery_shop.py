@@ -1,7 +1,4 @@
-"""A shop's tasks, as a user of Celery writes them, with one line of Relatum's where the app is made.
-
-As a program it places orders, waits until they are done, and prints the ids of their first tasks.
-"""
+"""A shop's Celery tasks with one line of Relatum's; as a program it places orders, and prints their first ids."""
 
 import json
 import os
@@ -69,7 +66,6 @@ def place(order: dict[str, Any]) -> Any:
 
 
 def main() -> None:
-    """Place the orders that are named as JSON, and a group of audits; wait for them."""
     orders = json.loads(sys.argv[1])
     placed = [(place(order), order) for order in orders]
     audits = group(audit.s(number) for number in range(3)).apply_async()

@@ -1,7 +1,4 @@
-"""The process a collector's executor talks to: writes down the ids of a line, then says so.
-
-Arguments: port, file. Each line is answered with itself after its ids are in the file, one on a line, by one write.
-"""
+"""Writes the ids of each line it is sent to a file, then answers with the line. Arguments: port, file."""
 
 import os
 import socketserver

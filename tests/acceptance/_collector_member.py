@@ -1,8 +1,7 @@
 """A member of a collector, as a process of its own; ends in order on SIGTERM.
 
-Arguments: face, broker, stream protocol, database, port of the ledger, streams. Messages of the type "joined" are
-written to the table `booked` in the transaction that stores their results; those of the type "plain" are sent to the
-ledger. Of either, one in 50 fails at its first attempt, and one in 97 for good.
+Arguments: face, broker, stream protocol, database, port of the ledger, streams. "joined" messages are booked in the
+joined transaction, "plain" ones sent to the ledger; one in 50 fails at first, and one in 97 for good.
 """
 
 import asyncio

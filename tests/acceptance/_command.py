@@ -51,7 +51,6 @@ class Relatum:
         return run(*arguments, environment=self.environment)
 
     def ok(self, *arguments: str) -> str:
-        """Run it, which must succeed; return what it printed."""
         ended = self.run(*arguments)
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
@@ -99,7 +98,6 @@ def run(*arguments: str, environment: dict[str, str] | None = None) -> subproces
 
 
 def run_installed(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The same as a user starts it: by its console script."""
     return subprocess.run(
         [COMMAND, *arguments], env=_without_ours(), capture_output=True, text=True, timeout=LIMIT_S, check=False
     )

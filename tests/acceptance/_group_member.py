@@ -1,9 +1,4 @@
-"""A member of a consumer that shares groups: writes down what it is given and what it acknowledged.
-
-Arguments: broker, database, stream, consumer, file. Each line goes to the file with one write, so that a kill leaves
-whole lines: `given GROUP MESSAGES` before the acknowledgement, `done GROUP` after it, `lost GROUP` where it was
-refused.
-"""
+"""A member of a group consumer: writes `given GROUP MESSAGES`, then `done` or `lost GROUP`, each by one write."""
 
 import logging
 import os

@@ -37,7 +37,6 @@ leaves_sockets = pytest.mark.filterwarnings(
 
 
 def start_logged(log: Path, *command: object) -> "subprocess.Popen[bytes]":
-    """Start a program whose output is appended to a file."""
     with log.open("ab") as output:
         return subprocess.Popen(list(map(str, command)), stdout=output, stderr=output)
 
@@ -89,14 +88,7 @@ class Party:
 
 
 class Harm:
-    """Does harm while an engine works: each kind once, to lines one of three; in a long run any of them for minutes.
-
-    The engine's processes use `broker_url`, `stream_url` and `database_url`, whose lines fail. The servers' own URLs
-    are for publishing beside the engine, and for reading what became of it.
-
-    Args:
-        lasts_s: Seconds for which to go on once each kind was done.
-    """
+    """Does harm to the lines and servers behind its URLs: each kind once, then for `lasts_s` any of them."""
 
     def __init__(self, servers: LocalServers, chance: random.Random, lasts_s: float) -> None:
         self.servers = servers
@@ -115,7 +107,6 @@ class Harm:
         self._stack.close()
 
     def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Run a query past the lines that fail."""
         with psycopg.connect(self.servers.database_url) as connection:
             return connection.execute(query.encode(), values or None).fetchall()
 
@@ -128,14 +119,9 @@ class Harm:
         frozen_s: float,
         more: Harms | None = None,
     ) -> None:
-        """Do harm again and again, half of the time as soon as the engine has recovered from the one before.
+        """Do harm again and again, half of the time as soon as `works`, how much is done, has grown since the last.
 
-        Args:
-            works: How much is done so far: it must grow after each harm.
-            streams: Streams that the broker must serve again once it is back.
-            parties: Processes to be killed and frozen, by a name.
-            frozen_s: Seconds for which processes, lines and servers are frozen, at most.
-            more: Further harms, or others in place of "kill NAME" and "freeze NAME".
+        Processes of `parties`, lines and servers are frozen for up to `frozen_s`; `more` adds harms, or replaces some.
         """
         harms: dict[str, Callable[[], object]] = {}
         for name, party in parties.items():

@@ -1,13 +1,8 @@
 """A publisher that forks workers, as pre-fork servers do: all of them publish with receipts. SIGTERM ends it.
 
 Arguments: name, number of workers, AMQP, stream protocol, database, directory of ledgers, streams. Each process writes
-into a ledger of its own what it is about to publish, and what it was told of it, one line by one write:
-
-    sending NAME                 before it is published
-    confirmed NAME               there is a receipt
-    at NAME STREAM OFFSET        where it is: of a receipt, or settled
-    absent NAME                  it is in no stream
-    unknown NAME                 nobody knows
+lines into a ledger of its own: `sending NAME`, then `confirmed NAME` (a receipt), `at NAME STREAM OFFSET`,
+`absent NAME` (it is in no stream) or `unknown NAME`.
 """
 
 import ctypes

@@ -1,9 +1,7 @@
 """A publisher, a member of the consumer "audit", or a mover of contexts, as a process of its own; SIGTERM ends it.
 
-Arguments: role, face, and the fields of `Party` as JSON. A publisher writes into its ledger what it is about to
-publish and what it was told, a line each; each message's body is `<name>/<number>`. A member writes each message's
-context, body and place into the table `consumed`, in the transaction that moves the positions. A mover moves random
-contexts to random partitions, goes on with moves that others left, and takes some of those back.
+Arguments: role, face, and the fields of `Party` as JSON. Publishers write what they send and are told into a ledger,
+members what they get into `consumed`, as positions move; movers move at random, resume others' moves, abort some.
 """
 
 import asyncio
@@ -163,7 +161,6 @@ def finish_one(contexts: Any, chance: random.Random) -> None:
 
 
 def move_some(contexts: Any, chance: random.Random) -> None:
-    """Move a few contexts that stand in one partition."""
     standing = defaultdict(list)
     for each in contexts.assignments():
         if each.move_id is None:
@@ -189,7 +186,6 @@ async def publish_in_loop(party: Party, stop: asyncio.Event) -> None:
 
 
 async def publish_part(party: Party, router: Any, channel: Any, contexts: list[str], stop: asyncio.Event) -> None:
-    """Publish messages of some contexts, one after the other."""
     while not stop.is_set():
         context, name = party.sending(contexts)
         try:

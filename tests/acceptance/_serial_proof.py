@@ -1,7 +1,6 @@
-"""What must hold of contexts after a test of kills, told by bare pika and code of its own: nothing here is Relatum's.
+"""What must hold of contexts after a test of kills: partitions, publishers' ledgers and consumers' rows are compared.
 
-Three witnesses are compared: the partitions, read whole; what publishers wrote down before and after each message; and
-what consumers wrote into PostgreSQL in the transactions that moved their positions.
+It is told by bare pika and code of its own: nothing here is Relatum's.
 """
 
 import json
@@ -54,11 +53,7 @@ def sent_by(ledger: Path) -> dict[str, Sent]:
 
 
 def valid_messages(partitions: Mapping[str, Sequence[Record]], header: str) -> dict[str, list[Valid]]:
-    """The messages of each context that count, in the context's order.
-
-    A message counts where no fence or marker before it in its partition named a later epoch for its context; an
-    adoption likewise, and then the message it names counts in its place.
-    """
+    """A context's messages that no fence or marker before them outdates, in order; adoptions count for theirs."""
     found: defaultdict[str, list[Valid]] = defaultdict(list)
     at = {(stream, record.offset): record for stream, records in partitions.items() for record in records}
     for stream, records in partitions.items():
@@ -92,11 +87,7 @@ def faults(
     *,
     header: str = "serialization_context",
 ) -> list[str]:
-    """Return everything that should not be; empty where all is well.
-
-    `sent` is by the message's name, `<publisher>/<number>`; `consumed` is what one consumer's members wrote, in
-    order.
-    """
+    """Return everything that should not be; `sent` is by the message's name, `<publisher>/<number>`."""
     orders: defaultdict[str, list[str]] = defaultdict(list)
     for row in consumed:
         orders[row.context].append(row.name)
@@ -126,11 +117,7 @@ def _lost_or_doubled(
 
 
 def _disorder(context: str, names: Sequence[str], sent: Mapping[str, Sent]) -> Iterator[str]:
-    """Where a context's messages were consumed in another order than they were published.
-
-    Each publisher's numbers ascend; and what was told before another was begun comes before it, whoever published
-    either. The clock is one for all processes.
-    """
+    """Where a publisher's numbers do not ascend, or a message comes before one told before it was begun."""
     number_of: dict[str, int] = {}
     latest, latest_name = 0.0, ""
     for name in names:

@@ -1,7 +1,4 @@
-"""An application for a Spark cluster, submitted by `test_spark_cluster`: does one step after the other as it is asked.
-
-Files in one directory carry what is asked, how far it is and what came out; a step is a function below.
-"""
+"""An application for a Spark cluster: does the steps below as files in one directory ask, and answers there."""
 
 import json
 import os
@@ -50,7 +47,6 @@ def whereabouts(spark: SparkSession) -> list[Any]:
 
 
 def read(spark: SparkSession, stream: str, **options: Any) -> list[Any]:
-    """The whole stream: offsets and numbers."""
     frame = spark.read.format("rabbitmq_streams").options(stream=stream, **options).load()
     return numbers(frame.select("offset", number_of("value")))
 
@@ -141,7 +137,6 @@ def write(target: Path, document: Any) -> None:
 
 
 def executors_of(spark: SparkSession) -> int:
-    """How many executors are there, this driver not counted."""
     return int(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1  # type: ignore[attr-defined]
 
 
@@ -152,7 +147,6 @@ def await_condition(condition: Callable[[], bool]) -> None:
 
 
 def main(directory: Path, executors: int) -> None:
-    """Do what is asked until the asked step is no step."""
     spark = SparkSession.Builder().getOrCreate()
     relatum_spark.register(spark)
     for number in count():

@@ -18,7 +18,6 @@ def relatum(amqp_url: str, stream_url: str, database_url: str) -> Relatum:
 
 @pytest.fixture
 def harm(private_servers: LocalServers, chance: random.Random, harm_s: float) -> Iterator[Harm]:
-    """Servers of this test's own, with the schema, to be harmed."""
     relatum_migrations.upgrade(private_servers.database_url)
     with Harm(private_servers, chance, harm_s) as harm:
         yield harm

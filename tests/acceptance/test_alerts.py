@@ -71,7 +71,6 @@ class Watched:
 
 @contextmanager
 def recorder(relatum: Relatum, log: Path) -> Iterator[Watched]:
-    """`relatum record`, as it is by default, until the block ends."""
     port = free_port((0,))
     process = relatum.start("record", STREAM, "--metrics-port", str(port), stderr=log)
     try:

@@ -1,8 +1,7 @@
-"""Harming a collector's members, the process its executor talks to, their lines, PostgreSQL and the broker, under load.
+"""A collector's members of both faces, its executor's ledger, lines and servers are harmed under load.
 
-At the end each message in the streams has exactly one final status, and it agrees with what the executors did: what one
-wrote in the transaction it joined is there once, what another sent elsewhere at least once. Two members share the
-collector, one of each face. The streams are read by bare pika, the tables by bare psycopg; producers are told the same.
+Each message then has one final status that agrees with its executor: what joined the transaction is there once, what
+was sent elsewhere at least once; read by bare pika and psycopg, and as producers are told.
 """
 
 import subprocess

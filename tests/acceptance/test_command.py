@@ -25,7 +25,6 @@ CANARY = "canary-password"
 
 
 def orders(*numbers: int) -> list[tuple[bytes, dict[str, Any]]]:
-    """Messages with an order's number, a second apart in time."""
     return [(b"order %d" % number, {"order_id": number, "relatum_time": number * 10**6}) for number in numbers]
 
 

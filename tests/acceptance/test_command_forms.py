@@ -1,7 +1,6 @@
 """What programs rely on: each command's exit code, and the form of what it prints with `--json`.
 
-The form, by name and type, is kept in `commands.json`. A change is made on purpose: `RELATUM_KEEP_ANSWERS=1` writes the
-file anew, and the change log says it.
+`commands.json` keeps the form; to change it, run with `RELATUM_KEEP_ANSWERS=1`, and say it in the change log.
 """
 
 import json

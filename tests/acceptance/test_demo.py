@@ -147,7 +147,6 @@ def test_demo_looks_for_the_pages_port_first() -> None:
 
 @pytest.fixture(scope="module")
 def data() -> Data:
-    """A small part of the data, published in a second."""
     whole = load(600)
     return {**whole, WEATHER: whole[WEATHER][:600]}
 

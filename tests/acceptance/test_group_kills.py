@@ -1,8 +1,4 @@
-"""Harming members of a consumer of groups: each complete group is given, and acknowledged once; incomplete ones never.
-
-What the members wrote down themselves, line by line, is compared with the stream, read by bare pika, and with the
-states of groups, read by bare psycopg.
-"""
+"""Members of a group consumer are harmed: what they wrote down, the stream and the states of groups agree."""
 
 import subprocess
 import sys

@@ -1,8 +1,4 @@
-"""Harming recorders, their lines, the broker and the database under load; then the table must equal the streams.
-
-The comparison uses neither our reader nor our verification: bare pika reads the whole streams, and bare psycopg the
-table, row by row.
-"""
+"""Recorders, lines and servers are harmed: the table must equal the streams, by bare pika and psycopg."""
 
 import os
 import shutil

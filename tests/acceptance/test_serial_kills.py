@@ -1,8 +1,6 @@
-"""Harming publishers, consumers, movers, their lines, PostgreSQL and the broker while contexts move, under load.
+"""Contexts move under load while publishers, consumers, movers, lines and servers are harmed.
 
-At the end each message that a publisher was told of was consumed once, none twice, and each context's messages were
-consumed in the order in which they were published; checked by `_serial_proof`, which reads the streams by bare pika and
-the tables by bare psycopg, and shares no code with what it checks.
+All that was told is consumed once, in order, by `_serial_proof`, which shares no code with what it checks.
 """
 
 import json
@@ -115,7 +113,6 @@ class Bed:
         self.harm.lines["AMQP"].mode = "pass"
 
     def _move_all(self) -> None:
-        """Move all contexts that stand to one partition."""
         with suppress(Conflict), self.contexts as contexts:
             *sources, target = self.harm.chance.sample(self.partitions, PARTITIONS)
             contexts.consolidate(sources, target)

@@ -52,7 +52,6 @@ class Shop:
                 process.wait()
 
     def place(self, orders: list[dict[str, Any]]) -> dict[str, Any]:
-        """Place orders in a process of their own, and wait until they are done."""
         command, given = [sys.executable, "-m", SHOP, json.dumps(orders)], os.environ | self.environment
         ended = subprocess.run(command, env=given, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         assert ended.returncode == 0, ended.stderr

@@ -1,7 +1,4 @@
-"""Every pipeline on a cluster whose nodes do not have Relatum, each with an executor killed while its tasks run.
-
-What comes out is compared with what was published, which is known by arithmetic.
-"""
+"""Every pipeline on a cluster without Relatum, executors killed: what comes out is known by arithmetic."""
 
 import json
 import subprocess
@@ -54,13 +51,7 @@ class Application:
         self._numbers = count()
 
     def run(self, step: str, *, kill_after: int | None = 1, **arguments: Any) -> Any:
-        """Do a step, and return what came out.
-
-        Args:
-            step: Its name.
-            kill_after: Kill an executor that has a task once so many others have ended; None to kill none.
-            arguments: The step's.
-        """
+        """Do a step and return what came out; an executor with a task is killed once `kill_after` others ended."""
         number = next(self._numbers)
         write(self._directory / f"{number}.asked", [step, kill_after, arguments])
         answer = wait_until(lambda: self._read(f"{number}.answer"), LIMIT_S, what=f"{step} ends")
@@ -74,7 +65,6 @@ class Application:
         return json.loads(path.read_text()) if path.exists() else None
 
     def end(self) -> None:
-        """Have it end, and make sure of that."""
         write(self._directory / f"{next(self._numbers)}.asked", ["end", None, {}])
         try:
             self._process.wait(90)
@@ -93,7 +83,6 @@ def order_of_right(number: int) -> str:
 
 @pytest.fixture(scope="module")
 def pair(amqp_url: str, stream_url: str, database_server_url: str, _migrated_template: str) -> Iterator[Pair]:
-    """Two streams that are not recorded yet, and a new database."""
     nothing = "SELECT"
     with (
         new_streams(amqp_url, 2) as (left, right),

@@ -1,8 +1,6 @@
-"""Answers of a cluster: replicas that lag, leaders that move or stand still, nodes that are killed and boot.
+"""Answers of a cluster whose replicas lag, whose leaders move, and whose nodes are killed, are right or to be repeated.
 
-Whatever goes wrong, an answer of readers and look-ups is right, or an error that says to repeat it: what is confirmed
-is never `absent` or `expired`, an intact stream never empty, shorter or another one, and an answer never holds a part
-of what is recorded.
+What is confirmed is never `absent` or `expired`, an intact stream never empty, shorter or another one.
 """
 
 import random
@@ -50,10 +48,7 @@ def order(number: Any, time_us: int) -> tuple[bytes, dict[str, Any]]:
 
 
 class Publisher(Load):
-    """Publishes numbers to a stream, each with its key, one by one; goes on after faults.
-
-    A number whose confirm is lost is published again, so the offset of the last one confirmed is at least `confirmed`.
-    """
+    """Publishes keyed numbers one by one and again after faults: the last is at `confirmed` or behind it."""
 
     def __init__(self, cluster: Cluster, stream: str) -> None:
         self._cluster, self._stream, self.confirmed = cluster, stream, -1
@@ -80,9 +75,6 @@ class Publisher(Load):
         finally:
             if connection.is_open:
                 connection.close()
-
-
-# --- a lagging replica ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("face", FACES)
@@ -144,9 +136,6 @@ def test_a_lagging_replica_makes_no_answer_wrong(
         assert relations.find("order_id", "z").status is Status.ABSENT
 
 
-# --- publishing meanwhile ---------------------------------------------------------------------------------
-
-
 def ended(ask: Callable[[], Answer]) -> str:
     """How a look-up ended: its status, with less than all where a part is missing; `Transient`; or another error."""
     try:
@@ -164,10 +153,7 @@ def ended(ask: Callable[[], Answer]) -> str:
 def test_what_is_confirmed_is_there_while_more_is_published(
     cluster: Cluster, engine: sa.Engine, database_url: str, face: str, is_long: bool
 ) -> None:
-    """Through any node: a stream is empty, proven, before its first message, and never ends before one confirmed.
-
-    A look-up finds what was confirmed last, or says that it is not recorded yet: never that it is absent.
-    """
+    """Through any node a stream is proven empty at first and ends at no earlier message than one confirmed."""
     stream, seen = unique_name(), Counter[str]()
     cluster.declare(stream, leader=1)
     with ExitStack() as stack:
@@ -199,9 +185,7 @@ def test_what_is_confirmed_is_there_while_more_is_published(
     assert set(seen) <= {"found", "found, complete", "not_recorded_yet"}, seen
 
 
-# --- faults that need a node to start anew come last --------------------------------------------------------
-
-
+# Faults that need a node to start anew come last.
 def test_a_leader_that_moves_or_stands_still(cluster: Cluster) -> None:
     """While and after it moves nothing is said not to be there; while it does not answer, nothing is proven."""
     stream = unique_name()
@@ -228,10 +212,7 @@ def test_a_leader_that_moves_or_stands_still(cluster: Cluster) -> None:
 def test_faults_under_questions_make_no_answer_wrong(
     cluster: Cluster, engine: sa.Engine, harm_s: float, chance: random.Random
 ) -> None:
-    """While nodes are killed, stand still or lag, asked through that node and others: right, or to be repeated.
-
-    A recorder that knows all three writes down each message once, and takes the stream for no other one.
-    """
+    """While nodes fail or lag, answers are right or to be repeated, and a recorder writes each message once."""
     recorded, written = unique_name(), unique_name()
     for stream in (recorded, written):
         cluster.declare(stream, leader=1)

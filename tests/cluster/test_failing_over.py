@@ -24,10 +24,7 @@ PUBLISHED_ANEW_S = 180.0
 
 
 class Publisher:
-    """pika connections, one after the other, each intercepted; the recorder is told the nodes by `broker=`.
-
-    It publishes to a stream of its own, and has a recorder and a database of its own.
-    """
+    """A pika connection after the other, each intercepted by `broker=`, with a stream and database of its own."""
 
     def __init__(self, cluster: Cluster, database_url: str, leader: int) -> None:
         self._cluster, self.database_url, self._orders = cluster, database_url, set[str]()
@@ -36,7 +33,6 @@ class Publisher:
 
     @contextmanager
     def open(self, nodes: Sequence[int] = NODES) -> Iterator[None]:
-        """Connect to the first of some nodes that answers."""
         self._nodes = [pika.URLParameters(self._cluster.amqp_url(node)) for node in nodes]
         self._connect()
         try:
@@ -130,10 +126,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def test_recorders_go_on_at_the_next_node(
     cluster: Cluster, publishers: list[Publisher], used: Callable[[], list[str]], forget: Callable[[], None]
 ) -> None:
-    """Their node is killed while they publish, is down as they begin, and is back; and it is frozen.
-
-    Whoever goes on at another node says so once, and stays there when the first is back.
-    """
+    """Whatever happens to their node, whoever goes on at another says so once, and stays there."""
     of_the_killed, late, of_the_frozen = publishers
     forget()
     with of_the_killed.open():

@@ -1,7 +1,4 @@
-"""Collectors, recorders and serial consumers beside replicas that lag, and readers that meet nodes for the first time.
-
-What a node does not have yet is waited for: it is no other stream, nothing is lost, and nothing is consumed twice.
-"""
+"""Collectors, recorders and consumers wait for what a lagging node lacks: nothing is lost or comes twice."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -36,8 +33,6 @@ from tests.support import broker_connection, publish_plain, recording, rows_of, 
 from tests.support.cluster import Cluster, on_each_cluster
 from tests.support.collectors import COLLECTOR_FACES, collectors_of, is_attached
 from tests.support.serial_consuming import SESSION, SerialBed, consume
-
-# --- collectors ------------------------------------------------------------------------------------------
 
 MESSAGES = 100
 
@@ -104,9 +99,6 @@ def generations(engine: sa.Engine) -> int:
         return int(connection.execute(sa.text(counted)).scalar_one())
 
 
-# --- recorders -------------------------------------------------------------------------------------------
-
-
 def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
     return [(b"%d" % n, {"order_id": f"o{n}"}) for n in range(start, start + count)]
 
@@ -167,7 +159,6 @@ def test_a_leader_that_shows_nothing_for_long_is_no_other_stream(cluster: Cluste
 
 
 def is_held(engine: sa.Engine, stream: str) -> bool:
-    """Whether somebody records the stream now."""
     held = sa.text(
         "SELECT FROM relatum.recorder_members member JOIN relatum.streams stream ON lease_holder = member.holder"
         " WHERE stream.name = :stream AND member.lease_expires_at > clock_timestamp()"
@@ -191,9 +182,6 @@ def test_a_broker_of_three_nodes_has_one_id(cluster: Cluster) -> None:
     for address in addresses:
         with StreamReader.open(address) as reader:
             assert {reader.identity().broker_id} == found
-
-
-# --- serial consumers ------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -29,10 +29,7 @@ def _publish(amqp_url: str, exchange: str, body: bytes) -> None:
 
 @on_each_cluster
 def test_confirms_wait_for_the_stream_and_messages_do_not(cluster: Cluster, database_url: str) -> None:
-    """With a copy on one node alone, that is down: queues get the message, its confirm comes once the node is back.
-
-    With copies on three nodes publishers go on.
-    """
+    """Queues get the message while the copy's one node is down, its confirm comes once that is back."""
     exchange, other = unique_name("lone"), unique_name("whole")
     with broker_connection(cluster.amqp_url(1)) as connection:
         channel = connection.channel()

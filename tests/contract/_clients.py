@@ -70,7 +70,6 @@ class _Pika:
         return self._call(relatum.publish, channel, "", to, *message)
 
     def result(self, waiting: Any) -> Any:
-        """What `wait` or `settle` gives."""
         return waiting
 
     def returned(self, error: Any) -> Any:

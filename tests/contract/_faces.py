@@ -14,10 +14,7 @@ FACES = ("blocking", "asyncio")
 
 
 class Face:
-    """A reader as the tests use it: a `StreamReader`, or an `AsyncStreamReader` in a loop of its own.
-
-    Methods that are not below are the reader's own, and give what it gives. `take` leaves an iteration early.
-    """
+    """A `StreamReader`, or an `AsyncStreamReader` in a loop of its own; other methods are the reader's own."""
 
     def __init__(self, name: str, reader: Any, runner: asyncio.Runner) -> None:
         self.name = name
@@ -84,7 +81,6 @@ def open_and_close(name: str, broker: Any, **options: Any) -> None:
 
 
 def ways(face: Face, stream: str) -> list[Callable[[], object]]:
-    """All ways to read a stream."""
     return [
         lambda: face.read(stream, 0),
         lambda: face.bounds(stream),

@@ -105,10 +105,7 @@ class EmptyNode(Node):
 
 
 class SilentLeader(EmptyNode):
-    """A RabbitMQ 4 that leads every stream and shows no message of it: nothing is committed since it was elected.
-
-    StreamStats says `first_chunk`, which is -1 where nothing is written.
-    """
+    """A RabbitMQ 4 that shows nothing of the streams it leads since it was elected: `first_chunk` is -1."""
 
     _leader = 0
 

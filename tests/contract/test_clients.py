@@ -10,18 +10,7 @@ from typing import Any
 import pytest
 
 import relatum
-from relatum import Broker
-from relatum.errors import (
-    BrokerUnavailable,
-    ConfigurationError,
-    HeadersRefused,
-    InvalidRelationshipKey,
-    PublishError,
-    PublishNacked,
-    PublishOutcomeUnknown,
-    PublishRejected,
-    PublishUnroutable,
-)
+from relatum import Broker, errors
 from relatum.reading import StreamReader
 from relatum.uuid7 import time_us_of, uuid7
 from tests.contract._clients import CLIENTS, CONFIRMING, Line, Queue, new_queue, open_line
@@ -55,7 +44,7 @@ def full(queue: Queue) -> Iterator[str]:
     queue.channel.queue_delete(name)
 
 
-def twice(error: Exception, theirs: type[Exception], ours: type[PublishError]) -> list[Any]:
+def twice(error: Exception, theirs: type[Exception], ours: type[errors.PublishError]) -> list[Any]:
     """An error of the client's class and of ours, which says the same in another process; and what arrives there."""
     again = pickle.loads(pickle.dumps(error))
     for each in (error, again):
@@ -81,7 +70,7 @@ def test_the_connection_stays_what_it_is(line: Line, queue: Queue) -> None:
     line.publish(early, line.message(), queue.name)
     assert is_now(time_us_of(queue.get()[0].message_id))
     assert relatum.statistics(line.connection).published == 1
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(errors.ConfigurationError):
         line.intercept(keys=["b"])
 
 
@@ -167,10 +156,10 @@ def test_bad_keys_and_header_bombs_are_refused_before_anything_is_sent(line: Lin
     deep: dict[str, Any] = {}
     for _ in range(2000):
         deep = {"in": deep}
-    with pytest.raises(InvalidRelationshipKey):
+    with pytest.raises(errors.InvalidRelationshipKey):
         line.publish(channel, line.message(headers={"order_id": [1]}), queue.name)
     for headers in (deep, {"a": "x" * 200_000}, {str(n): n for n in range(5000)}):
-        with pytest.raises(HeadersRefused):
+        with pytest.raises(errors.HeadersRefused):
             line.publish(channel, line.message(headers=headers), queue.name)
     line.publish(channel, line.message(b"good"), queue.name)
     assert queue.get()[1] == b"good"
@@ -209,15 +198,15 @@ def test_a_string_that_is_too_long_is_refused_as_by_a_bare_client(line: Line, qu
 @pytest.mark.parametrize(
     ("theirs", "ours", "fields", "exchange"),
     [
-        ("unroutable", PublishUnroutable, {}, ""),
-        ("nacked", PublishNacked, {}, ""),
-        ("refused", PublishRejected, {"user_id": "somebody else"}, ""),
-        ("refused", PublishRejected, {}, "not there"),
+        ("unroutable", errors.PublishUnroutable, {}, ""),
+        ("nacked", errors.PublishNacked, {}, ""),
+        ("refused", errors.PublishRejected, {"user_id": "somebody else"}, ""),
+        ("refused", errors.PublishRejected, {}, "not there"),
     ],
     ids=["unroutable", "nacked", "406", "404"],
 )
 def test_what_the_broker_does_not_take_is_the_clients_error_and_ours(
-    line: Line, full: str, theirs: str, ours: type[PublishError], fields: dict[str, Any], exchange: str
+    line: Line, full: str, theirs: str, ours: type[errors.PublishError], fields: dict[str, Any], exchange: str
 ) -> None:
     """What the broker refuses raises the client's error and ours, also pickled, and is in no stream."""
     line.intercept()
@@ -245,7 +234,7 @@ def test_an_unroutable_message_comes_back_as_it_was_sent(line: Line) -> None:
         with pytest.raises(line.errors.unroutable) as caught:
             line.publish(channel, line.message(**fields), unique_name())
         assert type(caught.value.__cause__) is line.errors.unroutable
-        for error in twice(caught.value, line.errors.unroutable, PublishUnroutable):
+        for error in twice(caught.value, line.errors.unroutable, errors.PublishUnroutable):
             returned = line.returned(error)
             if "message_id" in fields:
                 assert (returned.message_id, list(returned.headers)) == ("mine", ["relatum_time"])
@@ -267,16 +256,16 @@ def test_a_half_open_link_leaves_an_outcome_that_the_stream_settles(
         proxy.mode = "blackhole_replies" if arrives else "blackhole"
         with pytest.raises(line.errors.lost) as caught:
             line.publish(channel, line.message(b"second"), stream_name)
-        for error in twice(caught.value, line.errors.lost, PublishOutcomeUnknown):
+        for error in twice(caught.value, line.errors.lost, errors.PublishOutcomeUnknown):
             assert error.in_stream is None
         error: Any = caught.value
         if arrives:
             assert [(place.stream, place.offset) for place in line.result(error.settle())] == [(stream_name, 1)]
         else:
             # On a busy machine the broker is not even reached in that time.
-            with pytest.raises((PublishOutcomeUnknown, BrokerUnavailable)):
+            with pytest.raises((errors.PublishOutcomeUnknown, errors.BrokerUnavailable)):
                 line.result(error.settle(0.05))
-            with pytest.raises(PublishRejected) as rejected:
+            with pytest.raises(errors.PublishRejected) as rejected:
                 line.result(error.settle())
             assert rejected.value.in_stream is False
         proxy.mode = "pass"
@@ -312,26 +301,26 @@ def test_a_receipt_gives_the_place_of_its_message(recorded: Line, stream_url: st
 def test_a_receipt_says_what_was_not_taken(recorded: Line, queue: Queue, full: str) -> None:
     """A receipt raises what the broker did not take, or a bad key, counted once, and the channel stays usable."""
     channel = recorded.channel()
-    with pytest.raises(InvalidRelationshipKey):
+    with pytest.raises(errors.InvalidRelationshipKey):
         recorded.receipt(channel, recorded.message(headers={"order_id": 1.5}), queue.name)
 
     def publish(to: str, count: int) -> None:
         for _ in range(count):
             recorded.result(recorded.receipt(channel, recorded.message(), to).wait())
 
-    for to, count, error in ((unique_name(), 1, PublishUnroutable), (full, 10, PublishNacked)):
+    for to, count, error in ((unique_name(), 1, errors.PublishUnroutable), (full, 10, errors.PublishNacked)):
         with pytest.raises(error) as caught:
             publish(to, count)
         assert caught.value.in_stream is False
     publish(queue.name, 1)
-    errors = relatum.statistics(recorded.connection).errors
-    assert errors["unroutable"] == 1
-    assert errors.keys() == {"unroutable", "nacked"}
+    counted = relatum.statistics(recorded.connection).errors
+    assert counted["unroutable"] == 1
+    assert counted.keys() == {"unroutable", "nacked"}
 
 
 def test_a_receipt_needs_interception_and_a_database(line: Line, stream_name: str) -> None:
     """Without either, nothing is sent, and the error says what is missing."""
     for needed in ("not intercepted", "database"):
-        with pytest.raises(ConfigurationError, match=needed):
+        with pytest.raises(errors.ConfigurationError, match=needed):
             line.receipt(line.channel(), line.message(), stream_name)
         line.intercept()

@@ -124,8 +124,7 @@ WRONG: dict[str, tuple[type[Exception], str]] = {
     "rabbitmq-stream+tls://{login}@{streams}/": (BrokerUnavailable, r"TLS with .* failed|No stream protocol"),
     "amqps://{login}@{amqp}/": (ConfigurationError, "does not speak TLS"),
 }
-"""Addresses of somebody else, or of nobody, and what is said of each. Nobody listens at 129, nor 120 below it; by 100
-no stream port is guessed; a name of `invalid` never resolves (RFC 2606)."""
+"""Addresses of others, or of nobody (129, nor 120 below; by 100 no stream port is guessed; `invalid`: RFC 2606)."""
 
 
 @pytest.mark.parametrize("address", WRONG)
@@ -211,7 +210,6 @@ def stopping(url: str, moment: bytes, close: tuple[int, str] | None = None) -> I
 
 
 def close_frame(code: int, text: str) -> bytes:
-    """AMQP 0.9.1's Connection.Close."""
     payload = struct.pack(">HHHB", 10, 50, code, len(text)) + text.encode() + struct.pack(">HH", 10, 40)
     return struct.pack(">BHI", 1, 0, len(payload)) + payload + b"\xce"
 
@@ -339,5 +337,4 @@ def cut(node: Proxy) -> None:
 
 
 def told(caplog: pytest.LogCaptureFixture) -> int:
-    """How often it was said that another address is used."""
     return sum(record.name == "relatum.broker" for record in caplog.records)

@@ -12,16 +12,7 @@ import numpy as np
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 
-from relatum import MessageId
-from relatum.errors import (
-    NotAStream,
-    OffsetExpired,
-    OffsetNotFound,
-    RelatumError,
-    StreamNotFound,
-    StreamUnavailable,
-    Transient,
-)
+from relatum import MessageId, errors
 from relatum.reading import ChunkCache, Message, StreamBounds, StreamReader, TimeSource
 from tests.contract._faces import Face, open_face, ways
 from tests.support import (
@@ -95,12 +86,12 @@ def test_what_is_not_there_is_not_found_and_says_where_the_end_is(face: Face, nu
     """Behind the last message, what is no offset, and any of an empty stream: an error, not a wait; reading goes on."""
     beyond = (COUNT, COUNT + 1000, 2**63 - 1)
     for stream, offset, last in (*((numbered, each, LAST) for each in beyond), (stream_name, 0, None)):
-        with pytest.raises(OffsetNotFound) as caught:
+        with pytest.raises(errors.OffsetNotFound) as caught:
             face.read(stream, offset)
         assert (caught.value.stream, caught.value.offset, caught.value.last) == (stream, offset, last)
         assert face.read(numbered, 1).body == b"1"
     for offset in (-1, 2**63, 2**70):
-        with pytest.raises(OffsetNotFound):
+        with pytest.raises(errors.OffsetNotFound):
             face.read(numbered, offset)
 
 
@@ -108,7 +99,7 @@ def test_a_missing_stream(face: Face, numbered: str) -> None:
     """A stream that does not exist is named in the error, and the next read answers."""
     name = unique_name("missing")
     for attempt in ways(face, name):
-        with pytest.raises(StreamNotFound) as caught:
+        with pytest.raises(errors.StreamNotFound) as caught:
             attempt()
         assert caught.value.stream == name
         assert face.read(numbered, 1).body == b"1"
@@ -121,10 +112,10 @@ def test_a_queue_is_not_a_stream(face: Face, amqp_url: str, classic: str) -> Non
         channel.queue_declare(others, exclusive=True)
         for name in (classic, others):
             for attempt in ways(face, name):
-                with pytest.raises(NotAStream):
+                with pytest.raises(errors.NotAStream):
                     attempt()
             (result,) = face.read_many([MessageId(name, 0)])
-            assert isinstance(result, NotAStream)
+            assert isinstance(result, errors.NotAStream)
         method, _, body = channel.basic_get(classic)
     assert (body, method.redelivered) == (b"mine", False)
 
@@ -153,7 +144,7 @@ def test_a_stream_that_is_declared_again(face: Face, restless_stream: str, is_lo
     limit, questions = time.monotonic() + (10.0 if is_long else 1.0), 0
     while time.monotonic() < limit:
         questions += 1
-        with contextlib.suppress(StreamNotFound, Transient):
+        with contextlib.suppress(errors.StreamNotFound, errors.Transient):
             face.bounds(restless_stream)
     assert questions
 
@@ -161,16 +152,16 @@ def test_a_stream_that_is_declared_again(face: Face, restless_stream: str, is_lo
 @pytest.mark.parametrize(
     ("code", "text", "kind"),
     [
-        (404, "NOT_FOUND - no queue 's' in vhost '/'", StreamNotFound),
-        (404, "NOT_FOUND - home node 'r1@h' of durable queue 's' is down or inaccessible", StreamUnavailable),
-        (406, "PRECONDITION_FAILED - queue 's' does not have a replica on the local node", Transient),
-        (406, "PRECONDITION_FAILED - stream queue 's' in vhost '/' does not have a running replica", Transient),
-        (406, "PRECONDITION_FAILED - invalid arg 'x-stream-offset' for queue 's'", NotAStream),
-        (405, "RESOURCE_LOCKED - cannot obtain exclusive access to locked queue 's'", NotAStream),
+        (404, "NOT_FOUND - no queue 's' in vhost '/'", errors.StreamNotFound),
+        (404, "NOT_FOUND - home node 'r1@h' of durable queue 's' is down or inaccessible", errors.StreamUnavailable),
+        (406, "PRECONDITION_FAILED - queue 's' does not have a replica on the local node", errors.Transient),
+        (406, "PRECONDITION_FAILED - stream queue 's' in vhost '/' does not have a running replica", errors.Transient),
+        (406, "PRECONDITION_FAILED - invalid arg 'x-stream-offset' for queue 's'", errors.NotAStream),
+        (405, "RESOURCE_LOCKED - cannot obtain exclusive access to locked queue 's'", errors.NotAStream),
     ],
 )
 def test_what_a_node_says_of_a_stream(
-    face_name: str, amqp_url: str, code: int, text: str, kind: type[RelatumError], monkeypatch: pytest.MonkeyPatch
+    face_name: str, amqp_url: str, code: int, text: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only "no queue" says that there is no such stream; nodes that start give other reasons, seen on 3.10 and 4.3."""
 
@@ -188,11 +179,11 @@ def test_what_retention_dropped_has_expired(face: Face, amqp_url: str, short_str
     """An offset below the first one retained has expired; the error says where the stream begins now."""
     publish_plain(amqp_url, short_stream, [b"x" * 1000 for _ in range(600)], confirm=True)
     first = wait_until(lambda: face.bounds(short_stream).first, what="retention")
-    with pytest.raises(OffsetExpired) as caught:
+    with pytest.raises(errors.OffsetExpired) as caught:
         face.read(short_stream, 0)
     assert caught.value.first >= first > 0
     results = face.read_many([MessageId(short_stream, 0), MessageId(short_stream, 599)])
-    assert isinstance(results[0], OffsetExpired)
+    assert isinstance(results[0], errors.OffsetExpired)
     assert face.iterate(short_stream, 0)[0].offset >= first
 
 
@@ -260,7 +251,7 @@ def test_from_last_gives_the_newest_chunk(face: Face, amqp_url: str, stream_name
 def test_a_deleted_stream_ends_following(face: Face, amqp_url: str, stream_name: str) -> None:
     """A reader that waits learns that its stream was deleted."""
     fill(amqp_url, stream_name, 1)
-    with pytest.raises(StreamUnavailable):
+    with pytest.raises(errors.StreamUnavailable):
         face.follow(stream_name, lambda _: delete_stream(amqp_url, stream_name), idle_timeout_s=LIMIT_S)
 
 
@@ -284,14 +275,14 @@ def test_results_come_in_the_order_asked_for(face: Face, numbered: str, streams:
         results = face.read_many([MessageId(numbered, offset) for offset in wanted], **options)
         assert [result.offset for result in results] == wanted
         for offset, result in zip(wanted, results, strict=True):
-            assert isinstance(result, Message if 0 <= offset < COUNT else OffsetNotFound)
+            assert isinstance(result, Message if 0 <= offset < COUNT else errors.OffsetNotFound)
             assert not isinstance(result, Message) or result.headers["n"] == offset
     assert face.read_many([]) == []
     missing = unique_name("missing")
     ids = [MessageId(streams[4], 3), MessageId(missing, 0), MessageId(numbered, 7), MessageId(missing, 1)]
     results = face.read_many(ids)
     assert [results[0].id, results[2].id] == [ids[0], ids[2]]
-    assert [type(results[1]), type(results[3])] == [StreamNotFound, StreamNotFound]
+    assert [type(results[1]), type(results[3])] == [errors.StreamNotFound, errors.StreamNotFound]
 
 
 def test_a_worn_connection_is_replaced_on_the_way(
@@ -333,12 +324,12 @@ def test_what_is_kept_is_not_asked_for_again(face: Face, amqp_url: str, stream_n
     assert [message.id for message in found] == ids[::-1]
     nowhere = MessageId(stream_name, ids[-1].offset + 1)
     (missing,) = face.read_all([nowhere], kept=kept)
-    assert isinstance(missing, OffsetNotFound)
+    assert isinstance(missing, errors.OffsetNotFound)
     fill(amqp_url, stream_name, 1)
     assert face.read_all([ids[3], nowhere, ids[3]], kept=kept)[1].headers["n"] == 0
     delete_stream(amqp_url, stream_name)
     assert {type(each) for each in face.read_all(ids, kept=kept)} == {Message}
-    assert {type(each) for each in face.read_all(ids)} == {StreamNotFound}
+    assert {type(each) for each in face.read_all(ids)} == {errors.StreamNotFound}
 
 
 def test_who_keeps_chunks_reads_ahead(face: Face, amqp_url: str, stream_name: str) -> None:

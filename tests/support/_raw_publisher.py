@@ -3,7 +3,6 @@
 import socket
 import struct
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
@@ -66,7 +65,7 @@ class RawConnection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
 
@@ -79,10 +78,7 @@ class RawPublisher(RawConnection):
         self._request(_DECLARE, b"\x01" + _text("") + _text(stream))
 
     def publish(self, *entries: bytes | Batch, awaits: bool = True) -> None:
-        """Publish records and sub-entry batches, all in one frame, and wait until each is confirmed.
-
-        RabbitMQ confirms nothing behind a chunk without a record: do not await it there.
-        """
+        """Publish records and batches in one frame; await confirms: none comes behind a chunk without a record."""
         body = b"\x01" + struct.pack(">I", len(entries))
         for number, entry in enumerate(entries):
             body += struct.pack(">Q", (self._number << 32) + number)
@@ -112,7 +108,6 @@ def _text(value: str) -> bytes:
 
 
 def uncompressed(records: Sequence[bytes]) -> Batch:
-    """A sub-entry batch of records as they are."""
     content = b"".join(struct.pack(">I", len(record)) + record for record in records)
     return 0, len(records), len(content), content
 

@@ -59,7 +59,6 @@ def running(recorder: Recorder) -> Iterator[Recorder]:
 def recording(
     broker: str | Broker, engine: sa.Engine, *streams: str, keys: Iterable[str | KeyDefinition] = ()
 ) -> AbstractContextManager[Recorder]:
-    """Run a recorder of streams."""
     return running(Recorder(broker, engine.url, streams, keys=keys))
 
 
@@ -79,10 +78,7 @@ def _recorded_to(engine: sa.Engine, stream: str) -> int | None:
 
 
 def wait_recorded(broker: str | Broker, engine: sa.Engine, stream: str, *, limit_s: float = LIMIT_S) -> int:
-    """Wait until everything that is in the stream now is recorded; gives the end of its coverage.
-
-    Of an empty stream, too: until the database knows it.
-    """
+    """Wait until all that is in the stream now is recorded, and the stream known; gives the end of its coverage."""
     with reader_of(broker) as reader:
         last = reader.bounds(stream).last
     end = 0 if last is None else last + 1
@@ -96,7 +92,6 @@ def wait_recorded(broker: str | Broker, engine: sa.Engine, stream: str, *, limit
 
 
 def record(broker: str | Broker, engine: sa.Engine, *streams: str, keys: Iterable[str | KeyDefinition] = ()) -> None:
-    """Record all that is in the streams now."""
     with recording(broker, engine, *streams, keys=keys):
         for stream in streams:
             wait_recorded(broker, engine, stream)

@@ -23,13 +23,11 @@ Plain = bytes | tuple[bytes, Mapping[str, Any] | pika.BasicProperties]
 
 
 def unique_name(prefix: str = "relatum-test") -> str:
-    """Return a name no other test uses."""
     return f"{prefix}-{uuid.uuid4().hex[:12]}"
 
 
 @contextmanager
 def broker_connection(amqp_url: str) -> Iterator[BlockingConnection]:
-    """Open a bare pika connection, and close it."""
     connection = BlockingConnection(pika.URLParameters(amqp_url))
     try:
         yield connection
@@ -52,22 +50,18 @@ def delete_stream(amqp_url: str, name: str) -> None:
 
 
 @contextmanager
-def new_streams(url: str, count: int) -> Iterator[list[str]]:
+def new_streams(url: str, count: int, **arguments: Any) -> Iterator[list[str]]:
     """The names of new streams, ascending; they go at the end."""
     names = sorted(unique_name() for _ in range(count))
     for name in names:
-        declare_stream(url, name)
+        declare_stream(url, name, **arguments)
     yield names
     for name in names:
         delete_stream(url, name)
 
 
 def publish_plain(amqp_url: str, stream: str, messages: Iterable[Plain], *, confirm: bool = True) -> int:
-    """Publish messages to a stream one by one; return how many. `confirm` waits for each confirm.
-
-    Where the streams' coordinator has no leader yet, it is tried again. Without confirms, a burst may lie in one chunk,
-    and so in one segment however large: retention then drops nothing of it, or all.
-    """
+    """Publish messages to a stream one by one, again while its coordinator has no leader; return how many."""
     waiting = [message if isinstance(message, tuple) else (message, {}) for message in messages]
     end = time.monotonic() + LIMIT_S
     while True:
@@ -141,11 +135,7 @@ def _deliveries(
 
 
 def make_streams_survive(server: LocalRabbitMQ) -> None:
-    """Make a new private broker's streams survive SIGKILL.
-
-    The broker starts its stream coordinator at the first stream ever declared, and writes its name to disk about a
-    second later only; killed before, it never serves streams again (seen with 3.10.8: names.dets of Ra).
-    """
+    """Make a new broker's streams survive SIGKILL: their coordinator's name is on disk a second after the first."""
     name = unique_name("first")
     declare_stream(server.broker_url, name)
     delete_stream(server.broker_url, name)

@@ -15,7 +15,6 @@ T = TypeVar("T")
 LIMIT_S: Final = 90.0
 """What nothing here takes, however busy the machine is: only a test that fails waits for so long."""
 
-
 START_S: Final = 300.0
 """What no server takes to start, of however many at once."""
 

@@ -28,10 +28,7 @@ _KINDS: Final[dict[str, tuple[Any, Any, Any]]] = {
 
 
 class Face:
-    """A router on a channel of its own, in the blocking one's form.
-
-    `run` runs what a call of an asyncio router returns; it is None for a blocking router.
-    """
+    """A router on a channel of its own, in the blocking one's form; `run` runs what an asyncio router returns."""
 
     def __init__(
         self, router: Any, channel: Any, header: str = SETS, run: Callable[[Awaitable[Any]], Any] | None = None
@@ -51,7 +48,6 @@ class Face:
         return self._run(self.router.exchange(self.channel).publish(message))
 
     def settle(self, error: relatum.errors.PublishOutcomeUnknown, *timeout_s: float) -> Any:
-        """What the error's `settle` gives."""
         found: Any = error.settle(*timeout_s)
         return found if self._run is None else self._run(_awaited(found))
 
@@ -92,11 +88,7 @@ class Faces:
         has_confirms: bool = True,
         **options: Any,
     ) -> Iterator[Face]:
-        """Open a router on a connection of its own.
-
-        With `through`, another URL of the broker, its connection is intercepted, so that lost confirms are
-        settled.
-        """
+        """Open a router on its own connection: `through` another URL intercepted, so that lost confirms are settled."""
         blocking, asynchronous, kind = _KINDS[self.header]
         arguments = super_stream or self.layout.super_stream, database_url or self.database_url, kind(**options)
         broker = None if through is None else self.amqp_url
@@ -153,7 +145,6 @@ class Partitions:
         return {stream: [each.body for each in messages] for stream, messages in self.messages().items()}
 
     def of_set(self, name: str | None) -> dict[str, list[bytes]]:
-        """The bodies of a set, or context, in each partition that has some of it."""
         found = {
             stream: [message.body for message in messages if message.headers.get(self._header) == name]
             for stream, messages in self.messages().items()
@@ -161,6 +152,5 @@ class Partitions:
         return {stream: bodies for stream, bodies in found.items() if bodies}
 
     def where(self, body: bytes) -> str:
-        """The partition of the one message that has this body."""
         (stream,) = (stream for stream, bodies in self.bodies().items() for each in bodies if each == body)
         return stream

@@ -29,7 +29,6 @@ class Agent:
         self.client = client
 
     def run(self, function: Any, *arguments: Any) -> Any:
-        """What a coroutine function gives, in the client's loop."""
         return self._portal.call(function, *arguments)
 
     def call(self, tool: str, **arguments: Any) -> CallToolResult:
@@ -37,7 +36,6 @@ class Agent:
         return result
 
     def together(self, calls: list[tuple[str, dict[str, Any]]]) -> list[CallToolResult]:
-        """Call several at once."""
         called = [self._portal.start_task_soon(self.client.call_tool, *each) for each in calls]
         return [each.result() for each in called]
 

@@ -15,7 +15,6 @@ _OPERATORS = {"==": operator.eq, ">": operator.gt, "<": operator.lt}
 
 
 def documented_alerts() -> dict[str, str]:
-    """The alerts by name: their expressions, as they stand in the file."""
     return dict(_RULE.findall(RULES.read_text()))
 
 

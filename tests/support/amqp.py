@@ -6,24 +6,20 @@ from typing import Any
 
 
 def text(value: str) -> bytes:
-    """A string, short or long."""
     data = value.encode()
     return b"\xa1" + bytes([len(data)]) + data if len(data) < 256 else b"\xb1" + struct.pack(">I", len(data)) + data
 
 
 def listed(*items: bytes) -> bytes:
-    """A list."""
     content = b"".join(items)
     return b"\xd0" + struct.pack(">II", len(content) + 4, len(items)) + content
 
 
 def mapped(*items: bytes) -> bytes:
-    """A map."""
     return b"\xd1" + listed(*items)[1:]
 
 
 def encode(value: Any) -> bytes:
-    """A value of Python."""
     if value is None or isinstance(value, bool):
         return {None: b"\x40", True: b"\x41", False: b"\x42"}[value]
     if isinstance(value, str):
@@ -44,5 +40,4 @@ def encode(value: Any) -> bytes:
 
 
 def section(code: int, value: bytes) -> bytes:
-    """A section of a message."""
     return b"\x00\x53" + bytes([code]) + value

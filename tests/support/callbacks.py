@@ -55,7 +55,6 @@ def running(url: str, **options: Any) -> Iterator[tuple[SelectConnection, Callab
 
 
 def open_channel(connection: SelectConnection, on_thread: Callable[..., Any]) -> Any:
-    """A channel of a callback connection."""
     opened: Future[Any] = Future()
     on_thread(connection.channel, on_open_callback=opened.set_result)
     return opened.result(90)

@@ -1,8 +1,4 @@
-"""The clock of the suite: how many seconds each file of tests takes, of the wall and of a processor.
-
-Counted are the process that runs the tests, the programs it starts, and its own servers. What several processes share,
-servers and collection, is in the sum of the run alone.
-"""
+"""Seconds of the wall and of a processor that each file takes, with the programs and servers that it starts."""
 
 import csv
 import os
@@ -16,8 +12,7 @@ from typing import Any, Final
 import pytest
 
 BUDGET_S: Final = 600.0
-"""Processor seconds a file may take with `--budget`: some start JVMs, nodes, browsers and compilers for the others, and
-a loaded machine takes more."""
+"""Processor seconds a file may take with `--budget`, on a loaded machine: some start servers for the others."""
 
 Taken = tuple[float, float, float]
 """Seconds of the wall, of a processor by this process, and by all that it started."""
@@ -26,7 +21,6 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 def now() -> Taken:
-    """What was taken so far."""
     ended, own = resource.getrusage(resource.RUSAGE_CHILDREN), time.process_time()
     return time.monotonic(), own, ended.ru_utime + ended.ru_stime + _living(os.getpid())
 

@@ -1,10 +1,9 @@
 """Three RabbitMQ nodes on loopback, for what one node cannot show: leaders, replicas, and what fails between them.
 
-The nodes find each other without epmd, which would be shared with others and outlive the tests: each has an address
-of its own within 127.0.0.0/8 for Erlang's distribution, and all have the same port there. Clients reach all of them
-at 127.0.0.1, on ports of their own.
+Each has an address of its own within 127.0.0.0/8 for Erlang's distribution: no epmd is shared with others.
 """
 
+import json
 import os
 import secrets
 import subprocess
@@ -12,7 +11,6 @@ import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
 import pytest
@@ -66,8 +64,8 @@ class ClusterNode(LocalRabbitMQ):
     def _choose_ports(self) -> None:
         file = self.directory / "identity.json"
         if not file.exists():
-            password = f'{{"port": {free_port(self._port_offsets)}, "password": "{self._cluster.password}"}}'
-            file.write_text(password)
+            identity = {"port": free_port(self._port_offsets), "password": self._cluster.password}
+            file.write_text(json.dumps(identity))
         if self._kept is None:
             self._kept = Identity.of(file, offsets=self._port_offsets)
 
@@ -108,15 +106,7 @@ class ClusterNode(LocalRabbitMQ):
 
 
 class Cluster:
-    """Three nodes, numbered 1 to 3. A context manager; the nodes end with this process, however it ends.
-
-    Faults stay until `heal`, which the fixture `cluster` calls after each test. A node frozen for about a minute is
-    taken for lost by the others, and must then be started anew.
-
-    Args:
-        directory: Where the nodes keep everything; created where missing.
-        server: The server script; None for the one `LocalRabbitMQ` starts.
-    """
+    """Three nodes, numbered 1 to 3, which end with this process. Faults last until `heal`, after each test."""
 
     def __init__(self, directory: Path, server: str | None = None) -> None:
         self.directory = directory
@@ -134,20 +124,16 @@ class Cluster:
         self._had_faults = False
 
     def address(self, number: int) -> str:
-        """The address of a node for Erlang's distribution."""
         return f"{self._network}.{number}"
 
     def erlang_name(self, number: int) -> str:
         return f"r{number}@{self.address(number)}"
 
     def amqp_url(self, number: int) -> str:
-        """A node's URL of AMQP 0.9.1."""
         return self.nodes[number].broker_url
 
     def stream_url(self, number: int) -> str:
         return self.nodes[number].stream_url
-
-    # --- start and end ------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         try:
@@ -162,13 +148,10 @@ class Cluster:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """End all nodes at once."""
         for node in self.nodes.values():
             node.kill()
 
@@ -187,13 +170,8 @@ class Cluster:
 
         wait_until(whole, SETTLE_S, what="a whole cluster", every_s=0.5)
 
-    # --- streams ------------------------------------------------------------------------------------------
-
     def declare(self, stream: str, *, leader: int = 1, **arguments: Any) -> None:
-        """Declare a stream whose leader is on a node, and wait until all of its replicas are there.
-
-        `x_initial_cluster_size=1` declares one without replicas on the other nodes.
-        """
+        """Declare a stream whose leader is on a node, and wait for its replicas: none if `x_initial_cluster_size=1`."""
         declare_stream(self.amqp_url(leader), stream, x_queue_leader_locator="client-local", **arguments)
         self._await_places(stream, replicas=int(arguments.get("x_initial_cluster_size", len(NODES))) - 1)
 
@@ -220,8 +198,7 @@ class Cluster:
     def move_leader(self, stream: str, number: int) -> None:
         """Make a node the leader of a stream, and wait until it is. All nodes must run.
 
-        RabbitMQ 3.10 has no command for it: the leader's node is killed and started again. Of the other two, if both
-        have all the messages, the first is elected then; so with that version node 3 cannot be asked for.
+        RabbitMQ 3.10 elects the first of the other two when the leader is killed: node 3 cannot be asked for there.
         """
         self._had_faults = True
         has_command = server_version(self.amqp_url(number)) >= (4,)
@@ -262,8 +239,6 @@ class Cluster:
 
         wait_until(is_there, SETTLE_S, what=f"a leader and {replicas} replicas of {stream}")
 
-    # --- faults -------------------------------------------------------------------------------------------
-
     def stop(self, number: int) -> None:
         """Kill a node (SIGKILL)."""
         self._had_faults = True
@@ -271,7 +246,6 @@ class Cluster:
         self.nodes[number].kill()
 
     def start(self, number: int) -> None:
-        """Start a node that was killed, and wait until it answers."""
         self.nodes[number].start()
 
     def freeze(self, number: int) -> None:
@@ -295,15 +269,11 @@ class Cluster:
         assert "<" in held, f"no replica of node {number} is there to be held back"
 
     def follow(self) -> None:
-        """Let all replicas follow again."""
         self._is_lagging = False
         self._alive().eval(f"[catch sys:resume(P) || N <- [node() | nodes()], P <- {_READERS}true]]")
 
     def silence(self, stream: str) -> None:
-        """Make a stream as it is after an election until a replica answers: no node shows anything of what it has.
-
-        That ends with the next message that is confirmed. For the installed RabbitMQ.
-        """
+        """Make a stream as after an election until the next confirm: no node shows anything. For RabbitMQ 3.10."""
         # What is shown stands in two places. Where they differ, the broker tells a reader of more at once, shows it
         # nothing, and never tells it again.
         for node in self.nodes.values():

@@ -200,10 +200,7 @@ class Collecting:
         self.place.put(*made, to=to)
 
     def collector(self, executor: Callable[[Bulk], Any] | None = None, **options: Any) -> Any:
-        """A durable collector that follows the stream; with its options, and those of the executor of "order", if any.
-
-        Where nothing else is said, a bulk is closed as soon as it is begun.
-        """
+        """A durable collector of the stream, by options of its own and of the executor of "order"; bulks end soon."""
         of_executor = {"max_age_s": 0.01} | {name: options.pop(name) for name in _OF_EXECUTORS & options.keys()}
         where = {"database": self.place.database, "broker": self.place.amqp, "streams": [self.place.stream]}
         collector = self._make(**{"name": "billing"} | where | options)

@@ -36,7 +36,6 @@ def bodies_written(engine: sa.Engine) -> list[str]:
 
 
 def make_commits_wait(engine: sa.Engine) -> None:
-    """Make the application's table, whose commits `commits_held` holds up."""
     written.create(engine)
     with engine.begin() as connection:
         connection.execute(sa.text(AT_COMMIT))

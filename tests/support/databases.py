@@ -1,11 +1,11 @@
 """Databases of the tests: each is as new when a test gets it, and most were another test's before.
 
-A copy of the template has 500 files. Where ext4 keeps no journal, it looks for a place for a new file among all that
-were deleted in the last minutes: after fifty tests, one copy took a third of a second of a processor. So a database
-that only had rows put into it is emptied, and gets a name that nobody knows: what an earlier test left running does not
-find it. One whose tables, rights or statistics are not the template's any more is dropped.
+A copy has 500 files, which ext4 without a journal makes slowly; so one that only had rows put into it is emptied and
+renamed, so that nothing that was left running finds it. One that differs otherwise is dropped.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final, LiteralString
 from urllib.parse import urlsplit, urlunsplit
 
@@ -58,9 +58,19 @@ _SHAPE: Final = [
 
 
 def administer(server_url: str, statement: LiteralString, *names: str) -> None:
-    """Carry out one statement about databases, outside of a transaction."""
     with psycopg.connect(server_url, autocommit=True) as connection:
         connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+
+
+@contextmanager
+def new_database(server_url: str, statement: LiteralString, *names: str) -> Iterator[str]:
+    """The URL of a database that a statement makes by a name and others; it goes at the end."""
+    name = database_name()
+    administer(server_url, statement, name, *names)
+    try:
+        yield named(server_url, name)
+    finally:
+        administer(server_url, "DROP DATABASE {} WITH (FORCE)", name)
 
 
 def clear(url: str) -> None:
@@ -73,12 +83,10 @@ def clear(url: str) -> None:
 
 
 def named(server_url: str, database: str) -> str:
-    """The URL of another database of the server."""
     return urlunsplit(urlsplit(server_url)._replace(path=f"/{database}"))
 
 
 def database_name(of: str = "relatum_test") -> str:
-    """A name that no database has."""
     return unique_name(of).replace("-", "_")
 
 
@@ -117,7 +125,6 @@ class Databases:
         return False
 
     def close(self) -> None:
-        """Drop those that nobody has."""
         while self._free:
             self._execute("DROP DATABASE {} WITH (FORCE)", self._free.pop())
         self._server.close()

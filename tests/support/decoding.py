@@ -76,7 +76,6 @@ def became(raw: bytes) -> str:
 
 
 def main() -> None:
-    """Answer until there is no more to read."""
     _tell(not str(limits.__file__).endswith(".py"))
     while True:
         try:

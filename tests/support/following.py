@@ -14,18 +14,7 @@ T = TypeVar("T")
 
 
 class Owner:
-    """Owns a loop, and a follower on it, which other threads may call here. A context manager.
-
-    Args:
-        broker: The broker.
-        on_event: Called with each event before it is kept; what it raises is the follower's to bear.
-        holds: Whether it is done with nothing before `release`.
-        outages: Where to tell what waits.
-        options: Of `StreamFollower`.
-
-    Attributes:
-        events: What was given, by stream.
-    """
+    """Owns a loop, and a follower on it; `holds`: is done with nothing before `release`. `events` are by stream."""
 
     def __init__(
         self,
@@ -83,31 +72,25 @@ class Owner:
         return kinds
 
     def offsets(self, stream: str) -> list[int]:
-        """The offsets that came, in the order in which they did."""
         return [offset for event in self.of(stream, Records) for offset in event.batch.offsets]
 
     def bodies(self, stream: str) -> list[bytes]:
         return [each.body for event in self.of(stream, Records) for each in event.batch.each_message()]
 
     def wait_event(self, stream: str | None, kind: type[T]) -> T:
-        """The first event of a kind, once it came."""
         return wait_until(lambda: self.of(stream, kind), what=f"{kind.__name__} of {stream!r}")[0]
 
     def wait_bodies(self, stream: str, bodies: list[bytes]) -> None:
-        """Wait until as many bodies came; they must be these."""
         wait_until(lambda: len(self.bodies(stream)) >= len(bodies), what=f"{len(bodies)} messages of {stream!r}")
         assert self.bodies(stream) == bodies
 
     def wait_failed(self, stream: str | None, kind: type[Exception]) -> Failed:
-        """A failure for a reason, once it came."""
-
         def found() -> list[Failed]:
             return [event for event in self.of(stream, Failed) if isinstance(event.error, kind)]
 
         return wait_until(found, what=f"{kind.__name__} of {stream!r}")[0]
 
     def close(self, timeout_s: float) -> bool:
-        """End all; whether it had ended by then."""
         for _ in range(2):
             closing = self.loop.run(self.follower.close)
             assert closing is not None, "it runs"

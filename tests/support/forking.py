@@ -79,7 +79,6 @@ def publishing(broker: Broker, database_url: str) -> Iterator[Any]:
 
 
 def put(channel: Any, stream: str, values: list[str]) -> None:
-    """Publish a message for each value of `order_id`."""
     for value in values:
         channel.basic_publish("", stream, b"", pika.BasicProperties(headers={"order_id": value}))
 

@@ -23,5 +23,4 @@ def form(value: Any, where: str = "", found: dict[str, set[str]] | None = None) 
 
 
 def in_words(found: dict[str, set[str]]) -> dict[str, str]:
-    """The same as it is kept in a file: the types of each name in one text."""
     return {name: " ".join(sorted(kinds)) for name, kinds in found.items()}

@@ -13,17 +13,14 @@ At = tuple[str, int]
 
 
 def group_id(number: int) -> str:
-    """A group id that says which one it is."""
     return f"{number:048x}"
 
 
 def ids(*numbers: int) -> list[str]:
-    """The ids of groups."""
     return [group_id(number) for number in numbers]
 
 
 def ids_of(groups: Iterable[Any]) -> list[str]:
-    """The ids of groups, or of what is told of them."""
     return [each.group_id for each in groups]
 
 
@@ -35,7 +32,6 @@ def of_group(number: int, sequence: int, *, last: bool = False, time_us: int | N
 
 
 def whole_group(number: int, size: int, **options: Any) -> list[Plain]:
-    """All messages of a group in order."""
     return [of_group(number, sequence, last=sequence == size, **options) for sequence in range(1, size + 1)]
 
 
@@ -47,10 +43,7 @@ def shuffled(messages: Iterable[Plain], seed: int) -> list[Plain]:
 
 
 class Naive:
-    """Groups as a naive reader finds them: everything read by bare pika, and sorted by hand.
-
-    Times must grow with the offsets of each stream.
-    """
+    """Groups as a naive reader finds them, by bare pika. Times must grow with the offsets of each stream."""
 
     def __init__(self, amqp_url: str, streams: Iterable[str]) -> None:
         self.groups: dict[str, list[Found]] = defaultdict(list)

@@ -5,16 +5,15 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from tests.support.tables import (
-    collector_members,
-    context_moves,
-    group_states,
-    recorder_members,
-    serial_members,
-    streams,
-)
+from tests.support import tables
 
-_LEASED: Final = (recorder_members, serial_members, collector_members, context_moves, group_states)
+_LEASED: Final = (
+    tables.recorder_members,
+    tables.serial_members,
+    tables.collector_members,
+    tables.context_moves,
+    tables.group_states,
+)
 
 NOW: Final = sa.func.clock_timestamp()
 
@@ -45,6 +44,6 @@ def record_as(engine: sa.Engine, holder: str, *names: str) -> None:
     """Have some recorder hold these streams, or all, for an hour; `let_lapse` ends it."""
     with engine.begin() as connection:
         lease = {"holder": holder, "name": holder, "lease_expires_at": NOW + timedelta(hours=1)}
-        connection.execute(sa.insert(recorder_members).values(lease))
-        held = sa.update(streams).values(lease_holder=holder)
-        connection.execute(held.where(streams.c.name.in_(names)) if names else held)
+        connection.execute(sa.insert(tables.recorder_members).values(lease))
+        held = sa.update(tables.streams).values(lease_holder=holder)
+        connection.execute(held.where(tables.streams.c.name.in_(names)) if names else held)

@@ -22,7 +22,6 @@ TURN_MAX_S = 0.05
 blocked: list[BlockedLoop] = []
 """What was refused since the test began: the component itself may have caught the error."""
 
-
 _starting = threading.local()
 """Set while a thread starts another one, which is a wait of microseconds."""
 
@@ -66,7 +65,6 @@ def _guard_start() -> None:
 
 
 def install() -> None:
-    """Guard the loops of this process."""
     _guard_start()
     _guard(time, "sleep")
     _guard(socket, "getaddrinfo")

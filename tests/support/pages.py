@@ -32,7 +32,6 @@ def blocks_of(page: str, heading: str = "", renamed: Mapping[str, str] | None = 
 
 
 def run(page: str, block: str, names: dict[str, Any]) -> None:
-    """Run a block among names, which stay for the next one."""
     exec(compile(block, f"docs/{page}", "exec"), names)
 
 

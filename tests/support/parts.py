@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import sqlalchemy as sa
 
 from relatum.store.parts import Part, close_parts, copy_rows, retain_from, table_parts_of, turn_parts
 from tests.support import wait_until
+from tests.support.place import Place
 
 MESSAGES = 100
 """Messages whose rows a part has."""
@@ -20,14 +20,9 @@ class Parts:
     engine: sa.Engine
     stream_id: int = 0
 
-    def sql(self, statement: str, **values: Any) -> list[Any]:
-        """Execute a statement in a transaction of its own; gives its rows, if it has any."""
-        with self.engine.begin() as connection:
-            result = connection.execute(sa.text(statement), values)
-            return list(result) if result.returns_rows else []
+    sql = Place.sql
 
     def write(self, offsets: Sequence[int]) -> None:
-        """Rows of a key, one for each offset, in one transaction."""
         with self.engine.begin() as connection:
             copy_rows(connection, self.lines(offsets))
 
@@ -54,7 +49,6 @@ class Parts:
             return list(connection.scalars(sa.text(query).bindparams(sa.bindparam("part", part, sa.Integer))))
 
     def turn(self) -> None:
-        """Begin the next part, however little is in the open one."""
         last = max(part.part for part in self.all() if part.is_opened)
         wait_until(
             lambda: turn_parts(self.engine, 0)[-1].part > last + 1 or self.all()[-2].part > last, what="a next part"

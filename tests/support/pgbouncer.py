@@ -53,10 +53,7 @@ def holds_statements() -> bool:
 def pgbouncer(
     server_url: str, directory: Path, *, pool_size: int = 3, clients_max: int = 500, more: str = ""
 ) -> Iterator[str]:
-    """Run one, which uses the URL's user for all sessions; yield `server_url` through it.
-
-    `directory` must exist; `more` are further lines of its settings.
-    """
+    """Run one, by the URL's user and with `more` lines of settings; yield `server_url` through it."""
     program = _program()
     if program is None:
         pytest.fail("pgbouncer is missing: run tools/install pgbouncer", pytrace=False)
@@ -64,18 +61,9 @@ def pgbouncer(
     own_port = free_port((0,))
     settings = directory / f"pgbouncer-{own_port}.ini"
     log = settings.with_suffix(".log")
-    settings.write_text(
-        _SETTINGS.format(
-            host=given["host"],
-            port=given.get("port", "5432"),
-            user=given.get("user", "postgres"),
-            password=given.get("password", ""),
-            own_port=own_port,
-            pool_size=pool_size,
-            clients_max=clients_max,
-            more=more,
-        )
-    )
+    server = {"port": "5432", "user": "postgres", "password": ""} | given
+    own = {"own_port": own_port, "pool_size": pool_size, "clients_max": clients_max, "more": more}
+    settings.write_text(_SETTINGS.format(**server, **own))
     settings.chmod(0o600)
     account = Account.choose(None, must_reach=[Path(program), settings])  # it refuses root, as PostgreSQL does
     account.own(settings)
@@ -83,7 +71,7 @@ def pgbouncer(
         running = subprocess.Popen(
             account.command(program, str(settings)), stdout=output, stderr=output, stdin=subprocess.DEVNULL
         )
-    url = urlunsplit(urlsplit(server_url)._replace(netloc=f"{given.get('user', 'postgres')}@127.0.0.1:{own_port}"))
+    url = urlunsplit(urlsplit(server_url)._replace(netloc=f"{server['user']}@127.0.0.1:{own_port}"))
     try:
         wait_until(lambda: _answers(url, running, log), what="pgbouncer answers")
         yield url

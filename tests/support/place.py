@@ -38,7 +38,6 @@ class Place:
         return Broker(self.amqp, stream_url=self.stream_url)
 
     def put(self, *messages: Plain, to: str | None = None) -> None:
-        """Publish messages one by one, each confirmed."""
         publish_plain(self.amqp, to or self.stream, messages)
 
     def put_recorded(
@@ -65,11 +64,9 @@ class Place:
         return recording(self.amqp, self.engine, *(streams or (self.stream,)), keys=given)
 
     def wait_recorded(self, stream: str | None = None) -> None:
-        """Wait until a recorder has recorded all that is in the stream now."""
         wait_recorded(self.amqp, self.engine, stream or self.stream)
 
     def recorded_to(self, stream: str | None = None) -> int:
-        """The end of a stream's coverage."""
         return recorded_to(self.engine, stream or self.stream)
 
     def rows(self, stream: str | None = None) -> list[tuple[str, str, int]]:
@@ -77,7 +74,6 @@ class Place:
         return rows_of(self.engine, stream or self.stream)
 
     def values(self) -> list[str]:
-        """The values recorded of the stream, in the order of its messages."""
         return [value for _, value, _ in self.rows()]
 
     def backfill(self, **options: Any) -> BackfillReport:
@@ -91,12 +87,10 @@ class Place:
         return verify(self.amqp, self.engine.url, [self.stream], **options)
 
     def declare_again(self, **arguments: Any) -> None:
-        """Delete the stream and declare another one of its name."""
         delete_stream(self.amqp, self.stream)
         declare_stream(self.amqp, self.stream, **arguments)
 
     def sql(self, statement: str, **parameters: Any) -> list[Any]:
-        """Execute a statement in a transaction of its own; gives its rows, if it has any."""
         with self.engine.begin() as connection:
             result = connection.execute(sa.text(statement), parameters)
             return list(result) if result.returns_rows else []
@@ -107,11 +101,7 @@ class Place:
 
 
 class FailingPlace:
-    """A place whose broker and database are reached over lines that can fail, and a face to call.
-
-    `broker` and `database` are the addresses over the lines; `took_s` is the time that calls took during the last
-    fault.
-    """
+    """A place over lines that can fail, and a face to call; `took_s` is how long calls took during the last fault."""
 
     def __init__(self, place: Place, face: str) -> None:
         self.place, self.is_async = place, face == "asyncio"
@@ -125,23 +115,17 @@ class FailingPlace:
         self.took_s = 0.0
 
     def go(self, result: Any) -> Any:
-        """What a call gave, or what it gives on the event loop."""
         return result_of(self._runner, result)
 
     def enter(self, manager: Any) -> Any:
-        """Enter a context that is left at the end."""
         return self._stack.enter_context(manager)
 
     def at_end(self, close: Callable[..., Any], *arguments: Any) -> None:
-        """Have something closed at the end."""
         self._stack.callback(lambda: self.go(close(*arguments)))
 
     @contextmanager
     def fault(self, fault: str, error: type[Exception] | None = None) -> Iterator[None]:
-        """What is inside is timed, and ends with that error, if any.
-
-        `fault`: "broker frozen", "database frozen", "database refused", or "locked" and names of tables.
-        """
+        """Time a block, ending with `error`, under "broker frozen", "database frozen", "… refused" or "locked T…"."""
         lines = self._broker if fault.startswith("broker") else [self._database]
         with ExitStack() as faulty:
             if fault.startswith("locked"):

@@ -9,7 +9,7 @@ import psycopg
 from psycopg.sql import SQL, Literal
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 
-from tests.support._streams import unique_name
+from tests.support.databases import new_database
 
 PARTS = 30
 """Parts of `relationships` that plans are looked at with."""
@@ -40,21 +40,14 @@ _NAMES = ("Relation Name", "Index Name")
 def filled_database(
     server_url: str, template: str, fill: str, *, then: str = "VACUUM ANALYZE"
 ) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to a new database of the schema, with rows by `fill`, analysed; the database goes at the end.
-
-    `then` is what is done behind the rows, if not to analyse them.
-    """
-    name = unique_name("relatum_plans").replace("-", "_")
-    with psycopg.connect(server_url, autocommit=True) as administration:
-        administration.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
-        try:
-            url = f"{server_url.rpartition('/')[0]}/{name}"
-            with psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection:
-                connection.execute(fill.encode())
-                connection.execute(then.encode())
-                yield connection
-        finally:
-            administration.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+    """A connection to a new database of the schema, with rows by `fill`, then analysed unless `then` says otherwise."""
+    with (
+        new_database(server_url, "CREATE DATABASE {} TEMPLATE {}", template) as url,
+        psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection,
+    ):
+        connection.execute(fill.encode())
+        connection.execute(then.encode())
+        yield connection
 
 
 def plan_of_statement(
@@ -66,7 +59,6 @@ def plan_of_statement(
 
 
 def text_of(statement: Any) -> str:
-    """A statement of SQLAlchemy's as the driver takes it."""
     return str(statement.compile(dialect=dialect.dialect()))
 
 
@@ -93,7 +85,6 @@ def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def pages_in(plan: dict[str, Any]) -> int:
-    """How many pages a plan has read."""
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 
 

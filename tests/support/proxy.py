@@ -4,7 +4,6 @@ import select
 import selectors
 import socket
 import threading
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
@@ -13,25 +12,10 @@ SLOW_PART = 4096
 
 
 class Proxy:
-    """Forwards connections to one server.
+    """Forwards connections to one server, on `listens_on` or a free port; `bytes_per_s` slows its answers.
 
-    Modes, to be changed at any time by `mode`:
-        pass: both ways.
-        blackhole_replies: what the client sends arrives; what the server sends is thrown away: a half-open link.
-        blackhole: nothing arrives on either side.
-        frozen: nothing arrives on either side for now; what was sent arrives when the mode is another again.
-    `reset()` ends all connections with a TCP reset, `cut()` in order.
-
-    Args:
-        host: Where the server is.
-        port: Its port.
-        listens_on: The port to listen on; a free one by default.
-
-    Attributes:
-        opened: Connections made through it so far.
-        most: How many there were at once at most.
-        refused: How many were ended at once, while it did not accept any.
-        bytes_per_s: How fast the server's answers come through; None (default) as fast as they do.
+    `mode` is "pass", "frozen" (all arrives later), "blackhole" (nothing arrives), or "blackhole_replies" (only
+    what the client sends arrives: a half-open link). `opened`, `most` (at once) and `refused` count connections.
     """
 
     def __init__(self, host: str, port: int, *, listens_on: int = 0) -> None:
@@ -98,7 +82,7 @@ class Proxy:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _run(self) -> None:

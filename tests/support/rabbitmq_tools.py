@@ -26,10 +26,7 @@ def run_tool(server: LocalRabbitMQ, name: str, *arguments: str) -> str:
 
 
 def evaluate(server: LocalRabbitMQ, expression: str) -> str:
-    """Evaluate Erlang on a broker; gives what `erl_call` prints of its value.
-
-    That is a program of Erlang's own, in C: `rabbitmqctl eval` takes a second of a processor.
-    """
+    """Evaluate Erlang on a broker, by `erl_call`: `rabbitmqctl eval` takes a second of a processor."""
     return erl_call(f"127.0.0.1:{server.port + DISTRIBUTION_OFFSET}", server.directory, expression)
 
 

@@ -10,6 +10,5 @@ REVISION: Final = "0004"
 
 
 def make_release_0_4(database_url: str) -> None:
-    """Make the schema of release 0.4.0 in an empty database."""
     with psycopg.connect(database_url) as connection:
         connection.execute(Path(__file__).with_suffix(".sql").read_bytes())

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 import pika
@@ -17,13 +16,11 @@ from tests.support.leases import let_last
 
 
 def of_context(name: str, **properties: Any) -> pika.BasicProperties:
-    """Properties of a message of a context."""
     return pika.BasicProperties(headers={"serialization_context": name}, **properties)
 
 
 @contextmanager
 def confirming(url: str) -> Iterator[BlockingChannel]:
-    """A channel in confirm mode, on a connection of its own."""
     with broker_connection(url) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
@@ -62,7 +59,6 @@ def sleeping_task(channel: Any, meanwhile: Callable[[], Awaitable[Any]]) -> None
 
 
 def other_than(layout: Layout, stream: str) -> str:
-    """Another partition."""
     return next(each.stream for each in layout if each.stream != stream)
 
 
@@ -84,13 +80,11 @@ class HeldMove:
             assert self._may_go.wait(90)
 
     def begin(self) -> None:
-        """Let the move begin, and wait until it stands still."""
         self._thread.start()
         assert self._is_there.wait(90), f"the move did not become {self._state}"
         let_last(self._engine)
 
     def go(self) -> None:
-        """Let the move end."""
         self._may_go.set()
         if self._thread.ident is not None:
             self._thread.join(90)
@@ -98,19 +92,14 @@ class HeldMove:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.go()
 
 
 def consumed(
     super_stream: str, database_url: str, broker: str, count: int, *, name: str = "reader", **options: Any
 ) -> dict[str, list[bytes]]:
-    """What a serial consumer of a name gets: the bodies of each context in their order, once it has `count` messages.
-
-    Nothing more must come in the next half second.
-    """
+    """The bodies of each context in order, as a serial consumer gets `count` of them, and no more in half a second."""
     found: dict[str, list[bytes]] = {}
     total = 0
     with SerialConsumer(super_stream, name, database=database_url, broker=broker, **options) as consumer:

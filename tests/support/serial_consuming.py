@@ -15,6 +15,7 @@ from relatum.superstreams import Layout, Partition
 from tests.support._recording import reader_of
 from tests.support._streams import broker_connection
 from tests.support.leases import LEASE_S
+from tests.support.place import Place
 from tests.support.super_streams import super_stream
 from tests.support.tables import context_moves, moved_contexts, placement_epochs, super_stream_partitions, super_streams
 
@@ -80,7 +81,6 @@ class SerialBed:
             self._publish(self.streams[partition], body.encode(), {})
 
     def control(self, partition: int, control: Control) -> int:
-        """Publish a fence, a marker or an adoption; gives its offset."""
         headers, body = encode(control)
         self._publish(self.streams[partition], body, headers)
         return self.end(partition)
@@ -93,8 +93,6 @@ class SerialBed:
         with reader_of(self._amqp_url) as reader:
             last = reader.bounds(self.streams[partition]).last
         return -1 if last is None else last
-
-    # --- moves ------------------------------------------------------------------------------------------------------
 
     def begin(self, contexts: Iterable[str], source: int, target: int) -> "HandMove":
         names, epoch = sorted(contexts), self.epoch()
@@ -119,7 +117,6 @@ class SerialBed:
         return HandMove(self, move_id, frozenset(names), source, target, epoch)
 
     def move(self, contexts: Iterable[str], source: int, target: int) -> "HandMove":
-        """Move contexts from one partition to another, from beginning to end."""
         move = self.begin(contexts, source, target)
         move.fence()
         move.mark()
@@ -130,19 +127,17 @@ class SerialBed:
             connection.execute(sa.update(context_moves).where(context_moves.c.move_id == move_id).values(**values))
 
 
+@dataclass
 class HandMove:
     """A move under way, whose steps a test performs when it likes."""
 
-    def __init__(
-        self, bed: SerialBed, move_id: int, contexts: frozenset[str], source: int, target: int, epoch: int
-    ) -> None:
-        self.bed = bed
-        self.move_id = move_id
-        self.contexts = contexts
-        self.source = source
-        self.target = target
-        self.epoch = epoch
-        self.fence_offset = -1
+    bed: SerialBed
+    move_id: int
+    contexts: frozenset[str]
+    source: int
+    target: int
+    epoch: int
+    fence_offset: int = -1
 
     def fence(self) -> None:
         self.fence_offset = self.publish_fence()
@@ -158,7 +153,6 @@ class HandMove:
         return self.bed.control(self.target, Marker(self.move_id, self.epoch, self.contexts, source, self.fence_offset))
 
     def mark(self) -> None:
-        """Publish the marker, and end the move."""
         at = self.publish_marker()
         self.bed._set(self.move_id, state="switched", marker_offset=at, ended_at=sa.func.now())
         for context in self.contexts:
@@ -189,7 +183,6 @@ class Stage:
     def made(
         self, name: str = "test", kind: Any = SerialConsumer, *, database_url: str | None = None, **options: Any
     ) -> Any:
-        """A consumer that is not started."""
         chosen = SerialOptions(**{"lease_s": LEASE_S, **options})
         return kind(self.bed.name, name, chosen, database=database_url or self.database_url, broker=self.amqp_url)
 
@@ -198,11 +191,7 @@ class Stage:
         with self.made(name, **options) as consumer:
             yield consumer
 
-    def sql(self, statement: str, **parameters: Any) -> list[Any]:
-        """Execute a statement in a transaction of its own; gives its rows, if it has any."""
-        with self.engine.begin() as connection:
-            result = connection.execute(sa.text(statement), parameters)
-            return list(result) if result.returns_rows else []
+    sql = Place.sql
 
     def position(self, partition: int) -> int:
         partition_id = self.bed._ids[self.bed.streams[partition]]
@@ -214,12 +203,10 @@ class Stage:
 
 
 def bodies(batch: Any) -> list[str]:
-    """What a batch says."""
     return [message.body.decode() for message in batch]
 
 
 def next_batches(consumer: Any, count: int) -> list[Any]:
-    """So many batches, none acknowledged."""
     found = [consumer.next_batch(90.0) for _ in range(count)]
     assert None not in found
     return found

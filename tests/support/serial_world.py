@@ -1,15 +1,9 @@
 """A world without input or output, in which the protocol of moved contexts is performed step by step.
 
-There are partitions (lists), a database (plain attributes, each request one transaction) and actors: publishers, movers
-and members of serial consumers. An actor is a generator of requests, and `stepwise` makes one of plain code. It does
-one thing a step, so any other may act in between, and it may be killed or left asleep at any step. What a dead actor
-had sent may still arrive later. An answer may be late: then others act between the moment it was true and the code that
-gets it.
-
-Publishers have clocks that are as much too fast, or too slow, as is allowed, and may stand still for a while with their
-machine. Two of three rely on them; the third asks after each message, as those of earlier releases.
-
-The movers and the members' verdicts are the real code. What the world asserts while it runs, and in `finish`:
+Partitions are lists, each request to the database is a transaction, and actors (publishers, movers, members) are
+generators of requests: `stepwise` makes one of plain code. Between steps others act; an actor may be killed, what it
+sent may arrive later, an answer may be late, and clocks are as wrong as is allowed, or stand still. Two of three
+publishers rely on theirs. Movers, publications and members' verdicts are the real code. What is asserted:
 
 - each consumer name gets each message at most once, and each message its publisher was told of exactly once;
 - a message whose publication began after another of its context was told comes after it;
@@ -20,7 +14,7 @@ The movers and the members' verdicts are the real code. What the world asserts w
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from queue import SimpleQueue
@@ -49,9 +43,7 @@ AT_ONCE = 1e9
 STALL = int(STALL_S / STEP_S)
 """Steps for which a publisher's clock may stand still."""
 
-
 LONG_AGO = datetime.fromtimestamp(0, UTC)
-
 
 T = TypeVar("T")
 
@@ -127,7 +119,6 @@ class Unsettled(Exception):
 
 
 def publish(publications: publication.Publications, world: Any, name: str, stream: str | None = None) -> CheckedSent:
-    """Publish a message as routers do."""
     placement = publications.at_hand(name) or publications.place(name, stream)
     sent = publications.next_of(placement)
     world.send(placement, sent)
@@ -176,25 +167,15 @@ class Sent:
     told: int | None = None
 
 
-@dataclass(frozen=True)
-class Arriving:
+class Arriving(NamedTuple):
     """What was sent to a partition."""
 
     stream: str
     entry: Entry
 
 
-@dataclass(frozen=True)
-class Call:
-    """One transaction, or one look into the database or a stream."""
-
-    of: Callable[[], Any]
-
-
-@dataclass(frozen=True)
-class Pause:
-    """Nothing; the answer is a number that the driver chose."""
-
+PAUSE = object()
+"""A request for nothing; the answer is a number that the driver chose."""
 
 Actor: TypeAlias = Generator[Any, Any, Any]
 LogFactory: TypeAlias = Callable[..., PartitionLog]
@@ -226,12 +207,8 @@ class Consumer:
 class World:
     """Partitions, a database, and those who act.
 
-    Args:
-        contexts: The names of contexts.
-        log: Makes the log of a partition; another one than the real one in checks of the model itself.
-        omit: Rules that are left out, in checks of the model itself.
-        trust: Whether two of three publishers rely on their clocks; without, movers do not wait for them either.
-        wait: How long movers wait, as a part of what they should.
+    `omit` leaves rules out, `log` and `publications` replace real code, and `wait` shortens movers' waits, all in
+    checks of the model itself. Without `trust` no publisher relies on its clock.
     """
 
     def __init__(
@@ -274,15 +251,12 @@ class World:
         self.start("publisher", chosen.publish(context, preferred), chosen)
 
     def look(self, router: int) -> None:
-        """Let a publisher look, as its thread does now and then."""
         chosen = self.routers[router % len(self.routers)]
         self.start("looker", chosen.look(), chosen)
 
     def now(self) -> float:
         """The movers' clock: as much too fast as it may be, or so fast that they wait for less than they should."""
         return self.clock * STEP_S * self.mover_rate
-
-    # --- actors ---------------------------------------------------------------------------------------------------
 
     def start(self, kind: str, actor: Actor, what: Any = None) -> Running | None:
         """Let an actor begin; it stands before its first request."""
@@ -295,9 +269,8 @@ class World:
 
     def step(self, index: int, choice: int = 1, *, late: bool = False) -> None:
         """Let an actor perform the request it waits with, and go on to its next; where it is late, in another step."""
-        if not self.running:
-            return
-        self._perform(self.running[index % len(self.running)], choice, late=late)
+        if self.running:
+            self._perform(self.running[index % len(self.running)], choice, late=late)
 
     def _perform(self, running: Running, choice: int = 1, *, late: bool = False) -> None:
         self.steps += 1
@@ -353,10 +326,7 @@ class World:
         return f"{self._names:x}"
 
     def fail(self, index: int, *, arrives: bool = False) -> None:
-        """Let the broker, or the database, go away under an actor. What it was about to send may have arrived.
-
-        An answer that was under way to it is lost.
-        """
+        """Take a server away under an actor: an answer is lost, and what it was about to send may have arrived."""
         if not self.running:
             return
         running = self.running[index % len(self.running)]
@@ -368,7 +338,6 @@ class World:
         self._go_on(running, partial(running.actor.throw, error("away")))
 
     def arrive(self, index: int) -> None:
-        """Let something arrive that was sent by somebody who is dead."""
         if self.in_flight:
             self.counts["arrived late"] += 1
             late = self.in_flight.pop(index % len(self.in_flight))
@@ -388,10 +357,10 @@ class World:
         return None
 
     def _answer(self, request: Any, choice: int) -> Any:
-        if isinstance(request, Pause):
+        if request is PAUSE:
             return choice
-        if isinstance(request, Call):
-            return request.of()
+        if callable(request):  # one transaction, or one look into the database or a stream
+            return request()
         sent = self._as_sent(request)
         if sent is not None:
             self._append(sent)
@@ -436,8 +405,6 @@ class World:
                 return self._set_aborting(move_id)
         raise AssertionError(request)
 
-    # --- placements -----------------------------------------------------------------------------------------------
-
     def _open(self, name: str, preferred: str) -> Placement:
         """Where a name is; it is placed where it is nowhere. That raises no generation."""
         placement = self.placements.get(name)
@@ -445,15 +412,9 @@ class World:
             self.openings[name] += 1
             epoch = self.next_epoch()
             self.opening_of[name, epoch] = self.openings[name]
-            placement = Placement(
-                name,
-                PARTITIONS.index(preferred),
-                preferred,
-                preferred,
-                epoch,
-                PlacementState.OPEN,
-                generation=0 if placement is None else placement.generation,
-            )
+            where = (PARTITIONS.index(preferred), preferred, preferred)
+            generation = 0 if placement is None else placement.generation
+            placement = Placement(name, *where, epoch, PlacementState.OPEN, generation=generation)
             self.placements[name] = placement
         return placement
 
@@ -470,7 +431,6 @@ class World:
                 known.opening = -1
 
     def release(self, name: str) -> None:
-        """Give a placement up, unless it moves."""
         placement = self.placements.get(name)
         if placement is not None and placement.state is PlacementState.OPEN:
             self.generation += 1
@@ -493,8 +453,6 @@ class World:
                 return step
         return None
 
-    # --- moves ----------------------------------------------------------------------------------------------------
-
     def begin_move(
         self, source: str, target: str, contexts: frozenset[str], scan_from: int, target_scan_from: int
     ) -> MoveStep:
@@ -508,30 +466,11 @@ class World:
         if "stop before the fence" not in self.omit:
             for context in contexts:
                 self._set(context, state=PlacementState.MOVING, move_id=move_id)
-        step = MoveStep(
-            move_id=move_id,
-            state=MoveState.FENCING,
-            attempt=1,
-            aborting=False,
-            source=source,
-            target=target,
-            source_id=PARTITIONS.index(source),
-            target_id=PARTITIONS.index(target),
-            contexts=len(contexts),
-            names=contexts,
-            fence_epoch=0,
-            epoch=0,
-            scan_from=scan_from,
-            target_scan_from=target_scan_from,
-            fence_offset=None,
-            marker_offset=None,
-            holder=None,
-            lease_expires_at=None,
-            started_at=LONG_AGO,
-            fenced_at=None,
-            ended_at=None,
-            reason=None,
-        )
+        facts = dict.fromkeys(each.name for each in fields(MoveStep)) | {"state": MoveState.FENCING, "attempt": 1}
+        facts |= {"aborting": False, "started_at": LONG_AGO, "move_id": move_id, "fence_epoch": 0, "epoch": 0}
+        facts |= {"source": source, "source_id": PARTITIONS.index(source), "scan_from": scan_from}
+        facts |= {"target": target, "target_id": PARTITIONS.index(target), "target_scan_from": target_scan_from}
+        step = MoveStep(**facts | {"contexts": len(contexts), "names": contexts})
         self.moves[move_id] = step
         self.counts["moves"] += 1
         return step
@@ -541,7 +480,6 @@ class World:
         return step
 
     def let_fence(self, move_id: int) -> MoveStep:
-        """Take the fence's epoch, unless that was done."""
         step = self.moves[move_id]
         if step.fence_epoch:
             return step
@@ -580,8 +518,6 @@ class World:
         self.epochs += 1
         return self.epochs
 
-    # --- consumers ------------------------------------------------------------------------------------------------
-
     def add_consumer(self, name: str, *, at_end: bool) -> None:
         """Make a consumer name; at the end, one partition's end is read after another."""
         if not at_end:
@@ -592,8 +528,8 @@ class World:
     def _create(self, name: str) -> Actor:
         ends: dict[str, int] = {}
         for partition in PARTITIONS:
-            ends[partition] = yield Call(partial(len, self.streams[partition]))
-        yield Call(lambda: self._insert_consumer(name, ends))
+            ends[partition] = yield partial(len, self.streams[partition])
+        yield partial(self._insert_consumer, name, ends)
 
     def _insert_consumer(self, name: str, ends: Mapping[str, int]) -> None:
         starts = dict(ends)
@@ -601,9 +537,8 @@ class World:
             moves = self.moves.values()
             begins = [each.target_scan_from if each.marker_offset is None else each.marker_offset for each in moves]
             places = [(each.source, each.target, each.fence_offset) for each in moves]
-            starts = consistent_starts(
-                ends, [MovedBefore(*at, begin) for at, begin in zip(places, begins, strict=True)]
-            )
+            moved = [MovedBefore(*at, begin) for at, begin in zip(places, begins, strict=True)]
+            starts = consistent_starts(ends, moved)
         self.consumers[name] = Consumer({key: PositionRow(at) for key, at in starts.items()}, self.clock)
 
     def claim(self, name: str, partition: str) -> tuple[int, int, dict[int, HoldRow]]:
@@ -660,7 +595,6 @@ class World:
         name: str,
         partition: str,
         version: int,
-        *,
         position: int,
         holds: Mapping[int, Hold],
         ended: Iterable[int],
@@ -699,16 +633,16 @@ class World:
         consumer.latest_began[key] = max(consumer.latest_began[key], sent.began)
 
     def consume(self, name: str, partition: str) -> Actor:
-        version, position, rows = yield Call(lambda: self.claim(name, partition))
-        at, floors = yield Call(lambda: self.begin_reading(partition, position, rows))
+        version, position, rows = yield partial(self.claim, name, partition)
+        at, floors = yield partial(self.begin_reading, partition, position, rows)
         cursors = {move_id: hold.cursor for move_id, hold in rows.items()}
         log = self.log(floors, open_holds=cursors, position=position)
         while True:
-            choice: int = yield Pause()
+            choice: int = yield PAUSE
             delivered: list[Data | Adoption] = []
             ended: list[int] = []
             if choice % 2 and log.holds and (at >= position or "wait for the rescan" in self.omit):
-                complete = yield Call(lambda: self.complete(name, partition))
+                complete = yield partial(self.complete, name, partition)
                 for hold in [hold for hold in log.holds.values() if hold.move_id in complete]:
                     for offset, held in list(hold.held.items())[: choice // 2]:
                         delivered.append(held)
@@ -723,15 +657,8 @@ class World:
                         assert isinstance(entry, Data | Adoption)
                         delivered.append(entry)
                     at = offset + 1
-            store = (at, dict(log.holds), tuple(ended), tuple(delivered))
-            if not (yield Call(partial(self._commit, name, partition, version, *store))):
+            if not (yield partial(self.commit, name, partition, version, at, dict(log.holds), ended, delivered)):
                 return
-
-    def _commit(self, name: str, partition: str, version: int, position: int, *rest: Any) -> bool:
-        holds, ended, delivered = rest
-        return self.commit(name, partition, version, position=position, holds=holds, ended=ended, delivered=delivered)
-
-    # --- the end --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End all actors: the threads of those that run plain code would stay."""
@@ -811,10 +738,7 @@ class World:
                     raise Wrong(f"{name} got {context} in another order than that by epoch and offset")
 
     def _is_behind_an_orphan(self, context: str, placed: Placed) -> bool:
-        """The one known limit, of placements that are released: see `docs/contexts-protocol.md`, what it rests on.
-
-        The marker of an aborted move in its first target passes over what came too late from an opening before.
-        """
+        """The one limit of docs/contexts-protocol.md: late messages of an earlier opening, behind an aborted marker."""
         for stream, entries in self.streams.items():
             if Data(context, placed) not in entries:
                 continue
@@ -857,31 +781,26 @@ class Router:
         options = ContextOptions(timeout_s=TIMEOUT_S, trust_clock=trust_clock)
         self.publications = world.publications(asking, self.now, options)
         self.publications.name = name
-        self.is_looking = False
-        self.busy: set[str] = set()
+        self.busy: set[str | None] = set()
 
     def now(self) -> float:
         return (self.world.clock - self.stood_still) * STEP_S * self._rate
 
-    def publish(self, context: str, preferred: str) -> Actor:
-        """Publish one message of a context; one at a time."""
-        if context in self.busy:
+    def _alone(self, what: str | None, begin: Callable[..., Actor], *given: Any) -> Actor:
+        """Do something unless it is under way: with one context, or look at the database (None)."""
+        if what in self.busy:
             return
-        self.busy.add(context)
+        self.busy.add(what)
         try:
-            yield from self._publish(context, preferred)
+            yield from begin(*given)
         finally:
-            self.busy.discard(context)
+            self.busy.discard(what)
+
+    def publish(self, context: str, preferred: str) -> Actor:
+        return self._alone(context, self._publish, context, preferred)
 
     def look(self) -> Actor:
-        """Look at the database; one at a time."""
-        if self.is_looking:
-            return
-        self.is_looking = True
-        try:
-            yield from stepwise(self.publications.look)
-        finally:
-            self.is_looking = False
+        return self._alone(None, stepwise, self.publications.look)
 
     def _publish(self, context: str, preferred: str) -> Actor:
         world, began = self.world, self.world.clock
@@ -913,10 +832,4 @@ class Router:
 
     def settle(self, context: str) -> Actor:
         """See to what is not settled, as closing a router does."""
-        if context in self.busy:
-            return
-        self.busy.add(context)
-        try:
-            yield from stepwise(self.publications.settle, context)
-        finally:
-            self.busy.discard(context)
+        return self._alone(context, stepwise, self.publications.settle, context)

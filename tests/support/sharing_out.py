@@ -12,11 +12,7 @@ OWN_JVM: Final = ("test_page",)
 
 
 def scope_of(node_id: str) -> str:
-    """What a test is run together with: its file, for the fixtures of it, or those with which it shares a JVM.
-
-    A session of Spark takes ten seconds of a processor to start, and a gigabyte; three nodes, and what the page shows,
-    take as long.
-    """
+    """What a test runs together with: its file, or those that share Spark's JVM, the three nodes or the page."""
     path = PurePosixPath(node_id.partition("::")[0])
     if path.parent.name == "cluster":
         return "cluster"
@@ -28,10 +24,7 @@ def scope_of(node_id: str) -> str:
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest, and end with what takes least: no process is left with much while others are idle.
-
-    Else in the order of names.
-    """
+    """Begin with what takes longest and end with what takes least, else by name: so no process is idle at the end."""
 
     def turn(item: pytest.Item) -> tuple[bool, bool]:
         is_long = scope_of(item.nodeid).startswith(("spark", "cluster", "web", "tests/web/", "tests/packaging/"))

@@ -36,7 +36,6 @@ class Spans:
 
 @contextmanager
 def collected_spans() -> Iterator[Spans]:
-    """Have all spans of this process for the block."""
     spans = Spans()
     # Set once for a process, by the API: the next test has its own.
     trace.set_tracer_provider(spans.provider)

@@ -1,9 +1,4 @@
-"""Writes what the JVMs of the tests start with: Spark's classes, as one JVM that ends leaves them behind.
-
-Usage: python -m tests.support.spark_classes FILE
-
-To load and to verify them is half of what a session of Spark costs before its first rows.
-"""
+"""Writes Spark's classes, half of a session's start, to a file: python -m tests.support.spark_classes FILE."""
 
 import sys
 import tempfile

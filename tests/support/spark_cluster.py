@@ -1,8 +1,4 @@
-"""A standalone Spark cluster of real processes on this machine, whose workers know nothing of Relatum.
-
-The workers' interpreter has what any Spark node has (pyarrow, pandas, numpy) and nothing else: the wheel goes to it by
-`--py-files`, what the wheel depends on by `--archives`, as on any cluster.
-"""
+"""A standalone Spark cluster of real processes whose nodes get Relatum by --py-files and --archives, as on any."""
 
 import importlib.metadata
 import json
@@ -18,7 +14,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import pyspark
@@ -74,10 +69,7 @@ def zip_dependencies(target: Path) -> Path:
 
 
 def build_wheel_zip(project: Path, directory: Path) -> Path:
-    """Build the wheel, and give it the name `--py-files` takes: Spark refuses .whl.
-
-    Without a compiler: what is compiled cannot be imported from a zip.
-    """
+    """Build the wheel, pure Python, which a zip needs, and name it as `--py-files` takes it: Spark refuses .whl."""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(directory), str(project)]
     subprocess.run(pip, check=True, capture_output=True, env=os.environ | {"CC": "no-such-compiler"})
     (wheel,) = directory.glob("*.whl")
@@ -99,12 +91,7 @@ def make_bare_interpreter(directory: Path) -> Path:
 
 @dataclass
 class SparkCluster:
-    """One master and some workers, each a process of its own; use it as a context manager.
-
-    Attributes:
-        directory: Where logs, work directories and the interpreter are.
-        workers: How many worker processes; each offers one core and runs one executor of an application.
-    """
+    """A master and workers of one core and one executor each, all processes of their own, as a context manager."""
 
     directory: Path
     workers: int
@@ -123,7 +110,7 @@ class SparkCluster:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _start(self) -> None:
@@ -174,10 +161,7 @@ class SparkCluster:
     def submit(
         self, script: Path, *arguments: str, py_files: Path, archive: Path, environment: Mapping[str, str]
     ) -> "subprocess.Popen[bytes]":
-        """Start `spark-submit` of a script whose driver runs in this environment, and the executors in the bare one.
-
-        `py_files` is the wheel's zip, `archive` that of its dependencies; `environment` is added to the driver's.
-        """
+        """Start `spark-submit` of a script: its driver in `environment`, its executors in the bare interpreter."""
         command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", self.master_url, "--jars", str(JDBC_JAR)]
         command += ["--py-files", str(py_files), "--archives", f"{archive}#{DEPENDENCIES}"]
         for name, value in (self._settings() | {"spark.executorEnv.PYTHONPATH": DEPENDENCIES}).items():

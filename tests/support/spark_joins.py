@@ -61,7 +61,6 @@ class Sides:
         return {"database": self.place.database, "broker": self.place.amqp}
 
     def record(self, left: Sequence[Headers] = (), right: Sequence[Headers] = (), keys: Sequence[str] = ()) -> None:
-        """Publish one message for each of the headers to each stream, and record both."""
         for stream, listed in ((self.left, left), (self.right, right)):
             messages = ((f"{stream} {number}".encode(), headers) for number, headers in enumerate(listed))
             publish_plain(self.place.amqp, stream, messages, confirm=False)

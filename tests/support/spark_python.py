@@ -1,9 +1,4 @@
-"""The interpreter of Spark's Python processes: each is forked of one that has imported what they all import.
-
-Spark starts one for each thing it asks of a data source in Python, some hundred in a run, and each imports for more
-than a second of a processor: PySpark, pandas, Arrow, and Relatum. That a node imports them by itself is seen where
-clusters and commands are run.
-"""
+"""The interpreter of Spark's Python processes: forked of one with all imports, which cost a second each time."""
 
 import atexit
 import os

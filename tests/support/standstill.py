@@ -66,7 +66,6 @@ def nobody_waits(database_url: str) -> None:
 
 
 def somebody_waits(database_url: str) -> None:
-    """Wait until a session waits for a lock."""
     _wait_for(True, database_url)
 
 

@@ -37,7 +37,6 @@ def declare_by_hand(connection: BlockingConnection, name: str, keys: list[str], 
 
 
 def delete_by_hand(amqp_url: str, exchange: str, *streams: str) -> None:
-    """Delete an exchange and streams, be they there or not."""
     with broker_connection(amqp_url) as connection:
         channel = connection.channel()
         channel.exchange_delete(exchange)
@@ -46,11 +45,9 @@ def delete_by_hand(amqp_url: str, exchange: str, *streams: str) -> None:
 
 
 def bodies(stream_url: str, layout: Layout) -> dict[str, list[bytes]]:
-    """The bodies in each partition, in their order."""
     with StreamReader.open(stream_url) as reader:
         return {each.stream: [message.body for message in reader.iterate(each.stream)] for each in layout}
 
 
 def tail(number: str, **properties: Any) -> pika.BasicProperties:
-    """Properties of a message that is routed by its header `tail`."""
     return pika.BasicProperties(headers={"tail": number}, **properties)

@@ -21,6 +21,5 @@ def add_users(server: LocalRabbitMQ, users: Mapping[str, tuple[str, str, str]]) 
 
 
 def as_user(url: str, name: str) -> str:
-    """The URL of a broker for another user."""
     parts = urlsplit(url)
     return parts._replace(netloc=f"{name}:{PASSWORD}@{parts.hostname}:{parts.port}").geturl()

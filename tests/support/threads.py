@@ -11,7 +11,6 @@ class Threads:
         self._earlier = set(threading.enumerate())
 
     def begun(self) -> list[threading.Thread]:
-        """Those that run and were begun since."""
         return [each for each in threading.enumerate() if each not in self._earlier]
 
     def told(self, record: logging.LogRecord) -> bool:

@@ -21,12 +21,10 @@ def is_beyond(place: Place, moment: Moment, where: Literal["after", "before"], *
 
 
 def after(places: Iterable[Place], moment: Moment, *, inclusive: bool = False) -> Place | None:
-    """The first place after the moment."""
     return min((place for place in places if is_beyond(place, moment, "after", inclusive=inclusive)), default=None)
 
 
 def before(places: Iterable[Place], moment: Moment, *, inclusive: bool = False) -> Place | None:
-    """The last place before the moment."""
     return max((place for place in places if is_beyond(place, moment, "before", inclusive=inclusive)), default=None)
 
 

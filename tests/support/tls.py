@@ -1,7 +1,4 @@
-"""A RabbitMQ with TLS, certificates of every kind, and servers that show other certificates in its place.
-
-Certificates are made by the openssl command, of elliptic curves: a handshake takes a few milliseconds.
-"""
+"""A RabbitMQ with TLS, certificates of every kind by openssl, and servers that show others in its place."""
 
 import contextlib
 import socket
@@ -42,11 +39,7 @@ class Authority:
         subprocess.run(["openssl", *arguments], cwd=self._directory, check=True, capture_output=True)
 
     def issue(self, name: str, *, alternative: str | None = None, days: int = 2, password: str | None = None) -> Path:
-        """Make a certificate `NAME.pem` and its key `NAME.key`, and return the certificate's path.
-
-        It is for the host `alternative`, or for a client. It is valid for `days`; negative ones make it
-        expired. `password` encrypts the key.
-        """
+        """Make `NAME.pem` for the host `alternative`, or for a client, and its key; negative days make it expired."""
         locked = ["-aes256", "-pass", f"pass:{password}"] if password else []
         self._openssl(
             "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", f"{name}.key", *locked
@@ -88,7 +81,6 @@ class Ending:
             threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
 
     def close(self) -> None:
-        """Accept nobody any more."""
         for server in self._servers:
             server.shutdown()
             server.server_close()
@@ -115,17 +107,7 @@ def _pass_on(source: socket.socket, sink: socket.socket) -> None:
 
 
 class TlsBroker:
-    """A private RabbitMQ by plain ports and by TLS, and TLS with other certificates in front of it.
-
-    Attributes:
-        server: The RabbitMQ.
-        directory: Where certificates are.
-        plain: Its plain port.
-        secure: Its port with TLS; it verifies certificates that clients show, and asks for none.
-        asking: TLS that asks for a client's certificate.
-        expired: TLS by a certificate that has expired.
-        elsewhere: TLS by a certificate for another host.
-    """
+    """A RabbitMQ by `plain` and `secure` ports; TLS with other certificates at `asking`, `expired`, `elsewhere`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "certificates"
@@ -197,11 +179,7 @@ class TlsBroker:
         return urlsplit(self.server.broker_url).netloc.rpartition("@")[0]
 
     def url(self, template: str) -> str:
-        """A URL with the broker's names in it.
-
-        `{login}`; a port as `{secure}`, or `{secure_streams}` of the stream protocol; `{ca}` and `{strange_ca}`; a
-        client's certificate as `{relatum}` or `{client_locked}`.
-        """
+        """A URL with names for `{login}`, ports (`{secure}`, `{secure_streams}`), `{ca}` and clients (`{relatum}`)."""
         ca = self.file("authority.pem")
         names = {"login": f"{self.credentials}@", "ca": f"cacertfile={ca}", "ca_file": str(ca)}
         names["strange_ca"] = f"cacertfile={self.file('stranger.pem')}"

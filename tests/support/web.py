@@ -1,7 +1,4 @@
-"""The page as tests ask it: without a server, on an event loop that runs in a thread, as a server's does.
-
-A loop that stood still between requests would take a server for one that does not answer in time.
-"""
+"""The page without a server, on a loop in a thread: one that stood still would take servers for silent."""
 
 import asyncio
 from collections.abc import Iterator
@@ -40,8 +37,6 @@ class Asking:
         return self.request("POST", path, **options)
 
     def together(self, paths: list[str]) -> list[httpx.Response]:
-        """Ask for several at once."""
-
         async def ask() -> list[httpx.Response]:
             return await asyncio.gather(*(self._client.get(path) for path in paths))
 
@@ -57,7 +52,6 @@ def at(stream: str, offset: int | None = None, part: str = "") -> str:
 
 @contextmanager
 def asking(options: WebOptions) -> Iterator[Asking]:
-    """The page with these options."""
     application = make_application(options)
     with (
         start_blocking_portal() as portal,

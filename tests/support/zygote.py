@@ -1,10 +1,4 @@
-"""Commands in processes of their own that need not import anything: forked of one that has imported what they need.
-
-To start `relatum` takes a second of a processor, nearly all of it imports; the tests start it some hundred times. One
-process imports them, and forks for each command: with its own arguments, environment, directory and output, an exit
-code of its own, and nothing that another one left behind. What an import itself does is tested by commands that are
-started as users start them.
-"""
+"""Commands forked of a process that has imported what they need: else most of each command's second goes to imports."""
 
 import atexit
 import gc
@@ -29,13 +23,7 @@ SERVE: Final = "import sys; from tests.support.zygote import serve; serve(*map(i
 
 
 class Zygote:
-    """A process that forks others. Not to be shared by processes; threads may.
-
-    Args:
-        modules: What it imports before the first fork; `package.*` with all that is in it.
-        call: The function, as `module:name`, that a child calls; its end is the child's.
-        address: Where programs that this process did not start ask it too, by `tests/support/zygote_client.py`.
-    """
+    """A process that forks others, to be shared by threads: it imports `modules`; children call `module:name`."""
 
     def __init__(self, modules: Sequence[str], call: str, *, address: Path | None = None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -77,7 +65,6 @@ class Zygote:
         return subprocess.CompletedProcess(list(arguments), int(code), *found)
 
     def close(self) -> None:
-        """End it."""
         self._asking.close()
         self._process.wait(90)
 

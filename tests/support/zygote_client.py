@@ -1,10 +1,4 @@
-"""Begin a program by a zygote, and be what its starter takes for it: run by path, with the standard library alone.
-
-    zygote_client.py ADDRESS ARGUMENTS...
-
-The program has this one's standard input, outputs, environment and directory; its end and its exit code are this one's,
-and SIGTERM is passed on to it.
-"""
+"""Begin a program by a zygote, and end as it does: zygote_client.py ADDRESS ARGUMENTS…; standard library alone."""
 
 import json
 import os
@@ -15,7 +9,6 @@ from contextlib import suppress
 
 
 def main(address: str, *arguments: str) -> int:
-    """Ask for the program, and wait for its end."""
     ended, child_ended = os.pipe()
     told = {"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}  # noqa: PTH109 (quick)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:

@@ -202,7 +202,6 @@ class Connection:
         self.password = password
 
     def address(self, first: str = "first") -> BrokerAddress:
-        """Its address, at first."""
         held = HeldPassword(self, first, lambda connection: connection.password)
         return BrokerAddress("h", "u", first, amqp_port=1).with_password(held)
 

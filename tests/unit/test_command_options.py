@@ -46,8 +46,7 @@ TAKEN = {
     "super-stream describe": ("NAME", *BROKER),
     "super-stream route": ("NAME", "KEYS…", "--partitions", *BROKER),
 }
-"""By command, what it takes: arguments in their order, `?` for one that may be left out, `…` for several; options in
-any order, `!` for one that is needed, and defaults."""
+"""By command: arguments in order (`?` optional, `…` several), options in any order (`!` needed), and defaults."""
 
 
 def taken(command: Any) -> list[str]:

@@ -11,16 +11,7 @@ from typing import Any
 
 import pytest
 
-from relatum.errors import (
-    AccessRefused,
-    BrokerUnavailable,
-    ConnectionLost,
-    DatabaseUnavailable,
-    ReadTimeout,
-    StreamNotFound,
-    StreamNotHere,
-    StreamUnavailable,
-)
+from relatum import errors
 from relatum.waiting import ANSWER_S, ComponentLoop, Deadline, LoopThread, Outages, Server, pause
 from tests.support import wait_until
 from tests.support.forking import in_child
@@ -89,12 +80,12 @@ def test_a_defect_or_an_exit_ends_nothing_else(loop: ComponentLoop, caplog: pyte
 
 def test_a_duty_is_done_when_due_and_when_woken(loop: ComponentLoop) -> None:
     """A duty runs when due or woken, and again after an error, which its outages get."""
-    outages, calls, errors = Outages(logger), list[int](), [BrokerUnavailable("away")]
+    outages, calls, fails = Outages(logger), list[int](), [errors.BrokerUnavailable("away")]
 
     async def call() -> float:
         calls.append(len(calls))
-        if errors:
-            raise errors.pop()
+        if fails:
+            raise fails.pop()
         return 0.01 if len(calls) < 4 else math.inf
 
     duties = list[object]()
@@ -204,9 +195,10 @@ def test_a_call_that_a_loop_never_comes_to_is_cancelled() -> None:
 
 
 outage_logger = logging.getLogger("relatum.test-outages")
-AWAY = DatabaseUnavailable("refused")
-GONE = BrokerUnavailable("gone")
-NO_STREAM = StreamNotFound("no such stream", stream="s")
+AWAY = errors.DatabaseUnavailable("refused")
+GONE = errors.BrokerUnavailable("gone")
+NO_STREAM = errors.StreamNotFound("no such stream", stream="s")
+NOT_READY = errors.StreamUnavailable("starts", stream="s")
 
 ON = "goes on"
 ENDS = "ends while it waits"
@@ -238,10 +230,10 @@ CASES: dict[str, tuple[list[tuple[str, Exception | str]], list[str]]] = {
             [("s", GONE), ("s", error), ("s", ON)],
             [RABBITMQ_AWAY, RABBITMQ_BACK],
         )
-        for error in (StreamUnavailable("starts", stream="s"), ReadTimeout("t"), ConnectionLost("l"))
+        for error in (NOT_READY, errors.ReadTimeout("t"), errors.ConnectionLost("l"))
     },
     "one that comes anew meets a broker before its streams": (
-        [("the members", GONE), ("reading", StreamNotHere("no replica", stream="s")), ("the members", ON)],
+        [("the members", GONE), ("reading", errors.StreamNotHere("no replica", stream="s")), ("the members", ON)],
         [RABBITMQ_AWAY, RABBITMQ_BACK],
     ),
     "a stream that is gone when its broker is back is another outage": (
@@ -285,7 +277,7 @@ def test_an_outage_is_one_line_and_one_at_its_end(
 
 def test_a_pool_that_others_use_up_is_no_outage(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
     """An exhausted pool is no outage, and does not end one."""
-    used_up = DatabaseUnavailable("no connection became free", reason="pool")
+    used_up = errors.DatabaseUnavailable("no connection became free", reason="pool")
     outages.answered(Server.DATABASE)
     outages.failed("a", used_up)
     assert outages.is_up(Server.DATABASE)
@@ -296,12 +288,12 @@ def test_a_pool_that_others_use_up_is_no_outage(outages: Outages, caplog: pytest
     assert not outages.is_up(Server.DATABASE)
 
 
-@pytest.mark.parametrize("kind", [StreamUnavailable, StreamNotFound])
+@pytest.mark.parametrize("kind", [errors.StreamUnavailable, errors.StreamNotFound])
 def test_a_stream_that_starts_after_its_broker_is_no_news_unless_it_lasts(
     outages: Outages,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
-    kind: type[StreamUnavailable | StreamNotFound],
+    kind: Any,
 ) -> None:
     """A stream that is not ready just after its broker is back is logged only if that lasts."""
     starts = kind("starts", stream="s")
@@ -320,7 +312,7 @@ def test_a_defect_is_told_with_its_traceback_once(outages: Outages, caplog: pyte
     """An unforeseen error is logged once, with its traceback."""
     for _ in range(3):
         outages.failed("leases", KeyError("x"))
-    outages.failed("leases", AccessRefused("no"))
+    outages.failed("leases", errors.AccessRefused("no"))
     assert [(line.levelname, bool(line.exc_info)) for line in caplog.records] == [("ERROR", True), ("WARNING", False)]
 
 
@@ -344,7 +336,7 @@ def test_what_a_stop_ends_says_nothing_of_the_broker(outages: Outages, caplog: p
     stop = threading.Event()
     outages = Outages(outage_logger, broker="amqp://u@b:1", database="d:2/n", stop=stop)
     stop.set()
-    outages.failed("leases", ReadTimeout("The call has timed out (the work was ended)."))
+    outages.failed("leases", errors.ReadTimeout("The call has timed out (the work was ended)."))
     assert lines(caplog) == []
     outages.failed("leases", AWAY)
     assert lines(caplog) == [POSTGRESQL_AWAY]

@@ -33,7 +33,6 @@ RUN = {
 
 
 def blocks(page: Path) -> Iterator[tuple[int, str]]:
-    """The page's Python, each block with its first line's number."""
     text = page.read_text()
     for found in BLOCK.finditer(text):
         yield text.count("\n", 0, found.start()) + 2, found[1]

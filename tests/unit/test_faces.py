@@ -5,14 +5,7 @@ import re
 
 import pytest
 
-from relatum import (
-    AffinityRouter,
-    AsyncAffinityRouter,
-    AsyncContextRouter,
-    AsyncSerialConsumer,
-    ContextRouter,
-    SerialConsumer,
-)
+import relatum
 from relatum.reading import AsyncStreamReader, StreamReader
 from relatum.superstreams import Target
 from relatum_consumer import AsyncRelations, AsyncSharedGroup, AsyncSharedGroups, Relations, SharedGroup, SharedGroups
@@ -23,8 +16,7 @@ BLOCKING_ALONE = {"link"}
 IN_ASYNCIO = {"__next__": "__anext__", "__enter__": "__aenter__", "__exit__": "__aexit__"}
 
 OF_CLIENTS = {"publish", *(name for name in dir(Target) if not name.startswith("_"))}
-"""What routers take as their client does: a channel of pika's with body and properties, or one of aio-pika's with a
-message."""
+"""What routers take, as their client does: a channel of pika's with body and properties, or aio-pika's."""
 
 
 def methods(kind: type, *special: str, names: dict[str, str]) -> dict[str, str]:
@@ -55,9 +47,9 @@ def without_asyncio(signature: str) -> str:
         # An iteration is closed as an asynchronous generator is.
         (SharedGroups, AsyncSharedGroups, ("__next__", "__enter__", "__exit__"), {"close": "aclose"}),
         (SharedGroup, AsyncSharedGroup, (), {}),
-        (ContextRouter, AsyncContextRouter, ("__init__", "__enter__", "__exit__"), {}),
-        (AffinityRouter, AsyncAffinityRouter, ("__init__", "__enter__", "__exit__"), {}),
-        (SerialConsumer, AsyncSerialConsumer, ("__init__", "__enter__", "__exit__"), {}),
+        (relatum.ContextRouter, relatum.AsyncContextRouter, ("__init__", "__enter__", "__exit__"), {}),
+        (relatum.AffinityRouter, relatum.AsyncAffinityRouter, ("__init__", "__enter__", "__exit__"), {}),
+        (relatum.SerialConsumer, relatum.AsyncSerialConsumer, ("__init__", "__enter__", "__exit__"), {}),
         (StreamReader, AsyncStreamReader, ("__enter__", "__exit__"), {}),
     ],
 )

@@ -106,7 +106,6 @@ class Bench:
         """As of `StreamFollower`."""
 
     def on_failed(self, followed: Followed, error: Exception) -> None:
-        """As of `StreamFollower`."""
         self.delivery.put(followed, Failed(followed.stream, followed.number, error))
 
     async def after(self) -> str:

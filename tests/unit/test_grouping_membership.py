@@ -343,7 +343,6 @@ def group(*numbers: int, last: int | None = None, name: str = ID) -> list[Member
 
 
 def naive_anomalies(members: list[Membership], gone: list[Membership]) -> set[Anomaly]:
-    """What is wrong, written down as the words say it."""
     there = {member.sequence for member in members}
     dropped = [member for member in gone if member.sequence not in there]
     lasts = {member.sequence for member in members + dropped if member.last}

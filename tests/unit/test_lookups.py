@@ -45,7 +45,6 @@ class _Broker:
 
 
 def served(*, is_held: bool = False) -> tuple[_Broker, Servers]:
-    """A broker, which opens at once unless it is held, and what asks it."""
     broker = _Broker()
     if not is_held:
         broker.go_on.set()

@@ -34,7 +34,6 @@ class _Single:
         return iter([self.name])
 
     def close(self) -> bool:
-        """End it."""
         self.closed += 1
         return False
 

@@ -126,14 +126,12 @@ def publish(world: _World, publications: Publications, name: str = "x") -> _Run:
 
 
 def started(world: _World, **options: Any) -> Publications:
-    """The publications of a router that has published the first message of "x"."""
     publications = routed(world, **options)
     publish(world, publications)
     return publications
 
 
 def under_way(world: _World, publications: Publications) -> _Run:
-    """A second message of a name, about to be sent."""
     publish(world, publications)
     return begun(world, publications).until("send")
 

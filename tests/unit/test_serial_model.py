@@ -1,8 +1,4 @@
-"""The protocol of moved contexts, against all that can come between: actors asleep, dead, late and repeated.
-
-`tests.support.serial_world` is the world; movers, publications and the verdicts of consumers in it are the real code.
-Chance decides who acts. RELATUM_MODEL_EXAMPLES sets how many times four runs of 400 choices there are (default 25).
-"""
+"""The protocol of moved contexts under chance: actors sleep, die, come late; RELATUM_MODEL_EXAMPLES says how often."""
 
 import os
 import random
@@ -61,9 +57,7 @@ def act(  # noqa: C901 - one case for each thing that can happen
 ) -> None:
     """Let chance decide who does what; releases and failures are as frequent as is said, of about 115.
 
-    `frozen`: For so many choices in a row one of them stands still, then another one.
-    `late`: How many of the answers are late.
-    `stalls`: Whether clocks of publishers that stand still may do so, too, for as long as they may.
+    One actor at a time is `frozen` for so many choices, a share of answers is `late`, and `stalls` stops clocks.
     """
     chance = random.Random(seed)
     for name in ("first", "second"):
@@ -119,7 +113,6 @@ def act(  # noqa: C901 - one case for each thing that can happen
 
 
 def run(seed: int, *, contexts: tuple[str, ...] = CONTEXTS, **options: Any) -> World:
-    """Let chance decide who does what, in a world with these options."""
     chances = ("steps", "releases", "failures", "frozen", "late", "stalls")
     of_chance = {name: options.pop(name) for name in chances if name in options}
     with closing(World(contexts, **options)) as one:

@@ -39,7 +39,6 @@ def read(
     first: Mapping[str, int] | None = None,
     floors: Mapping[str, Mapping[str, int]] | None = None,
 ) -> tuple[SerialReport, list[ContextMessage]]:
-    """What is found in partitions whose offsets begin at `first`, 0 where left out."""
     begin = {stream: (first or {}).get(stream, 0) for stream in partitions}
     report = SerialReport("s", "serialization_context")
 

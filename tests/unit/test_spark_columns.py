@@ -45,7 +45,6 @@ STAMPED = b"\0Ss\xc0\x33\r\xa1\x24" + ID.encode() + b"@" * 12 + b"\0Su\xa0\1y"
 
 
 def headers(*pairs: bytes) -> bytes:
-    """A message with these names and values, as they are encoded, in its headers."""
     content = b"".join(pairs)
     return b"\0St\xc1" + bytes([len(content) + 1, len(pairs)]) + content
 
@@ -83,7 +82,6 @@ def expected(message: Message) -> dict[str, Any]:
 
 
 def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """A batch's rows, with times as numbers and headers as dicts."""
     times = batch.column("timestamp").cast(pa.int64()).to_pylist()
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names if name != "timestamp"}
     rows = []
@@ -122,10 +120,7 @@ def source_of(**options: Any) -> DefaultSource:
 
 @pytest.mark.parametrize("names", [[], ["order_id", "with space"]])
 def test_the_schema_is_the_one_spark_asks_for(names: list[str]) -> None:
-    """Spark compares Arrow schemas to the letter.
-
-    A key cannot have the name of a column, nor that of another key: Spark does not tell upper from lower case.
-    """
+    """Spark compares Arrow schemas to the letter; a key's name must differ from others' by more than case."""
     keys = [KeyDefinition(name) for name in names]
     for value, headers in product((True, False), (True, False)):
         options = {"includeValue": str(value), "includeHeaders": str(headers)}

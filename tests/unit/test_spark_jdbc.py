@@ -20,12 +20,10 @@ class Session:
         self.conf = SimpleNamespace(get=self.settings.get, set=self.settings.__setitem__)
 
     def sql(self, _query: str) -> "Session":
-        """Answer whether the driver is there."""
         return self
 
 
 def jdbc_options(url: str) -> dict[str, str]:
-    """The options that Spark's JDBC source gets for a URL."""
     session: Any = Session()
     catalog(session, "c", database=url)
     prefix = "spark.sql.catalog.c."

@@ -14,7 +14,6 @@ DATABASE = "postgresql://user:hidden@host/db"
 
 
 def parsed(streaming: bool = False, **options: Any) -> SourceOptions:
-    """Options with a broker and a stream, where these are not given."""
     given = {"broker": BROKER} | ({} if {"streams", "superStream"} & options.keys() else {"stream": "orders"}) | options
     return parse_options({name: str(value) for name, value in given.items() if value is not None}, streaming=streaming)
 
@@ -142,10 +141,7 @@ def test_servers_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_options_hide_credentials_and_travel() -> None:
-    """Neither a representation nor an error shows a password; and options can be sent to a task.
-
-    Each write without `writeId` gets one of its own; a streaming query has one, and is given none.
-    """
+    """Options can be sent to a task and show no password; each batch write without `writeId` gets its own."""
     sink = parse_sink_options(SINK | {"DATABASE": DATABASE})
     for options in (parsed(database=DATABASE, keys="order_id"), sink):
         assert "secret" not in repr(options)
@@ -168,8 +164,6 @@ def test_broker_options() -> None:
     assert parsed(pollTimeoutMs="2000").timeout_s == 2.0
     assert parsed(streamUrl="rabbitmq-stream://h:7").broker.stream_url == "rabbitmq-stream://h:7"
 
-
-# --- the sink ---------------------------------------------------------------------------------------------
 
 SINK = {"broker": BROKER, "stream": "s"}
 

@@ -7,19 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    DecimalType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql import types as T
 
 from pyspark_relatum import DefaultSource
 from relatum.errors import InvalidInput, InvalidRelationshipKey, ProtocolError
@@ -27,13 +15,7 @@ from relatum.reading import Message
 from relatum.wire import frames as wire
 from relatum.wire.session import StreamSession
 from relatum_spark._encode import encode_content, is_new_layout
-from relatum_spark._sequence import (
-    NAME_BYTES_MAX,
-    TASKS_MAX,
-    Numbering,
-    check_names,
-    reference_of,
-)
+from relatum_spark._sequence import NAME_BYTES_MAX, TASKS_MAX, Numbering, check_names, reference_of
 from tests.unit.wire_samples import sized
 
 MOMENT = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
@@ -44,15 +26,9 @@ def ids(rows: list[bytes], epoch: int = 0) -> list[int]:
     return [numbering.next((row,)) for row in rows]
 
 
-# --- numbers ----------------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.binary(max_size=8), max_size=30), st.integers(0, 2**40))
 def test_ids_grow_and_come_again(rows: list[bytes], epoch: int) -> None:
-    """The ids of a run grow, fit 63 bits, and are the same in every run of the same rows.
-
-    Of a later epoch all are higher than those of the one before, or the reference is another.
-    """
+    """A run's ids grow, fit 63 bits and come again; a later epoch's are higher, or the reference is another."""
     found = ids(rows, epoch)
     assert found == sorted(set(found)) == ids(rows, epoch)
     assert all(0 < each < 2**63 for each in found)
@@ -88,9 +64,6 @@ def test_references_are_bounded() -> None:
         reference_of("p", "w", TASKS_MAX, 0)
 
 
-# --- frames -----------------------------------------------------------------------------------------------
-
-
 def test_frames() -> None:
     """A session gives the ids of confirms, and ids and codes of refusals; what a frame adds to its entries is known."""
     assert len(wire.publish(3, [])) == wire.PUBLISH_BYTES
@@ -104,8 +77,6 @@ def test_frames() -> None:
     with pytest.raises(ProtocolError):
         wire.decode_outcome(confirm[:-1])
 
-
-# --- encodings --------------------------------------------------------------------------------------------
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(
     lambda name: not name.startswith("x-")
@@ -173,39 +144,34 @@ def test_layout_is_that_of_the_version(version: str, new: bool) -> None:
     assert is_new_layout(version) is new
 
 
-# --- columns ----------------------------------------------------------------------------------------------
-
 OPTIONS = {"broker": "amqp://user:hidden@127.0.0.1:1/", "stream": "s"}
 """Nobody listens there; nothing that is refused gets so far."""
 
 
-def table(**columns: DataType) -> StructType:
-    return StructType([StructField(name, kind) for name, kind in columns.items()])
+def table(**columns: T.DataType) -> T.StructType:
+    return T.StructType([T.StructField(name, kind) for name, kind in columns.items()])
 
 
-TEXT, BYTES = StringType(), BinaryType()
+TEXT, BYTES = T.StringType(), T.BinaryType()
 
 
 @pytest.mark.parametrize(
     ("schema", "named"),
     [
-        (table(headers=MapType(TEXT, TEXT)), "'value'"),
-        (table(value=IntegerType()), "'value' is int"),
-        (table(value=BYTES, offset=LongType(), stream=TEXT), "offset, stream"),
-        (table(value=BYTES, headers=MapType(TEXT, ArrayType(TEXT))), "headers"),
-        (table(value=BYTES, headers=MapType(LongType(), TEXT)), "headers"),
-        (table(value=BYTES, headers=ArrayType(TEXT)), "headers"),
+        (table(headers=T.MapType(TEXT, TEXT)), "'value'"),
+        (table(value=T.IntegerType()), "'value' is int"),
+        (table(value=BYTES, offset=T.LongType(), stream=TEXT), "offset, stream"),
+        (table(value=BYTES, headers=T.MapType(TEXT, T.ArrayType(TEXT))), "headers"),
+        (table(value=BYTES, headers=T.MapType(T.LongType(), TEXT)), "headers"),
+        (table(value=BYTES, headers=T.ArrayType(TEXT)), "headers"),
         (table(value=BYTES, properties=table(typ=TEXT)), "'typ'"),
-        (table(value=BYTES, properties=table(type=IntegerType())), "properties.type"),
-        (table(value=BYTES, timestamp=LongType()), "'timestamp'"),
-        *((table(value=BYTES, k=kind), "k") for kind in (DoubleType(), DecimalType(9, 2), MapType(TEXT, TEXT))),
+        (table(value=BYTES, properties=table(type=T.IntegerType())), "properties.type"),
+        (table(value=BYTES, timestamp=T.LongType()), "'timestamp'"),
+        *((table(value=BYTES, k=kind), "k") for kind in (T.DoubleType(), T.DecimalType(9, 2), T.MapType(TEXT, TEXT))),
     ],
 )
-def test_bad_columns(schema: StructType, named: str) -> None:
-    """Columns that cannot be written, or of a type that no key has, are refused by name, before a job runs.
-
-    A stream is only appended to.
-    """
+def test_bad_columns(schema: T.StructType, named: str) -> None:
+    """Columns that cannot be written are refused by name before a job runs, and any mode but append."""
     keys = {"keyColumns": "k"} if "k" in schema.names else {}
     with pytest.raises((InvalidInput, InvalidRelationshipKey), match=named):
         DefaultSource(OPTIONS | keys).writer(schema, False)

@@ -21,8 +21,6 @@ from relatum_spark._backfill import Filling, cut
 from relatum_spark._cuts import cuts_of, ranges
 from relatum_spark._planning import Slice, plan_end, slices
 
-# --- offsets ----------------------------------------------------------------------------------------------
-
 RANGES = st.dictionaries(
     st.sampled_from("abc"), st.tuples(st.integers(0, 1000), st.integers(0, 1000)).map(lambda pair: tuple(sorted(pair)))
 )
@@ -54,8 +52,6 @@ def test_slices_of_one_range(start: int, stop: int, most: int | None, cuts: list
     assert slices([Slice("a", start, stop)], max_records=most) == [Slice("a", *pair) for pair in pairwise(cuts)]
 
 
-# --- how one micro-batch is shared out over streams -------------------------------------------------------
-
 OFFSETS = st.integers(0, LAST)
 LAGS = st.one_of(st.integers(0, 5), st.integers(0, 2**40))
 STREAMS = st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.tuples(OFFSETS, LAGS), max_size=12)
@@ -63,7 +59,6 @@ LIMITS = st.one_of(st.integers(1, 20), st.integers(1, 2**42))
 
 
 def of(streams: dict[str, tuple[int, int]]) -> tuple[dict[str, int], dict[str, int]]:
-    """Starts and ends out of starts and lags."""
     start = {stream: offset for stream, (offset, _) in streams.items()}
     return start, {stream: offset + lag for stream, (offset, lag) in streams.items()}
 
@@ -109,9 +104,6 @@ def test_a_stream_that_ends_before_its_start_stays_where_it_is() -> None:
     assert plan_end({"a": 10, "b": 5}, {"a": 7, "b": 9}, 3) == {"a": 10, "b": 8}
 
 
-# --- back-fills -------------------------------------------------------------------------------------------
-
-
 def plan_of(name: str, *segments: Segment) -> Plan:
     row = StreamRow(1, "/", name, None, 1, "recording", True, 0, datetime(2026, 1, 1, tzinfo=UTC), None)
     return Plan(row, (KeyDefinition("a"),), segments)
@@ -146,9 +138,6 @@ def test_the_work_of_the_tasks_can_be_pickled_and_shows_no_credentials() -> None
     work = Filling(Broker("amqp://me:secret@broker/"), "postgresql://me:secret@db/x", {"s": plan}, 50.0)
     assert pickle.loads(pickle.dumps(work)) == work
     assert "secret" not in repr(work)
-
-
-# --- the table --------------------------------------------------------------------------------------------
 
 
 def met(conditions: list[str], **names: int) -> int:

@@ -21,14 +21,7 @@ from pika import BasicProperties
 from pika.compat import long
 
 import relatum
-from relatum.errors import (
-    HeadersRefused,
-    InvalidRelationshipKey,
-    PublishError,
-    PublishNacked,
-    PublishOutcomeUnknown,
-    PublishUnroutable,
-)
+from relatum import errors
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import (
     HEADERS_BYTES_MAX,
@@ -54,7 +47,6 @@ def stamper(*keys: str | KeyDefinition, **options: Any) -> Stamper:
 
 
 def nested(levels: int) -> dict[str, Any]:
-    """Headers with that many tables within each other."""
     value: Any = 1
     for _ in range(levels):
         value = {"in": value}
@@ -121,7 +113,7 @@ def test_a_key_of_the_body_that_fails_is_refused_with_its_cause() -> None:
     def broken(_body: bytes) -> Any:
         raise KeyError("order")
 
-    with pytest.raises(InvalidRelationshipKey) as caught:
+    with pytest.raises(errors.InvalidRelationshipKey) as caught:
         stamp(stamper(KeyDefinition("order", broken)))
     assert caught.value.reason == "source_failed"
     assert isinstance(caught.value.__cause__, KeyError)
@@ -140,7 +132,7 @@ def test_the_time_header_is_an_integer_within_limits(value: Any, reason: str) ->
     if not reason:
         stamp(stamper(), {"relatum_time": value})
         return
-    with pytest.raises(InvalidRelationshipKey) as caught:
+    with pytest.raises(errors.InvalidRelationshipKey) as caught:
         stamp(stamper(), {"relatum_time": value})
     assert (caught.value.key, caught.value.reason) == ("relatum_time", reason)
 
@@ -148,7 +140,7 @@ def test_the_time_header_is_an_integer_within_limits(value: Any, reason: str) ->
 def test_a_timestamp_out_of_range_is_refused() -> None:
     """The property counts seconds; one after the year 9999 is a mistake."""
     stamp(stamper(), timestamp=TIME_US_MAX // 1_000_000)
-    with pytest.raises(InvalidRelationshipKey) as caught:
+    with pytest.raises(errors.InvalidRelationshipKey) as caught:
         stamp(stamper(), timestamp=TIME_US_MAX // 1_000_000 + 1)
     assert caught.value.key == "timestamp"
 
@@ -179,7 +171,7 @@ def test_headers_have_limits(reason: str) -> None:
     for headers in good:
         stamp(stamper(), headers)
     for headers in bad:
-        with pytest.raises(HeadersRefused) as caught:
+        with pytest.raises(errors.HeadersRefused) as caught:
             stamp(stamper(), headers)
         assert caught.value.reason == reason
 
@@ -188,7 +180,7 @@ def test_headers_must_fit_into_the_negotiated_frame() -> None:
     """On a connection of small frames, with what is added to them."""
     small = stamper(frame_bytes_max=4096)
     stamp(small, {"h": "x" * 3800})
-    with pytest.raises(HeadersRefused) as caught:
+    with pytest.raises(errors.HeadersRefused) as caught:
         stamp(small, {"h": "x" * 4000})
     assert caught.value.reason == "too_large"
 
@@ -209,7 +201,7 @@ def test_any_headers_are_stamped_or_refused_and_never_changed(headers: dict[str,
     before = copy.deepcopy(headers)
     try:
         got = stamp(stamper("order_id", KeyDefinition("n", type="integer"), on_invalid="skip"), headers)
-    except HeadersRefused:
+    except errors.HeadersRefused:
         pass
     else:
         theirs = {name: value for name, value in (got.headers or {}).items() if name in before}
@@ -227,11 +219,11 @@ def test_a_datetime_that_would_lose_its_fraction_is_refused() -> None:
         {"at": 17 * 10**14},
     ):
         stamp(keyed, headers)
-    with pytest.raises(InvalidRelationshipKey) as caught:
+    with pytest.raises(errors.InvalidRelationshipKey) as caught:
         stamp(keyed, {"at": whole.replace(microsecond=123_456)})
     assert (caught.value.key, caught.value.reason) == ("at", "fraction_of_a_second")
     composite = stamper(KeyDefinition("both", ["header:at", "header:host"], type="timestamp"))
-    with pytest.raises(InvalidRelationshipKey):
+    with pytest.raises(errors.InvalidRelationshipKey):
         stamp(composite, {"at": whole.replace(microsecond=1), "host": "2024-01-01T00:00:00Z"})
 
 
@@ -245,24 +237,24 @@ def test_stamped_copies_headers_and_gives_an_id_that_says_the_time() -> None:
     assert relatum.stamped({"relatum_time": 5})[0] == {"relatum_time": 5}
     assert list(relatum.stamped()[0]) == ["relatum_time"]
     assert relatum.stamped()[1] != relatum.stamped()[1]
-    with pytest.raises(HeadersRefused):
+    with pytest.raises(errors.HeadersRefused):
         relatum.stamped({str(number): number for number in range(100_000)})
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        (PublishUnroutable, pika.exceptions.UnroutableError([])),
-        (PublishNacked, pika.exceptions.NackError([])),
-        (PublishOutcomeUnknown, pika.exceptions.ConnectionClosedByBroker(320, "CONNECTION_FORCED")),
-        (PublishOutcomeUnknown, pika.exceptions.StreamLostError("lost", ConnectionResetError(104, "reset"))),
-        (PublishNacked, DeliveryError(None, Basic.Nack(1))),
-        (PublishOutcomeUnknown, AMQPConnectionError("gone")),
-        (PublishOutcomeUnknown, TimeoutError()),
-        (PublishOutcomeUnknown, ConnectionResetError(104, "reset")),
+        (errors.PublishUnroutable, pika.exceptions.UnroutableError([])),
+        (errors.PublishNacked, pika.exceptions.NackError([])),
+        (errors.PublishOutcomeUnknown, pika.exceptions.ConnectionClosedByBroker(320, "CONNECTION_FORCED")),
+        (errors.PublishOutcomeUnknown, pika.exceptions.StreamLostError("lost", ConnectionResetError(104, "reset"))),
+        (errors.PublishNacked, DeliveryError(None, Basic.Nack(1))),
+        (errors.PublishOutcomeUnknown, AMQPConnectionError("gone")),
+        (errors.PublishOutcomeUnknown, TimeoutError()),
+        (errors.PublishOutcomeUnknown, ConnectionResetError(104, "reset")),
     ],
 )
-def test_both_kinds_of_caller_catch_an_error(ours: type[PublishError], theirs: Exception) -> None:
+def test_both_kinds_of_caller_catch_an_error(ours: type[errors.PublishError], theirs: Exception) -> None:
     """An error has our class and the client's, also after pickling; its class is made once, and `settle` is dropped."""
     error = outcome(ours, theirs, in_stream=False, settle=lambda: None)
     again = pickle.loads(pickle.dumps(error))
@@ -347,7 +339,6 @@ given_properties = st.fixed_dictionaries(
 
 
 def encoded(properties: BasicProperties) -> bytes | type[BaseException]:
-    """What is sent, or the kind of error there is instead."""
     try:
         return b"".join(properties.encode())
     except Exception as error:

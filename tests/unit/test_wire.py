@@ -160,7 +160,6 @@ def test_truncated_frames() -> None:
 
 
 def many(codec: int, count: int, size: int, packed: bytes) -> bytes:
-    """A sub-entry batch that claims so many records of so many bytes in all."""
     return struct.pack(">BHII", 0x80 | codec << 4, count, size, len(packed)) + packed
 
 

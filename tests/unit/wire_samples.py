@@ -22,7 +22,6 @@ def batch(records: Sequence[bytes], codec: int, packed: bytes | None = None, siz
 def deliver(
     data: bytes, entries: int, records: int, *, first: int = 100, version: int = 1, checksum: int | None = None
 ) -> bytes:
-    """A Deliver frame without its size."""
     checksum = zlib.crc32(data) if checksum is None else checksum
     head = struct.pack(">HHB", 8, version, 7) + (struct.pack(">Q", 5) if version == 2 else b"")
     chunk = struct.pack(
