@@ -342,10 +342,7 @@ def cut_at_commit(engine: sa.Engine, *, after: bool) -> Iterator[list[int]]:
 def test_a_commit_whose_outcome_is_unknown_is_settled_by_repeating(
     member: StoreMember, database: Database, after: bool
 ) -> None:
-    """Each call whose connection is lost just before or after its commit gives the right answer when it is repeated.
-
-    A repetition of an answered call gives the same, and messages left by an orderly stop can be taken over at once.
-    """
+    """A call repeated after its commit was lost, or after its answer, gives the same right answer."""
 
     def repeated(call: Callable[[], object]) -> object:
         with cut_at_commit(database.engine, after=after) as cuts:

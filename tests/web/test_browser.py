@@ -1,7 +1,4 @@
-"""The page in a real browser: Debian's Chromium. Each page's way, keyboard, themes, widths, axe.
-
-On a commit each view is seen in one or two windows; with `--long` in all, with pictures in `.venv/screenshots`.
-"""
+"""The page in Debian's Chromium: ways, keyboard, themes, widths, axe; `--long` sees all views, with pictures."""
 
 import os
 import re
@@ -163,10 +160,7 @@ def later(marker: pytest.MarkDecorator, what: str, *windows: tuple[str, int]) ->
 def test_every_view(
     browser: Browser, request: pytest.FixtureRequest, is_long: bool, what: str, theme: str, width: int
 ) -> None:
-    """It fits its window, breaks no short word, keeps nobody out, and with all that it loads is under 200 kB.
-
-    What a large conversation weighs is in `test_trace.py`.
-    """
+    """It fits its window, breaks no short word, keeps nobody out, and with all that it loads is under 200 kB."""
     shown: World = request.getfixturevalue(what)
     served: str = request.getfixturevalue({"world": "served", "talks": "talked"}[what])
     with looking(browser, served, theme=theme, width=width) as window:
