@@ -16,7 +16,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_relatum import DefaultSource
-from relatum import Broker
 from relatum.errors import BrokerUnavailable, InvalidInput, OffsetExpired, StreamNotFound, StreamReplaced
 from relatum.reading import StreamReader
 from relatum.store.catalog import add_keys
@@ -326,18 +325,16 @@ def test_a_deleted_stream_is_waited_for_and_then_left_out_on_request(
     coming.join()
 
 
-def test_a_stream_declared_again_begins_with_its_first_message(
-    make: Make, amqp_url: str, pair: tuple[str, str]
-) -> None:
+def test_a_stream_declared_again_begins_with_its_first_message(make: Make, place: Place, pair: tuple[str, str]) -> None:
     """On request, however many messages it has by then; else it is an error."""
     stream = pair[0]
     early = make(stream=stream), make(stream=stream, failOnDataLoss="false")
-    delete_stream(amqp_url, stream)
-    declare_stream(amqp_url, stream)
+    delete_stream(place.amqp, stream)
+    declare_stream(place.amqp, stream)
     assert [planner.latest({stream: 10}) for planner in early] == [{stream: 10}] * 2
     late, messages = (make(stream=stream), make(stream=stream, failOnDataLoss="false")), 0
     for (strict, lenient), count in ((late, 3), (early, 15)):
-        publish_plain(amqp_url, stream, [b"x"] * (count - messages))
+        publish_plain(place.amqp, stream, [b"x"] * (count - messages))
         messages = count
         with pytest.raises(StreamReplaced, match=stream):
             strict.latest({stream: 10})
@@ -373,20 +370,18 @@ def test_retention_that_overtakes_a_query_is_noticed(make: Make, amqp_url: str, 
     assert read[0]["offset"] >= expired.value.first > 1
 
 
-def test_offsets_without_messages_are_passed_over(
-    make: Make, amqp_url: str, stream_url: str, broker: Broker, stream_name: str
-) -> None:
+def test_offsets_without_messages_are_passed_over(make: Make, place: Place) -> None:
     """The broker uses offsets for itself: batches may end in such a gap, or lie in it."""
-    with RawPublisher(stream_url, stream_name) as publisher:
+    with RawPublisher(place.stream_url, place.stream) as publisher:
         for number in range(4):
-            publish_plain(amqp_url, stream_name, [b"x"] * 5)
+            publish_plain(place.amqp, place.stream, [b"x"] * 5)
             for offset in range(6):
                 publisher.store_offset("a-consumer", number * 6 + offset)
-    with StreamReader.open(broker) as reader:
-        wait_until(lambda: reader.bounds(stream_name).end > 20, what="offsets of the broker's own")
-        offsets = [message.offset for message in reader.iterate(stream_name)]
+    with StreamReader.open(place.broker) as reader:
+        wait_until(lambda: reader.bounds(place.stream).end > 20, what="offsets of the broker's own")
+        offsets = [message.offset for message in reader.iterate(place.stream)]
     assert len(offsets) == 20
-    planner, at = make(stream=stream_name, maxRecordsPerPartition=2), {stream_name: 0}
+    planner, at = make(stream=place.stream, maxRecordsPerPartition=2), {place.stream: 0}
     read: list[int] = []
     while (end := planner.latest(at, 4)) != at:
         read += [row["offset"] for row in planner.read(at, end)]
