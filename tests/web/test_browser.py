@@ -433,8 +433,7 @@ def test_names_from_right_to_left_move_nothing(browser: Browser, place: Place) -
     stream = f"{unique_name('right')}-\u05d0\u05d1\u05d2"
     declare_stream(place.amqp, stream)
     try:
-        place.put((b"1", {"order_id": "\u05d0\u05d1\u05d2"}), to=stream)
-        place.record(stream, keys=KEYS)
+        place.put_recorded((b"1", {"order_id": "\u05d0\u05d1\u05d2"}), to=stream, keys=KEYS)
         with WebServer(page_of(place, port=0)) as server, looking(browser, server.url) as window:
             page = window.page
             for path in ("streams", f"stream?stream={quote(stream)}", f"live?stream={quote(stream)}"):
@@ -526,8 +525,7 @@ def test_names_and_values_without_end_stay_in_their_places(
     wrong, headers = {}, {"order_id": VALUE, "long": VALUE, "kind": "a"} | of_group(1, 2)[1]
     declare_stream(place.amqp, LONG)
     try:
-        place.put(*[(VALUE.encode(), headers)] * 3, to=LONG)
-        place.record(LONG, keys=["order_id", "long", "kind", GROUP_KEY])
+        place.put_recorded(*[(VALUE.encode(), headers)] * 3, to=LONG, keys=["order_id", "long", "kind", GROUP_KEY])
         add_expectations(place.database, [Expectation(LONG[:100], LONG, "order_id", LONG, 0.001)])
         with place.engine.begin() as connection:
             for statement in _ENDLESS_ROWS:
