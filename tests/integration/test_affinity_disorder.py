@@ -1,7 +1,4 @@
-"""Affinity sets while everything happens at once: many publishers, ends, moves, and connections that break.
-
-What each publisher was told is compared with what lies in the partitions, read without a router's help.
-"""
+"""Affinity sets amid publishers, ends, moves and broken connections: what was told is what lies in the partitions."""
 
 import random
 import threading

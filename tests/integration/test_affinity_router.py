@@ -101,14 +101,12 @@ def test_the_last_message_closes_its_set(faces: Faces, sets: relatum.AffinitySet
 
 
 @each_face
-def test_a_message_that_was_not_taken_closes_nothing(
-    faces: Faces, sets: relatum.AffinitySets, layout: Layout, amqp_url: str
-) -> None:
+def test_a_message_that_was_not_taken_closes_nothing(faces: Faces, sets: relatum.AffinitySets) -> None:
     """Where the last message comes back, its set stays open."""
     with faces.opened() as router:
         router.publish(b"1", "s1")
-        place = layout.partition(sets.inspect("s1").partition)
-        unbind_partition(amqp_url, layout.super_stream, place.stream)
+        place = faces.layout.partition(sets.inspect("s1").partition)
+        unbind_partition(faces.amqp_url, faces.layout.super_stream, place.stream)
         with pytest.raises((UnroutableError, PublishUnroutable)):
             router.publish(b"2", "s1", affinity_last=True)
     assert sets.inspect("s1").partition == place.stream
@@ -225,11 +223,9 @@ def test_the_messages_used_last_are_remembered_as_predecessors(faces: Faces) -> 
 
 
 @each_face
-def test_a_predecessor_is_found_by_the_table(
-    faces: Faces, partitions: Partitions, layout: Layout, place: Place
-) -> None:
+def test_a_predecessor_is_found_by_the_table(faces: Faces, place: Place) -> None:
     """Another router finds the newest message with the predecessor's `message_id`, once that is recorded as a key."""
-    streams = [each.stream for each in layout]
+    streams = [each.stream for each in faces.layout]
     with faces.opened() as router, faces.opened() as other:
         router.publish(b"old", "s0", message_id="m1")
         router.publish(b"1", "s1", message_id="m1")
@@ -243,7 +239,7 @@ def test_a_predecessor_is_found_by_the_table(
                 other.publish(b"3", affinity_predecessor="m7")
             for stream in streams:
                 place.wait_recorded(stream)
-    assert list(partitions.of_set("s1").values()) == [[b"1", b"2"]]
+    assert list(faces.partitions.of_set("s1").values()) == [[b"1", b"2"]]
 
 
 def test_a_predecessor_of_no_set_makes_none(faces: Faces, sets: relatum.AffinitySets, partitions: Partitions) -> None:
@@ -296,11 +292,9 @@ def test_sets_are_seen_and_closed(six: relatum.AffinitySets, layout: Layout, dat
     assert sum(six.count().values()) == 0
 
 
-def test_moved_sets_are_followed_and_consumed_in_order(
-    faces: Faces, sets: relatum.AffinitySets, layout: Layout, partitions: Partitions
-) -> None:
+def test_moved_sets_are_followed_and_consumed_in_order(faces: Faces, sets: relatum.AffinitySets) -> None:
     """A router sends messages of a moved set to its new partition, and consumers get each set in order."""
-    target = layout.partitions[0].stream
+    target = faces.layout.partitions[0].stream
     with faces.opened() as router:
         for name in NAMES:
             router.publish(b"1", name)
@@ -310,8 +304,8 @@ def test_moved_sets_are_followed_and_consumed_in_order(
             router.publish(b"2", name)
     assert sets.count()[target] == len(NAMES)
     for name, source in sources.items():
-        assert partitions.of_set(name) == {source: [b"1"], target: [b"2"]}
-    found = consumed(layout.super_stream, faces.database_url, faces.amqp_url, 2 * len(NAMES) + 1)
+        assert faces.partitions.of_set(name) == {source: [b"1"], target: [b"2"]}
+    found = consumed(faces.layout.super_stream, faces.database_url, faces.amqp_url, 2 * len(NAMES) + 1)
     assert found == {"the first set": [b""], **{name: [b"1", b"2"] for name in NAMES}}
 
 

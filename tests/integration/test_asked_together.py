@@ -42,8 +42,7 @@ def count(asked: list[str], text: str) -> int:
 @pytest.fixture
 def messages(place: Place) -> list[Message]:
     """Recorded messages, each with a value of its own."""
-    place.put(*((b"", {"order_id": str(number)}) for number in range(WAITS)))
-    place.record(keys=["order_id"])
+    place.put_recorded(*((b"", {"order_id": str(number)}) for number in range(WAITS)), keys=["order_id"])
     return place.messages()
 
 

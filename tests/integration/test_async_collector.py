@@ -1,7 +1,4 @@
-"""What only the asyncio face of the message collector has: executors of both kinds, cancellation, and its end.
-
-Everything that both faces do is tested in `test_collector`.
-"""
+"""What only the asyncio collector has: executors of both kinds, cancellation, its end. Else: `test_collector`."""
 
 import asyncio
 import random

@@ -156,8 +156,7 @@ def test_a_repeated_back_fill_reaches_the_streams_end(place: Place) -> None:
     for start in (0, 10, 20):
         place.put(*[(b"", {"order_id": f"o{n}"}) for n in range(start, start + 10)])
         assert place.backfill().messages == 10
-    place.put((b"", {"order_id": "o30"}))
-    place.record()
+    place.put_recorded((b"", {"order_id": "o30"}))
     assert place.rows() == [("order_id", f"o{n}", n) for n in range(31)]
     assert [row[:2] for row in coverage_rows(place)] == [(0, 30), (30, 31)]
 

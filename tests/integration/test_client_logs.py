@@ -13,6 +13,7 @@ from relatum.errors import BrokerUnavailable, PublishUnroutable, StreamNotFound
 from relatum.publishing import DirectPublisher
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
 from relatum.superstreams import describe_super_stream
+from tests.support.place import Place
 from tests.support.proxy import Proxy
 
 AWAY = "amqp://guest:guest@127.0.0.1:129"
@@ -33,25 +34,23 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return take
 
 
-async def test_nothing_is_logged_of_own_connections(
-    said: Callable[[], list[str]], amqp_url: str, stream_url: str, stream_name: str
-) -> None:
+async def test_nothing_is_logged_of_own_connections(said: Callable[[], list[str]], place: Place) -> None:
     """A broker that is away, a stream that is not there, and a connection that is lost are told by errors alone."""
     for ask in (lambda: StreamReader.open(AWAY), lambda: describe_super_stream(AWAY, "orders")):
         with pytest.raises(BrokerUnavailable):
             ask()
     with pytest.raises(BrokerUnavailable):
         await AsyncStreamReader.open(AWAY)
-    with Proxy.to(amqp_url) as proxy:
-        address = Broker(proxy.url(amqp_url), stream_url=stream_url)
+    with Proxy.to(place.amqp) as proxy:
+        address = Broker(proxy.url(place.amqp), stream_url=place.stream_url)
         async with await AsyncStreamReader.open(address) as reader:
             with pytest.raises(StreamNotFound):
                 await reader.bounds("relatum-test-nowhere")
-        with DirectPublisher(BrokerAddress.parse(proxy.url(amqp_url)), "a test") as publisher:
+        with DirectPublisher(BrokerAddress.parse(proxy.url(place.amqp)), "a test") as publisher:
             with pytest.raises(PublishUnroutable):
                 publisher.publish("relatum-test-nowhere", b"", pika.BasicProperties())
             proxy.reset()
-            publisher.publish(stream_name, b"", pika.BasicProperties())
+            publisher.publish(place.stream, b"", pika.BasicProperties())
     assert said() == []
 
 

@@ -212,10 +212,7 @@ def test_a_stream_that_is_not_what_it_was_is_begun_anew_while_it_is_followed(
 def test_a_stream_that_another_member_began_anew_is_collected_whatever_is_held(
     collecting: Collecting, collected: int
 ) -> None:
-    """A collector drops held messages of the old stream and consumes those at the same offsets of the new one.
-
-    The other member died before or after it had collected the first one.
-    """
+    """Held messages of the old stream are dropped, and those at the same offsets of the new one consumed."""
     stream, consumer = collecting.place.stream, Consumer()
     collecting.put(*"abc")
     with collecting.collector(consumer, lease_s=LEASE_S, **FOREVER) as collector:
@@ -359,10 +356,7 @@ def test_a_member_with_more_types_takes_over(collecting: Collecting) -> None:
 
 @pytest.mark.usefixtures("quick_rhythm")
 def test_messages_of_a_dead_member_are_taken_over(collecting: Collecting, engine: sa.Engine, dead_stream: str) -> None:
-    """The messages of a dead member are consumed again; those that are gone fail.
-
-    A message that was forwarded so often without a result that it seems to kill its collectors is given up.
-    """
+    """They are consumed again; those that are gone fail, and those that seem to kill collectors are given up."""
     collecting.put(*"abcde")
     stream, dead = collecting.place.stream, StoreMember(collecting.place.database, lease_s=LEASE_S)
     places = [MessageId(stream, offset) for offset in (0, 1, 2, 3, 4, 99)]

@@ -24,6 +24,7 @@ from relatum.store.database import Database
 from tests.support import until_answered
 from tests.support.collectors import CollectorStore, StoreMember
 from tests.support.commits import AT_COMMIT
+from tests.support.place import Place
 
 BULK = 7
 PLAIN = Properties(message_id="orders-0", type="order")
@@ -281,15 +282,13 @@ def test_a_place_that_is_held_is_left_to_others(member: StoreMember, database: D
     assert taken_over(other) == [0]
 
 
-def test_a_take_over_whose_commit_is_slow_is_waited_for(
-    member: StoreMember, database: Database, database_url: str
-) -> None:
+def test_a_take_over_whose_commit_is_slow_is_waited_for(member: StoreMember, database: Database, place: Place) -> None:
     """A repeated take-over gives the messages that one without an answer has taken."""
     member.add(entries(0, 1))
     lapse(database, member)
-    with closing(Database(f"{database_url}?statement_timeout_s=1")) as impatient:
+    with closing(Database(f"{place.database}?statement_timeout_s=1")) as impatient:
         heir = StoreMember(impatient)
-        gate = psycopg.connect(database_url, autocommit=True)
+        gate = psycopg.connect(place.database, autocommit=True)
         gate.execute(AT_COMMIT.replace("INSERT ON consumed", "UPDATE ON relatum.collected_messages"))  # type: ignore[arg-type]
         gate.execute("SELECT pg_advisory_lock(1)")
         for _ in range(2):
@@ -342,10 +341,7 @@ def cut_at_commit(engine: sa.Engine, *, after: bool) -> Iterator[list[int]]:
 def test_a_commit_whose_outcome_is_unknown_is_settled_by_repeating(
     member: StoreMember, database: Database, after: bool
 ) -> None:
-    """Each call whose connection is lost just before or after its commit gives the right answer when it is repeated.
-
-    A repetition of an answered call gives the same, and messages left by an orderly stop can be taken over at once.
-    """
+    """A call repeated after its commit was lost, or after its answer, gives the same right answer."""
 
     def repeated(call: Callable[[], object]) -> object:
         with cut_at_commit(database.engine, after=after) as cuts:

@@ -11,6 +11,7 @@ from relatum import Broker
 from relatum.contexts import SerialConsumer, SerializationContexts, verify
 from relatum.errors import BrokerUnavailable, ConfigurationError, SuperStreamNotFound
 from relatum.superstreams import Layout
+from tests.support.place import Place
 from tests.support.proxy import Proxy
 from tests.support.routing import confirming, consumed, of_context
 from tests.support.super_streams import super_stream
@@ -60,34 +61,30 @@ def test_partitions_of_other_names_are_told_by_the_stream_protocol_alone(
         verify(name, broker=alone)
 
 
-def test_the_stream_protocol_is_asked_where_it_is_said_to_be(
-    alone: str, keyed: Layout, database_url: str, stream_url: str
-) -> None:
+def test_the_stream_protocol_is_asked_where_it_is_said_to_be(alone: str, keyed: Layout, place: Place) -> None:
     """With the URL of the stream protocol, partitions of any name can be published to, moved and consumed."""
-    name, broker = keyed.super_stream, Broker(alone, stream_url=stream_url)
-    with SerialConsumer(name, "reader", broker=broker, database=database_url) as consumer:
+    name, broker = keyed.super_stream, Broker(alone, stream_url=place.stream_url)
+    with SerialConsumer(name, "reader", broker=broker, database=place.database) as consumer:
         assert consumer.next_batch(0) is None
-    with confirming(alone) as channel, relatum.ContextRouter(name, database_url, broker=broker) as router:
+    with confirming(alone) as channel, relatum.ContextRouter(name, place.database, broker=broker) as router:
         router.publish(channel, b"1", of_context("c"))
-        with SerializationContexts(name, database_url, broker=broker) as contexts:
+        with SerializationContexts(name, place.database, broker=broker) as contexts:
             *_, target = (partition.stream for partition in keyed)
             contexts.move("c", target)
             assert contexts.assignment_of("c").partition == target
         router.publish(channel, b"2", of_context("c"))
-    assert consumed(name, database_url, stream_url, 2) == {"c": [b"1", b"2"]}
-    assert verify(name, broker=stream_url, database=database_url).ok
+    assert consumed(name, place.database, place.stream_url, 2) == {"c": [b"1", b"2"]}
+    assert verify(name, broker=place.stream_url, database=place.database).ok
 
 
-def test_reading_needs_the_stream_protocol_alone(
-    channel: BlockingChannel, stream_url: str, keyed: Layout, database_url: str
-) -> None:
+def test_reading_needs_the_stream_protocol_alone(channel: BlockingChannel, place: Place, keyed: Layout) -> None:
     """Consumers and checks need no AMQP URL; publishing and changing partitions without one is refused."""
     name = keyed.super_stream
     channel.basic_publish(name, "asia", b"plain")
-    assert consumed(name, database_url, stream_url, 1) == {"": [b"plain"]}
-    assert verify(name, broker=stream_url).messages == 1
+    assert consumed(name, place.database, place.stream_url, 1) == {"": [b"plain"]}
+    assert verify(name, broker=place.stream_url).messages == 1
     needs_amqp = pytest.raises(ConfigurationError, match="amqp://")
-    with relatum.ContextRouter(name, database_url, broker=stream_url) as router, needs_amqp:
+    with relatum.ContextRouter(name, place.database, broker=place.stream_url) as router, needs_amqp:
         router.publish(channel, b"1", of_context("c"))
-    with SerializationContexts(name, database_url, broker=stream_url) as contexts, needs_amqp:
+    with SerializationContexts(name, place.database, broker=place.stream_url) as contexts, needs_amqp:
         contexts.add_partitions()

@@ -35,15 +35,13 @@ AWAY_S = 0.5
 """For how long a server is away: longer than a step is waited for before it is tried again."""
 
 
-def test_a_partition_that_another_added_is_noticed(
-    contexts: SerializationContexts, super_stream: str, channel: BlockingChannel
-) -> None:
+def test_a_partition_that_another_added_is_noticed(contexts: SerializationContexts, channel: BlockingChannel) -> None:
     """Contexts can be moved to a partition that was added to the broker by others."""
-    contexts.assign("c", f"{super_stream}-0")
-    channel.queue_declare(f"{super_stream}-2", durable=True, arguments={"x-queue-type": "stream"})
-    channel.queue_bind(f"{super_stream}-2", super_stream, "2", {"x-stream-partition-order": 2})
-    [move] = contexts.move("c", f"{super_stream}-2")
-    assert move.target == f"{super_stream}-2"
+    contexts.assign("c", f"{contexts.super_stream}-0")
+    channel.queue_declare(f"{contexts.super_stream}-2", durable=True, arguments={"x-queue-type": "stream"})
+    channel.queue_bind(f"{contexts.super_stream}-2", contexts.super_stream, "2", {"x-stream-partition-order": 2})
+    [move] = contexts.move("c", f"{contexts.super_stream}-2")
+    assert move.target == f"{contexts.super_stream}-2"
 
 
 def test_an_empty_partition_is_retired(contexts: SerializationContexts, amqp_url: str, broker: Broker) -> None:
@@ -106,17 +104,15 @@ def test_a_stream_is_deleted_once_consumers_have_read_everything(contexts: Seria
         reader.bounds(second)
 
 
-def test_the_name_of_a_retired_partition_is_not_used_again(
-    contexts: SerializationContexts, super_stream: str, broker: Broker
-) -> None:
+def test_the_name_of_a_retired_partition_is_not_used_again(contexts: SerializationContexts, place: Place) -> None:
     """What is added after a partition was deleted is another one, to which contexts can go."""
-    contexts.assign("a", f"{super_stream}-0")
-    contexts.retire(f"{super_stream}-1", delete=True)
-    assert contexts.add_partitions(2) == [f"{super_stream}-2", f"{super_stream}-3"]
-    assert [move.state for move in contexts.move("a", f"{super_stream}-3")] == [MoveState.SWITCHED]
+    contexts.assign("a", f"{contexts.super_stream}-0")
+    contexts.retire(f"{contexts.super_stream}-1", delete=True)
+    assert contexts.add_partitions(2) == [f"{contexts.super_stream}-2", f"{contexts.super_stream}-3"]
+    assert [move.state for move in contexts.move("a", f"{contexts.super_stream}-3")] == [MoveState.SWITCHED]
     with pytest.raises(SuperStreamConflict, match="was retired"):
         contexts.add_partitions(binding_keys=["1"])
-    layout = describe_super_stream(broker, super_stream)
+    layout = describe_super_stream(place.broker, contexts.super_stream)
     assert [partition.binding_key for partition in layout] == ["0", "2", "3"]
 
 
@@ -136,17 +132,15 @@ def test_what_cannot_be_opened_is_one_clear_error(super_stream: str, amqp_url: s
         contexts.add_partitions()
 
 
-def test_the_role_of_routers_is_enough(
-    contexts: SerializationContexts, super_stream: str, broker: Broker, database_url: str
-) -> None:
+def test_the_role_of_routers_is_enough(contexts: SerializationContexts, broker: Broker, database_url: str) -> None:
     """The role `relatum_router` may place and move contexts, and retire partitions."""
     as_router = f"{database_url}?options=-crole%3Drelatum_router"
-    with SerializationContexts(super_stream, as_router, broker=broker) as others:
-        others.assign("c", f"{super_stream}-0")
-        [move] = others.move("c", f"{super_stream}-1")
+    with SerializationContexts(contexts.super_stream, as_router, broker=broker) as others:
+        others.assign("c", f"{contexts.super_stream}-0")
+        [move] = others.move("c", f"{contexts.super_stream}-1")
         assert others.resume(move.move_id).state is MoveState.SWITCHED
-        others.retire(f"{super_stream}-0", delete=True)
-    assert contexts.assignment_of("c").partition == f"{super_stream}-1"
+        others.retire(f"{contexts.super_stream}-0", delete=True)
+    assert contexts.assignment_of("c").partition == f"{contexts.super_stream}-1"
 
 
 def test_consumers_go_on_when_a_partition_is_gone(

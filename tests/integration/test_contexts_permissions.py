@@ -1,7 +1,4 @@
-"""What users of the broker may do, and need, where contexts are published, moved and consumed; and virtual hosts.
-
-A super stream of one name in two virtual hosts, with one database: nothing of them may mix.
-"""
+"""What the broker's users need to publish, move and consume contexts; nothing mixes between virtual hosts."""
 
 from collections.abc import Iterator
 from urllib.parse import urlsplit

@@ -177,15 +177,13 @@ def test_one_of_many_goes_on_with_it(
     assert said == [f"resuming move {move_id}: {TAKEN}"]
 
 
-def test_a_mover_that_lives_says_so(
-    c: SerializationContexts, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mover_that_lives_says_so(c: SerializationContexts, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mover that waits keeps its move attended."""
     monkeypatch.setattr("relatum.contexts._move_steps.MOVE_WAIT_S", 90.0)
     mover = threading.Thread(target=c.move, args=("c", f"{c.super_stream}-1"))
     mover.start()
     wait_until(lambda: bool(c.moves()), what="the mover waits")
-    let_lapse(engine)
+    let_lapse(place.engine)
     wait_until(lambda: c.moves()[0].is_attended, what="it is said that somebody is there")
     monkeypatch.undo()
     mover.join()

@@ -24,6 +24,7 @@ from tests.support import unique_name
 from tests.support.databases import administer
 from tests.support.fake_postgresql import answering, refusal, welcome
 from tests.support.pgbouncer import Account, pgbouncer
+from tests.support.place import Place
 from tests.support.tls import FILES
 
 SECRET = "pass-word"
@@ -93,13 +94,11 @@ def test_what_a_user_may_not_do_is_named(
 
 
 @pytest.mark.parametrize("granted", ["relatum_consumer", "relatum_reader"])
-def test_who_may_only_read_records_nothing_and_is_told(
-    amqp_url: str, stream_name: str, database_url: str, role: str, granted: str
-) -> None:
+def test_who_may_only_read_records_nothing_and_is_told(place: Place, role: str, granted: str) -> None:
     """A recorder that may only read ends at once, and names the role that it needs."""
-    administer(database_url, "GRANT {} TO {}", granted, role)
+    administer(place.database, "GRANT {} TO {}", granted, role)
     with pytest.raises(AccessRefused, match="GRANT relatum_recorder") as refused:
-        Recorder(amqp_url, changed(database_url, user=role), [stream_name]).run(threading.Event())
+        Recorder(place.amqp, changed(place.database, user=role), [place.stream]).run(threading.Event())
     assert exit_code_of(refused.value) == 3
 
 

@@ -1,7 +1,4 @@
-"""Each component amid each fault of its servers: calls end in their time, closing closes, and what goes on goes on.
-
-The waits that docs/answers.md lists are measured here as it lists them, where the broker stands still.
-"""
+"""Each component amid each fault of its servers ends in its time; the waits are those that docs/answers.md lists."""
 
 import asyncio
 import re

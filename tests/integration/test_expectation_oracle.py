@@ -237,10 +237,7 @@ def compare(relations: Relations, world: World, asked: Expectation, low: int, hi
 def test_random_data_is_answered_as_pandas_does(
     place: Place, chance: random.Random, is_long: bool, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On time, late, missing, not due, behind: each message has the answer that follows from the data, and no other.
-
-    In one piece, and in many.
-    """
+    """In one piece and in many, each message has the answer that follows from the data, and no other."""
     for limit, few in {"BATCH": 32, "PAGE_BLOCKS": 5, "PIECE": 20}.items() if number % 3 == 0 else ():
         monkeypatch.setattr(f"relatum_consumer._missing.{limit}", few)
     with open_relations(("blocking", "asyncio")[number % 2], place.amqp, place.database, timeout_s=60) as relations:

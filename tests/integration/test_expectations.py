@@ -1,7 +1,4 @@
-"""What is missing: late, missing and not known are never confused.
-
-What follows what, of streams and super streams, by chance: test_expectation_oracle.
-"""
+"""What is missing: late, missing and not known are never confused. By chance: test_expectation_oracle."""
 
 import time
 from collections.abc import Iterator

@@ -1,7 +1,4 @@
-"""Publishers that know nothing of Relatum: the recorder covers whatever they write, and takes what can be a key.
-
-What is expected of each message is written down here by hand; none of Relatum's decoding is used for it.
-"""
+"""Publishers that know nothing of Relatum are covered; what is expected is written by hand, not by our decoding."""
 
 import gzip
 import struct

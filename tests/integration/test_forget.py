@@ -53,8 +53,7 @@ def rows_by_table(place: Place) -> dict[str, int]:
 def fill(place: Place) -> None:
     """Record a stream, with a row in each table that is derived from streams."""
     place.put(*[(b"", {"order_id": f"o{n}", "relatum_receipt": f"r{n}"}) for n in range(60)])
-    place.put((b"", {"order_id": "x" * 1025}), *whole_group(1, 3))
-    place.record()
+    place.put_recorded((b"", {"order_id": "x" * 1025}), *whole_group(1, 3))
     for statement in (
         "relatum.events (stream_id, kind) SELECT stream_id, 'hole'",
         "relatum.receipts (message_id, stream_id, stream_offset) SELECT 'r', stream_id, 1",
@@ -278,8 +277,7 @@ def dropped_front(fleeting: Place) -> Place:
 def declare_anew(place: Place) -> None:
     """The stream deleted, declared again, and recorded: three messages."""
     place.declare_again()
-    place.put(*[(b"", {"order_id": number}) for number in range(3)])
-    place.record()
+    place.put_recorded(*[(b"", {"order_id": number}) for number in range(3)])
 
 
 @pytest.mark.differs

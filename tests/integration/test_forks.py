@@ -67,8 +67,7 @@ def test_a_child_records_what_it_publishes(method: str, place: Place) -> None:
 def test_what_only_asks_works_in_a_child(place: Place, database: str) -> None:
     """Readers, lookups and outcomes open new connections in a child; the parent keeps its own."""
     stream_name = place.stream
-    place.put((b"0", {"order_id": 1}), (b"1", {"order_id": 1}))
-    place.record(keys=["order_id"])
+    place.put_recorded((b"0", {"order_id": 1}), (b"1", {"order_id": 1}), keys=["order_id"])
     with ExitStack() as stack:
         is_shared = database == "shared"
         named: Any = stack.enter_context(closing(Database(place.database))) if is_shared else place.database

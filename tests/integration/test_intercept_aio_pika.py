@@ -17,6 +17,7 @@ from relatum import metrics
 from relatum.errors import PublishOutcomeUnknown
 from relatum.uuid7 import time_us_of
 from tests.support import unique_name, wait_until
+from tests.support.place import Place
 from tests.support.proxy import Proxy
 from tests.support.spans import Spans, collected_spans
 
@@ -184,20 +185,18 @@ async def test_opentelemetry_composes_in_either_order(
         assert "traceparent" in got.headers
 
 
-async def test_receipts_have_one_span_and_link_to_nothing_twice(
-    amqp_url: str, database_url: str, stream_name: str, spans: Spans
-) -> None:
+async def test_receipts_have_one_span_and_link_to_nothing_twice(place: Place, spans: Spans) -> None:
     """A message with a receipt has one span of the instrumentation, which the recorder's span links to once."""
     AioPikaInstrumentor().instrument()
-    async with await aio_pika.connect(amqp_url) as connection:
-        relatum.intercept(connection, database=database_url, keys=["order_id"])
+    async with await aio_pika.connect(place.amqp) as connection:
+        relatum.intercept(connection, database=place.database, keys=["order_id"])
         exchange = (await connection.channel()).default_exchange
         message = aio_pika.Message(b"", headers={"order_id": "1"})
-        receipt = await relatum.publish_async(exchange, message, stream_name)
+        receipt = await relatum.publish_async(exchange, message, place.stream)
         await receipt.wait(90)
     (send,) = [each for each in spans.all if each.kind is SpanKind.PRODUCER]
     # The span ends after its commit, which is what the receipt waited for.
     (recorded,) = await asyncio.to_thread(
-        wait_until, lambda: [each for each in spans.ours if each.name == f"record {stream_name}"], what="its span"
+        wait_until, lambda: [each for each in spans.ours if each.name == f"record {place.stream}"], what="its span"
     )
     assert [each.context.span_id for each in recorded.links] == [send.context.span_id]

@@ -179,9 +179,6 @@ def test_a_directory_has_one_server_at_a_time(tmp_path: Path) -> None:
         assert _one(url, "SHOW fsync") == "on"
 
 
-# --- relatum up -------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _up(directory: Path, *options: str) -> Iterator[tuple["subprocess.Popen[str]", dict[str, str]]]:
     """Run the command with the page; give it with the URLs it printed; end what is left of it."""
@@ -202,11 +199,7 @@ def _up(directory: Path, *options: str) -> Iterator[tuple["subprocess.Popen[str]
 
 
 def test_up_serves_until_it_is_stopped_and_is_started_again_in_its_directory(tmp_path: Path) -> None:
-    """Servers, schema and page are there at the same URLs, however it ended before.
-
-    It ends with 0 by Ctrl-C and by SIGTERM, and with an error that names it when a server dies by itself; a kill, also
-    of its very first start, leaves nothing.
-    """
+    """Servers, schema and page come back at the same URLs, however it ended; its end is 0, or names the dead server."""
     directory, port = tmp_path / "servers", str(free_port([0]))
     first = subprocess.Popen([COMMAND, "up", "--directory", directory, "--web"], stderr=subprocess.DEVNULL)
     with first:

@@ -240,8 +240,6 @@ def test_values_are_found_by_a_few_probes_of_each_part(
     assert max(asked, default=0) <= 1, plan
 
 
-# --- what PostgreSQL knows little of ----------------------------------------------------------------------------------
-
 FEWER = 300_000
 """Rows where statistics are missing or were true once."""
 

@@ -52,8 +52,7 @@ def test_what_is_derived_can_be_emptied_and_filled_again(place: Place) -> None:
     page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
     found = re.search(r"^TRUNCATE .*?;", page, re.DOTALL | re.MULTILINE)
     assert found
-    place.put(*orders(20))
-    place.record(keys=["order_id", "host"])
+    place.put_recorded(*orders(20), keys=["order_id", "host"])
     before = place.rows()
     place.sql(found[0])
     assert not place.rows()
@@ -85,8 +84,7 @@ def test_keys_come_from_properties_x_headers_and_composites(place: Place) -> Non
     keys += [KeyDefinition("x-device"), KeyDefinition("both", source=["x-device", "property:correlation_id"])]
     values = {name: f"the {name}" for name in names} | {"user_id": pika.URLParameters(place.amqp).credentials.username}
     properties = pika.BasicProperties(headers={"x-device": "d|1"}, **values)
-    place.put((b"", properties))
-    place.record(keys=keys)
+    place.put_recorded((b"", properties), keys=keys)
     found = {key: value for key, value, _ in place.rows()}
     assert found == values | {"x-device": "d|1", "both": "d\\|1|the correlation_id"}
 
@@ -113,8 +111,7 @@ def test_a_key_added_while_recording_is_recorded_from_then_on_and_back_filled(pl
 
 def test_a_stream_is_the_same_whatever_was_published_since_its_bounds_were_asked(place: Place) -> None:
     """A stream is known by its messages, also where its position is beyond bounds that were read before."""
-    place.put(*orders(3))
-    place.record(keys=["order_id"])
+    place.put_recorded(*orders(3), keys=["order_id"])
     with place.engine.connect() as connection, StreamReader.open(place.amqp) as reader:
         tail = tail_of(connection, ensure_stream(connection, "/", place.stream).stream_id)
         assert tail is not None

@@ -59,23 +59,21 @@ def shares_of(tails: Tails, definitions: list[KeyDefinition]) -> SharesOf:
     return lambda *chosen, messages=3: [share(tail, messages) for tail in chosen or tails.values()]
 
 
-def test_a_lost_race_or_a_lock_concerns_its_own_stream_alone(
-    engine: sa.Engine, database_url: str, tails: Tails, shares_of: SharesOf
-) -> None:
+def test_a_lost_race_or_a_lock_concerns_its_own_stream_alone(place: Place, tails: Tails, shares_of: SharesOf) -> None:
     """A commit leaves out a stream that another recorder was faster with, and one that is locked for now."""
-    commit_shares(engine, shares_of(tails["s2"], messages=2))
+    commit_shares(place.engine, shares_of(tails["s2"], messages=2))
     shares = shares_of()
-    with psycopg.connect(database_url) as other:
+    with psycopg.connect(place.database) as other:
         locked = shares[1].row.coverage_id
         other.execute("SELECT FROM relatum.coverage WHERE coverage_id = %s FOR UPDATE", [locked])
-        commit_shares(engine, shares)
+        commit_shares(place.engine, shares)
     assert [share.is_committed for share in shares] == [True, False, False, True, True]
     assert [share.is_held_up for share in shares] == [False, True, False, False, False]
-    commit_shares(engine, [shares[1]])
+    commit_shares(place.engine, [shares[1]])
     assert shares[1].is_committed
-    assert [len(rows_of(engine, name)) for name in tails] == [3, 3, 2, 3, 3]
-    assert [recorded_to(engine, name) for name in tails] == [3, 3, 2, 3, 3]
-    with engine.connect() as connection:
+    assert [len(rows_of(place.engine, name)) for name in tails] == [3, 3, 2, 3, 3]
+    assert [recorded_to(place.engine, name) for name in tails] == [3, 3, 2, 3, 3]
+    with place.engine.connect() as connection:
         now = {row.stream_id: row for row in coverage_of(connection, [tail.stream_id for tail in tails.values()])}
         assert connection.execute(sa.text("SELECT count(*) FROM relatum.time_blocks")).scalar_one() == COUNT
     for share in (share for share in shares if share.is_committed):

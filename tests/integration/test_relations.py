@@ -75,8 +75,7 @@ def test_each_order_and_limit_gives_the_head_of_the_whole(
 
 def test_a_span_of_time_has_its_beginning_and_not_its_end(place: Place, relations: Relations) -> None:
     """`since` is in, `until` is out; either may be left out."""
-    place.put(*[order("a", time_us=1_000_000 * n) for n in range(6)])
-    place.record()
+    place.put_recorded(*[order("a", time_us=1_000_000 * n) for n in range(6)])
     at = [relations.read(place.stream, n).time for n in range(6)]
     offsets = lambda **span: [place.offset for place in relations.find("order_id", "a", **span).ids]  # noqa: E731
     assert offsets(since=at[1], until=at[4]) == [1, 2, 3]
@@ -87,8 +86,7 @@ def test_a_span_of_time_has_its_beginning_and_not_its_end(place: Place, relation
 
 def test_values_are_compared_in_canonical_form(place: Place, relations: Relations) -> None:
     """A foreign publisher's number and our text are one value of a text key; true is not 1."""
-    place.put(order(42), order("42"), order(True), order("true"), order(1), order([1]))
-    place.record()
+    place.put_recorded(order(42), order("42"), order(True), order("true"), order(1), order([1]))
     for value in (42, "42"):
         assert [place.offset for place in relations.find("order_id", value, order="offset").ids] == [0, 1]
     assert [place.offset for place in relations.find("order_id", True, order="offset").ids] == [2, 3]
@@ -227,8 +225,7 @@ def test_a_row_that_the_message_does_not_confirm_is_never_answered_from(
     place: Place, relations: Relations, change: str, recorded_to: int
 ) -> None:
     """A row with another value, time or offset than a message has is an error that says how to go on."""
-    place.put(order("a"), order("b"), order("c"))
-    place.record()
+    place.put_recorded(order("a"), order("b"), order("c"))
     place.sql("UPDATE relatum.coverage SET last_offset = :end - 1, to_offset = :end", end=recorded_to)
     place.sql(f"UPDATE relatum.relationships SET {change} WHERE value = 'a'")
     with pytest.raises(StreamReplaced, match=f"relatum record {place.stream}"):
@@ -261,8 +258,7 @@ def test_a_deleted_stream_is_not_found_by_name_and_holds_nothing_otherwise(
 
 def test_waiting_in_vain_gives_the_answer_of_that_moment(place: Place, relations: Relations) -> None:
     """A wait that finds nothing gives what is known when its time is over."""
-    place.put(order("a"), (b"", {}))
-    place.record()
+    place.put_recorded(order("a"), (b"", {}))
     first = relations.read(place.stream, 0)
 
     def proven() -> Status | None:
@@ -277,8 +273,7 @@ def test_waiting_in_vain_gives_the_answer_of_that_moment(place: Place, relations
 
 def test_names_that_nobody_knows_are_errors(place: Place, relations: Relations) -> None:
     """Unknown keys and streams, and impossible values, are errors that name them, whatever else is found."""
-    place.put(order("a"), order("a"))
-    place.record()
+    place.put_recorded(order("a"), order("a"))
     message = relations.read(place.stream, 0)
     nowhere = unique_name()
     for look_up in (
@@ -313,8 +308,7 @@ def test_names_that_nobody_knows_are_errors(place: Place, relations: Relations) 
 
 def test_a_connection_that_the_database_closed_is_replaced(place: Place, relations: Relations) -> None:
     """Look-ups go on after PostgreSQL has ended their sessions."""
-    place.put(order("a"))
-    place.record()
+    place.put_recorded(order("a"))
     place.engine.dispose()
     for _ in range(3):
         assert relations.find("order_id", "a").ids == ((place.stream, 0),)
@@ -327,8 +321,7 @@ def test_a_connection_that_the_database_closed_is_replaced(place: Place, relatio
 
 async def test_tasks_may_share_one_and_be_cancelled(place: Place) -> None:
     """Tasks share one object, and cancelling some of them at any moment leaves the other answers right."""
-    place.put(*[order(f"o{n % 10}") for n in range(50)])
-    place.record()
+    place.put_recorded(*[order(f"o{n % 10}") for n in range(50)])
 
     async def look_up(relations: AsyncRelations, number: int) -> list[int]:
         answer = await relations.find("order_id", f"o{number}")

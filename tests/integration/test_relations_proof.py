@@ -60,8 +60,7 @@ def test_where_nothing_is_recorded_nothing_is_absent(place: Place, relations: Re
 @pytest.mark.parametrize("face", FACES)
 def test_a_virtual_host_without_records_is_an_error_that_names_those_with(place: Place, face: str) -> None:
     """The one forgotten in the URL, or mistyped: recorded streams of others are told; a missing one is refused."""
-    place.put(order("a"))
-    place.record()
+    place.put_recorded(order("a"))
     place.sql("UPDATE relatum.streams SET vhost = 'shop'")
     with open_relations(face, place.amqp, place.database) as relations, pytest.raises(NothingRecorded, match="'shop'"):
         relations.find("order_id", "a")
@@ -116,8 +115,7 @@ def test_the_command_says_what_a_new_user_has_to_do(place: Place) -> None:
         ended = run("find", "order_id", "4711", *more, ends=3)
         assert ended.stdout == ""
         assert "relatum record" in ended.stderr
-    place.put(order("a"))
-    place.record()
+    place.put_recorded(order("a"))
     for value, code in (("a", 0), ("b", 6)):
         document = json.loads(run("find", "order_id", value, "--json", ends=code).stdout)
         assert (document["streams"], document["streams_count"]) == ([place.stream], 1)

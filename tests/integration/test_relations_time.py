@@ -206,8 +206,7 @@ def test_a_moment_may_be_any_datetime(place: Place, relations: Relations) -> Non
     assert relations.before(datetime.min, place.stream).status is Status.ABSENT
     assert relations.after(datetime.max, place.stream).status is Status.ABSENT
     assert relations.after(naive - timedelta(days=1), place.stream).ids == ((place.stream, 0),)
-    place.put(b"2", b"3")
-    place.record()
+    place.put_recorded(b"2", b"3")
     assert relations.after(relations.read(place.stream, 2), place.stream).ids == ((place.stream, 3),)
 
 

@@ -53,11 +53,9 @@ def mend(place: Place) -> list[str]:
 @pytest.mark.parametrize("lost", ["stream_offset BETWEEN 40 AND 60", "stream_offset >= 90", "true"])
 def test_a_stream_declared_again_while_a_repair_is_half_done_is_noticed(place: Place, lost: str) -> None:
     """A stream declared again is noticed although a repair of any part of the old one was cut short."""
-    place.put(*orders(35))
-    place.record(keys=["order_id"])
+    place.put_recorded(*orders(35), keys=["order_id"])
     for start in (35, 65):
-        place.put(*orders(30 if start == 35 else 35, start))
-        place.record()
+        place.put_recorded(*orders(30 if start == 35 else 35, start))
     place.sql(f"DELETE FROM relatum.relationships WHERE {lost}")
     with refused(place), pytest.raises(psycopg.errors.RaiseException):
         mend(place)
@@ -75,8 +73,7 @@ def test_a_stream_declared_again_while_a_repair_is_half_done_is_noticed(place: P
 
 def test_a_repair_leaves_what_has_expired(fleeting: Place, relations: Relations) -> None:
     """A repair leaves the rows of messages that retention took, which are `expired` and not `absent`."""
-    fleeting.put(*orders(10))
-    fleeting.record(keys=["order_id"])
+    fleeting.put_recorded(*orders(10), keys=["order_id"])
     with fleeting.recording():
         fleeting.put(*[(b"x" * 10_000, {"order_id": f"big{n}"}) for n in range(100)])
         fleeting.wait_recorded()
@@ -111,8 +108,7 @@ def test_a_repair_that_is_killed_leaves_one_window_open(place: Place) -> None:
 
 def test_lookups_see_nothing_of_a_repair(place: Place) -> None:
     """Look-ups find what is right while a repair records its offsets again."""
-    place.put(*[(b"", {"order_id": f"o{n}", "host": f"h{n}"}) for n in range(50)])
-    place.record(keys=["order_id", "host"])
+    place.put_recorded(*[(b"", {"order_id": f"o{n}", "host": f"h{n}"}) for n in range(50)], keys=["order_id", "host"])
     stop = threading.Event()
 
     def mend_again() -> int:
@@ -136,10 +132,8 @@ def test_lookups_see_nothing_of_a_repair(place: Place) -> None:
 @pytest.mark.differs
 def test_a_stream_that_lost_its_tail_is_known_by_what_is_left(place: Place) -> None:
     """A stream that lost its tail is known by its checkpoints, and every recorded range gets a position."""
-    place.put(*orders(20))
-    place.record(keys=["order_id"])
-    place.put(*orders(20, start=20))
-    place.record()
+    place.put_recorded(*orders(20), keys=["order_id"])
+    place.put_recorded(*orders(20, start=20))
     old = place.messages()
     place.declare_again()
     # A checkpoint without a chunk's time agrees with the same message in another chunk, as after a power loss.

@@ -35,6 +35,7 @@ from relatum.reading import TimeSource
 from relatum.superstreams import Layout
 from tests.support import LIMIT_S, broker_connection, unique_name, until_answered, wait_until
 from tests.support.affinity import CONTEXTS, SETS, Face, Faces, Partitions
+from tests.support.place import Place
 from tests.support.proxy import Proxy
 from tests.support.routing import HeldMove, consumed, of_context, other_than, sleeping_task
 
@@ -193,9 +194,7 @@ def test_another_header_or_a_missing_super_stream_is_refused(faces: Faces, layou
     assert (conflict.value.super_stream, not_found.value.super_stream) == (layout.super_stream, missing)
 
 
-def test_a_context_goes_where_its_name_hashes_to_and_stays(
-    faces: Faces, contexts: SerializationContexts, layout: Layout, amqp_url: str
-) -> None:
+def test_a_context_goes_where_its_name_hashes_to_and_stays(faces: Faces, contexts: SerializationContexts) -> None:
     """A context is placed where RabbitMQ's clients route its name, and stays there when partitions are added."""
     names = [f"account {number}" for number in range(30)]
     with faces.opened() as router:
@@ -204,8 +203,8 @@ def test_a_context_goes_where_its_name_hashes_to_and_stays(
         added = contexts.add_partitions(2)
         for name in [*names, *(f"new {number}" for number in range(30))]:
             router.publish(b"after", name)
-    found = Partitions(amqp_url, Layout.numbered(layout.super_stream, 5), CONTEXTS)
-    assert all(found.of_set(name) == {layout.route(name).stream: [b"before", b"after"]} for name in names)
+    found = Partitions(faces.amqp_url, Layout.numbered(faces.layout.super_stream, 5), CONTEXTS)
+    assert all(found.of_set(name) == {faces.layout.route(name).stream: [b"before", b"after"]} for name in names)
     assert all(found.bodies()[stream] for stream in added)
 
 
@@ -371,12 +370,10 @@ def test_known_names_go_on_without_the_database(faces: Faces, database_url: str,
     assert list(faces.partitions.of_set("s2").values()) == [[b"4"]]
 
 
-def test_a_database_that_goes_away_after_the_confirm_leaves_the_outcome_unknown(
-    faces: Faces, partitions: Partitions, home: str, database_url: str
-) -> None:
+def test_a_database_that_goes_away_after_the_confirm_leaves_the_outcome_unknown(faces: Faces, home: str) -> None:
     """The caller is not told before the check; `settle` does it when PostgreSQL is back, and nothing is sent twice."""
     options = {"timeout_s": WAIT_S, "trust_clock": False}
-    with Proxy.to(database_url) as proxy, faces.opened(proxy.url(database_url), **options) as router:
+    with Proxy.to(faces.database_url) as proxy, faces.opened(proxy.url(faces.database_url), **options) as router:
         router.publish(b"1", "x")
 
         def go_away() -> None:
@@ -389,7 +386,7 @@ def test_a_database_that_goes_away_after_the_confirm_leaves_the_outcome_unknown(
         assert caught.value.in_stream is None
         proxy.accepts = True
         assert router.settle(caught.value) == ()
-    assert partitions.bodies()[home] == [b"1", b"2"]
+    assert faces.partitions.bodies()[home] == [b"1", b"2"]
 
 
 def test_a_router_settles_in_the_stream_it_knows(
@@ -461,11 +458,9 @@ def test_a_router_that_is_closed_meanwhile_does_not_know(layout: Layout, databas
             router.publish(channel, b"2", of_context("a"))
 
 
-def test_partitions_are_known_until_the_broker_was_asked_again(
-    layout: Layout, database_url: str, amqp_url: str
-) -> None:
+def test_partitions_are_known_until_the_broker_was_asked_again(layout: Layout, place: Place) -> None:
     """Where one thread finds a partition missing, another that is about to choose one still can."""
-    with relatum.ContextRouter(layout.super_stream, database_url, broker=amqp_url) as router:
+    with relatum.ContextRouter(layout.super_stream, place.database, broker=place.amqp) as router:
         core = router._core
         core.open(with_database=False)
         core.forget_layout()
@@ -473,12 +468,10 @@ def test_partitions_are_known_until_the_broker_was_asked_again(
         assert core.unnamed("x").stream in {each.stream for each in layout}
 
 
-async def test_a_task_that_publishes_while_its_router_is_closed_is_told(
-    layout: Layout, database_url: str, amqp_url: str
-) -> None:
+async def test_a_task_that_publishes_while_its_router_is_closed_is_told(layout: Layout, place: Place) -> None:
     """Closing is no cancellation: a task that waits for a thread of the router gets an error it can catch."""
-    router = relatum.AsyncContextRouter(layout.super_stream, database_url)
-    async with asyncio.timeout(240), await aio_pika.connect(amqp_url) as connection:
+    router = relatum.AsyncContextRouter(layout.super_stream, place.database)
+    async with asyncio.timeout(240), await aio_pika.connect(place.amqp) as connection:
         channel = await connection.channel()
         await router.open(connection)
         publishing = [asyncio.create_task(router.publish(channel, task_message(f"c{number}"))) for number in range(200)]

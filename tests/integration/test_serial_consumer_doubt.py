@@ -1,7 +1,4 @@
-"""A member that stood still for longer than its lease while a commit was under way neither loses nor repeats anything.
-
-What is frozen is the line to PostgreSQL: for the member that is the same as being stopped (SIGSTOP, a paused machine).
-"""
+"""A member whose line to PostgreSQL froze for longer than its lease during a commit loses and repeats nothing."""
 
 import threading
 import time

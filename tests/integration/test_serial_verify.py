@@ -13,6 +13,7 @@ from relatum.errors import SuperStreamNotFound
 from relatum.reading import StreamReader
 from tests.support import broker_connection, declare_stream, delete_stream, publish_plain, wait_until
 from tests.support._streams import Plain
+from tests.support.place import Place
 
 A = "a" * 16
 PARTITIONS = 2
@@ -78,27 +79,25 @@ INSERT INTO relatum.moved_contexts (move_id, name, from_epoch) SELECT move_id, '
 """A super stream in the database whose third partition is retired, and one move at the first offset of both others."""
 
 
-def test_the_database_says_what_the_streams_do_not(
-    amqp_url: str, broker: Broker, database_url: str, super_stream: str
-) -> None:
+def test_the_database_says_what_the_streams_do_not(place: Place, super_stream: str) -> None:
     """Another header, retired partitions, deleted ones, and fences that retention has dropped."""
     source, target = partitions_of(super_stream)
-    with psycopg.connect(database_url) as connection:
+    with psycopg.connect(place.database) as connection:
         names = {"name": super_stream, "source": source, "target": target, "gone": "deleted", "epoch": 7}
         connection.execute(INSERT, names)
     for stream in (source, target):
-        delete_stream(amqp_url, stream)
-        declare_stream(amqp_url, stream, x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
-        publish_plain(amqp_url, stream, [b"x" * 20_000] * 40)
-        with StreamReader.open(broker) as reader:
+        delete_stream(place.amqp, stream)
+        declare_stream(place.amqp, stream, x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
+        publish_plain(place.amqp, stream, [b"x" * 20_000] * 40)
+        with StreamReader.open(place.broker) as reader:
             wait_until(partial(has_lost_some, reader, stream), what="retention")
-        publish_plain(amqp_url, stream, [(b"", {"plane": "N1", "relatum_placed": f"3-{A}-1"})])
-    with broker_connection(amqp_url) as connection:
+        publish_plain(place.amqp, stream, [(b"", {"plane": "N1", "relatum_placed": f"3-{A}-1"})])
+    with broker_connection(place.amqp) as connection:
         # The other one is not bound any more: it is retired.
         connection.channel().queue_bind(source, super_stream, "0", {"x-stream-partition-order": 0})
-    report = verify(super_stream, broker=broker, database=database_url)
+    report = verify(super_stream, broker=place.broker, database=place.database)
     assert report.header == "plane"
     assert list(report.partitions) == [source, target]
     assert report.strays == 2
-    alone = verify(super_stream, broker=broker, header="plane")
+    alone = verify(super_stream, broker=place.broker, header="plane")
     assert (list(alone.partitions), alone.strays) == ([source], 0)

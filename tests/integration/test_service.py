@@ -42,8 +42,7 @@ LATE = 8
 def recorded(place: Place) -> str:
     """A stream with messages of ten values in turn, the first of them "a", and one without relata, that is recorded."""
     values = [chr(ord("a") + n % VALUES) for n in range(6 * VALUES)]
-    place.put(*[(b"", {"order_id": value}) for value in (*values, "alone")])
-    place.record(keys=["order_id"])
+    place.put_recorded(*[(b"", {"order_id": value}) for value in (*values, "alone")], keys=["order_id"])
     return place.stream
 
 

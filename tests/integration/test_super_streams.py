@@ -31,6 +31,7 @@ from relatum.superstreams import (
 )
 from tests.support import broker_connection, unique_name
 from tests.support._raw_publisher import RawConnection
+from tests.support.place import Place
 from tests.support.proxy import Proxy
 from tests.support.super_streams import declare_by_hand, delete_by_hand, super_stream
 
@@ -81,24 +82,22 @@ def test_what_is_declared_is_described(broker: Broker, stream_url: str, keys: li
         assert describe_super_stream(broker, layout.super_stream).partitions == (*layout, new)
 
 
-def test_declaring_again_changes_nothing_or_completes(
-    broker: Broker, connection: BlockingConnection, amqp_url: str
-) -> None:
+def test_declaring_again_changes_nothing_or_completes(place: Place, connection: BlockingConnection) -> None:
     """Declaring again gives what is there, binds what a cut declaration left, and refuses other partitions."""
-    with super_stream(broker, 2) as layout:
+    with super_stream(place.broker, 2) as layout:
         name = layout.super_stream
-        assert declare_super_stream(broker, name, 2) == layout
+        assert declare_super_stream(place.broker, name, 2) == layout
         wrong: dict[str, Any]
         for wrong in ({"partitions": 3}, {"partitions": 1}, {"binding_keys": ["a", "b"]}):
             with pytest.raises(SuperStreamConflict, match=r"2 partitions \(0, 1\)") as caught:
-                declare_super_stream(broker, name, **wrong)
+                declare_super_stream(place.broker, name, **wrong)
             assert caught.value.super_stream == name
-        assert describe_super_stream(broker, name) == layout
-        assert not exists(amqp_url, f"{name}-2")
+        assert describe_super_stream(place.broker, name) == layout
+        assert not exists(place.amqp, f"{name}-2")
         connection.channel().queue_unbind(f"{name}-1", name, "1", {"x-stream-partition-order": long(1)})
-        assert len(describe_super_stream(broker, name)) == 1
-        assert declare_super_stream(broker, name, 2) == layout
-        assert describe_super_stream(broker, name) == layout
+        assert len(describe_super_stream(place.broker, name)) == 1
+        assert declare_super_stream(place.broker, name, 2) == layout
+        assert describe_super_stream(place.broker, name) == layout
 
 
 def test_streams_are_declared_with_what_was_asked_for(broker: Broker, amqp_url: str) -> None:

@@ -1,7 +1,4 @@
-"""Every way to tell how to log in to a broker with TLS, through every component that connects to one.
-
-One RabbitMQ with TLS, one database, one stream with a message that is recorded: each case only connects and asks.
-"""
+"""Every way to tell how to log in to a broker with TLS, through every component that connects to one."""
 
 import asyncio
 import contextlib

@@ -105,8 +105,7 @@ def world(place: Place) -> Iterator[World]:
     place.put(*map(message, range(MESSAGES // 2)))
     add_keys(place.engine, [GROUP_KEY])
     place.record(keys=["order_id"])
-    place.put(*map(message, range(MESSAGES // 2, MESSAGES)))
-    place.record(keys=["host"])
+    place.put_recorded(*map(message, range(MESSAGES // 2, MESSAGES)), keys=["host"])
     place.backfill()
     for each in SCANNED.strip().split(";\n"):
         place.sql(each.rstrip(";").replace("GROUP", GROUP_ID))

@@ -126,8 +126,7 @@ def test_values_are_listed_as_they_begin(page: Asking) -> None:
 
 def test_that_a_message_was_found_itself_proves_nothing_of_others(place: Place, own: Asking) -> None:
     """A search from a message is absent where no other shares its value, and unproven while one is unrecorded."""
-    place.put((b"one", {"host": "lonely"}))
-    place.record(keys=KEYS)
+    place.put_recorded((b"one", {"host": "lonely"}), keys=KEYS)
     path = f"/api/search?key=host&of_stream={place.stream}&of_offset=0"
     alone = own.get(path).json()
     assert (alone["status"], alone["results"], alone["streams"]) == ("absent", [], [place.stream])
@@ -141,8 +140,7 @@ def test_that_a_message_was_found_itself_proves_nothing_of_others(place: Place, 
 
 def test_a_new_key_is_named_with_what_cures_it(place: Place, own: Asking) -> None:
     """Each view names a key that is newer than the messages, and the command that looks at them for it."""
-    place.put((b"one", {"order_id": "a", "host": "h"}), (b"two", {"order_id": "a"}))
-    place.record(keys=["order_id"])
+    place.put_recorded((b"one", {"order_id": "a", "host": "h"}), (b"two", {"order_id": "a"}), keys=["order_id"])
     add_keys(place.engine, ["host"])
     told = f"'host' is a new key: older messages of '{place.stream}' were not looked at for it: "
     told += "relatum backfill --keys host"

@@ -1,7 +1,4 @@
-"""The page in a real browser: Debian's Chromium. Each page's way, keyboard, themes, widths, axe.
-
-On a commit each view is seen in one or two windows; with `--long` in all, with pictures in `.venv/screenshots`.
-"""
+"""The page in Debian's Chromium: ways, keyboard, themes, widths, axe; `--long` sees all views, with pictures."""
 
 import os
 import re
@@ -163,10 +160,7 @@ def later(marker: pytest.MarkDecorator, what: str, *windows: tuple[str, int]) ->
 def test_every_view(
     browser: Browser, request: pytest.FixtureRequest, is_long: bool, what: str, theme: str, width: int
 ) -> None:
-    """It fits its window, breaks no short word, keeps nobody out, and with all that it loads is under 200 kB.
-
-    What a large conversation weighs is in `test_trace.py`.
-    """
+    """It fits its window, breaks no short word, keeps nobody out, and with all that it loads is under 200 kB."""
     shown: World = request.getfixturevalue(what)
     served: str = request.getfixturevalue({"world": "served", "talks": "talked"}[what])
     with looking(browser, served, theme=theme, width=width) as window:
@@ -437,8 +431,7 @@ def test_names_from_right_to_left_move_nothing(browser: Browser, place: Place) -
     stream = f"{unique_name('right')}-\u05d0\u05d1\u05d2"
     declare_stream(place.amqp, stream)
     try:
-        place.put((b"1", {"order_id": "\u05d0\u05d1\u05d2"}), to=stream)
-        place.record(stream, keys=KEYS)
+        place.put_recorded((b"1", {"order_id": "\u05d0\u05d1\u05d2"}), to=stream, keys=KEYS)
         with WebServer(page_of(place, port=0)) as server, looking(browser, server.url) as window:
             page = window.page
             for path in ("streams", f"stream?stream={quote(stream)}", f"live?stream={quote(stream)}"):
@@ -530,8 +523,7 @@ def test_names_and_values_without_end_stay_in_their_places(
     wrong, headers = {}, {"order_id": VALUE, "long": VALUE, "kind": "a"} | of_group(1, 2)[1]
     declare_stream(place.amqp, LONG)
     try:
-        place.put(*[(VALUE.encode(), headers)] * 3, to=LONG)
-        place.record(LONG, keys=["order_id", "long", "kind", GROUP_KEY])
+        place.put_recorded(*[(VALUE.encode(), headers)] * 3, to=LONG, keys=["order_id", "long", "kind", GROUP_KEY])
         add_expectations(place.database, [Expectation(LONG[:100], LONG, "order_id", LONG, 0.001)])
         with place.engine.begin() as connection:
             for statement in _ENDLESS_ROWS:

@@ -54,11 +54,9 @@ def test_what_is_not_recorded_by_the_key_of_groups_is_named_and_not_read(
 ) -> None:
     """Messages recorded before the key of groups are named as unrecorded, with the command that adds them."""
     monkeypatch.setattr(groups, "UNRECORDED_READ", 10)
-    place.put(*whole_group(1, 20), of_group(2, 1))
-    place.record(keys=["order_id"])
+    place.put_recorded(*whole_group(1, 20), of_group(2, 1), keys=["order_id"])
     add_keys(place.engine, [GROUP_KEY])
-    place.put(of_group(2, 3))
-    place.record()
+    place.put_recorded(of_group(2, 3))
     for path in ("/groups?older_s=0&show=unfinished", "/groups?older_s=0&show=all"):
         answer = own.get(f"/api{path}").json()
         assert [row["group_id"] for row in answer["groups"]] == [group_id(2)]

@@ -49,8 +49,7 @@ def test_a_deleted_stream_is_not_said_to_have_expired(place: Place, own: Asking,
 
 def test_a_stream_that_is_recorded_to_its_end_is_complete(place: Place) -> None:
     """That nobody records it now is nothing to worry about, until there is something that is not recorded."""
-    place.put((b"", {"order_id": "a"}))
-    place.record(keys=["order_id"])
+    place.put_recorded((b"", {"order_id": "a"}), keys=["order_id"])
     for state, words in (("complete", "complete, no recorder now"), ("unattended", "a part is not recorded")):
         with asking(page_of(place)) as page:
             (row,) = page.get("/api/streams").json()["streams"]
@@ -62,8 +61,7 @@ def test_a_stream_that_is_recorded_to_its_end_is_complete(place: Place) -> None:
 
 def test_keys_keep_their_letters(place: Place) -> None:
     """Whatever keys come later, and wherever they are in the alphabet."""
-    place.put((b"", {"order_id": "a", "about": "b"}))
-    place.record(keys=["order_id", "zone"])
+    place.put_recorded((b"", {"order_id": "a", "about": "b"}), keys=["order_id", "zone"])
 
     def hues() -> dict[str, int]:
         with asking(page_of(place)) as page:
@@ -85,8 +83,7 @@ def test_live_lists_what_arrived_last(place: Place, own: Asking, other_stream: s
     """The newest arrivals come first, whatever times their messages carry, of all streams or of one."""
     place.put(*((b"%d" % n, {"relatum_time": 1_800_000_000_000_000}) for n in range(1, 6)))
     place.record(keys=["order_id"])  # it is in the log before the other is published
-    place.put((b"old", {"relatum_time": 1_000_000_000_000_000}), to=other_stream)
-    place.record(other_stream, keys=["order_id"])
+    place.put_recorded((b"old", {"relatum_time": 1_000_000_000_000_000}), to=other_stream, keys=["order_id"])
     for query, wanted in {
         "": ["old", "5", "4", "3", "2", "1"],
         "?limit=1": ["old"],
@@ -101,8 +98,7 @@ def test_live_lists_what_arrived_last(place: Place, own: Asking, other_stream: s
 
 def test_a_text_with_a_nul_is_shown_as_text(place: Place, own: Asking) -> None:
     """The NUL is seen, and the bytes are there as well."""
-    place.put((b"before\0after", {"order_id": "a"}))
-    place.record(keys=["order_id"])
+    place.put_recorded((b"before\0after", {"order_id": "a"}), keys=["order_id"])
     body = own.get(f"/api{at(place.stream, 0)}").json()["body"]
     assert (body["kind"], body["part"]) == ("text", "before\0after")
     assert "before⟨0⟩after" in own.get(at(place.stream, 0)).text

@@ -99,10 +99,7 @@ def test_live_recording_and_other_back_fills_go_on_beside_it(spark: SparkSession
 
 
 def test_only_the_named_keys_are_filled_of_several_streams(place: Place, layout: Layout) -> None:
-    """In one job; a super stream stands for its partitions, which are known by its name afterwards.
-
-    Of two new keys one is asked for; the other stays unrecorded, and coverage says so.
-    """
+    """One job fills the named key alone of several streams; a super stream's partitions are known by its name."""
     names = [place.stream, *(each.stream for each in layout)]
     for number, name in enumerate(names):
         publish(place, 20, 100 * number, name)

@@ -72,10 +72,7 @@ def _chain(offsets: Sequence[int]) -> list[Row]:
 def test_conversations_are_those_of_a_union_find(
     spark: SparkSession, database_url: str, monkeypatch: pytest.MonkeyPatch, is_long: bool
 ) -> None:
-    """From values everybody shares to values nobody does, and a hundred messages in a row, in few rounds.
-
-    With a limit, values that more messages carry connect nothing. What needs more rounds than are allowed is an error.
-    """
+    """Whatever the rows, a chain of messages and a size limit included; too many rounds are an error."""
     messages = 1000 if is_long else 100
     chance = random.Random(3)
     chain = chance.sample(range(messages), messages)

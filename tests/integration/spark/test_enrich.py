@@ -85,10 +85,7 @@ def test_rows_come_with_their_relata_and_wait_for_those_to_come(job: Job) -> Non
 
 
 def test_a_row_is_given_up_when_it_was_tried_often_enough(job: Job) -> None:
-    """After its retries a row comes as absent where the coverage proves it; one without a value at once.
-
-    While a part of the stream is not recorded, a row without relata is not called absent.
-    """
+    """A row comes as absent after its retries, but only where coverage proves it; one without a value at once."""
     job.publish("a")
     batches = [job.batch(0, _order(1, "none"), _order(2, None), retries=2)]
     batches += [job.batch(number, _order(2 + number, "a"), retries=2) for number in range(1, 3)]
@@ -141,10 +138,7 @@ def test_a_query_run_again_gives_the_same_rows(job: Job) -> None:
 
 
 def test_replays_lose_no_row_and_give_none_twice(job: Job, is_long: bool) -> None:
-    """Each batch gives the same rows whenever it is run, and all of them hold each row once.
-
-    Decisions without their mark, as a kill of the write leaves them, count for nothing: they are made again.
-    """
+    """A batch run again gives the same rows, each row once; decisions without their mark are made again."""
     replayed = 5 if is_long else 2
     job.publish("o0")
     kept: list[Row] = []

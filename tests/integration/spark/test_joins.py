@@ -79,10 +79,7 @@ def _arguments(span: Span) -> dict[str, timedelta]:
 
 @pytest.mark.differs
 def test_pairs_are_those_of_each_with_each(spark: SparkSession, cases: Cases, place: Place) -> None:
-    """Every pair that is near enough once, and no other, whatever the span.
-
-    The rest is every left message for each of its values that no right one near enough has; an empty right leaves all.
-    """
+    """Every pair that is near enough comes once, and no other; the rest is each left value that has no pair."""
     for stream in cases.streams:
         publish_plain(place.amqp, stream, [b"x"] * cases.end, confirm=False)
     left, right = cases.frames
@@ -119,10 +116,7 @@ def _pandas(left: list[Relation], right: list[Relation], tolerance: int | None, 
 
 @pytest.mark.differs
 def test_the_nearest_is_that_of_pandas(spark: SparkSession, cases: Cases) -> None:
-    """Ties, duplicates, empty sides, values on one side only, times before 1970: many cases in one job.
-
-    A message without a time is kept without a match on the left, and is no match for anything on the right.
-    """
+    """Ties, duplicates, empty sides, times before 1970; a message without a time is kept unmatched on the left."""
     wanted: list[tuple[Any, int | None, bool]] = [
         *(("backward", None, True), ("nearest", None, True)),
         *(("backward", 1, False), ("forward", 3, False), ("nearest", 1, False), ("nearest", 0, True)),
@@ -149,14 +143,8 @@ def test_a_value_that_all_messages_carry_costs_no_products(spark: SparkSession, 
     assert joined.where("right_offset = left_offset").count() == count
 
 
-# --- recorded streams -------------------------------------------------------------------------------------
-
-
 def test_recorded_messages_are_paired(sides: Sides) -> None:
-    """Two real streams: by one key near in time, with payloads; by two keys; and a stream with itself.
-
-    What is recorded after the call is not in the result, whenever that is used; nor after a snapshot's beginning.
-    """
+    """Near in time, by two keys, and with itself; what is recorded after the call or snapshot is not in the result."""
     left = [*orders(1, 2, 3, shop="x"), *orders(2, shop="y")]
     sides.record(left, [*orders(2, 4, time=10, shop="y"), *orders(3, time=60)], ["order_id", "shop"])
 
@@ -224,10 +212,7 @@ JOINS: list[Callable[..., DataFrame]] = [related_pairs, as_of, unmatched]
 
 
 def test_what_is_not_there_is_named(sides: Sides) -> None:
-    """A stream that was never recorded and a key that is not defined.
-
-    On the right such a stream proves nothing: not recorded yet where it holds messages, absent where it is empty.
-    """
+    """Streams never recorded and keys not defined are errors; on the right such a stream proves nothing."""
     sides.place.put(*((b"", headers) for headers in orders(1)))
     sides.place.record(keys=["order_id"])
     for join in JOINS:
@@ -248,9 +233,6 @@ def test_what_is_not_there_is_named(sides: Sides) -> None:
     assert related_pairs(sides.spark, sides.left, sides.right, on="order_id", **sides.servers).count() == 0
 
 
-# --- without a counterpart, and whether that is known ------------------------------------------------------
-
-
 def _alone(sides: Sides, **options: Any) -> DataFrame:
     return unmatched(sides.spark, sides.left, sides.right, on="order_id", **(sides.servers | options))
 
@@ -260,10 +242,7 @@ def _found(frame: DataFrame) -> list[tuple[str, int, str]]:
 
 
 def test_what_has_no_counterpart_is_absent_once_all_is_recorded(sides: Sides) -> None:
-    """Both streams recorded to their ends: absent; a message more on the right, and it is not known any more.
-
-    Rows and coverage of a snapshot are of it, the ends of the streams of now.
-    """
+    """Absent up to recorded ends, unknown past them; a snapshot keeps rows and coverage, the ends are of now."""
     sides.record(orders(1, 2, 3), orders(2))
     alone = _alone(sides, payloads=True)
     assert alone.columns[:5] == ["value", "left_stream", "left_offset", "left_time", "status"]

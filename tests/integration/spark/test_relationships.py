@@ -93,10 +93,7 @@ def _rows(frame: DataFrame) -> list[tuple[Any, ...]]:
 
 
 def test_partitions_are_balanced(spark: SparkSession, skewed: str) -> None:
-    """The largest of 8 has at most 1.2 times the rows of the smallest, whatever the skew, the hole and empty pages.
-
-    All rows are those of the view, to the microsecond.
-    """
+    """The largest of 8 has at most 1.2 times the rows of the smallest, and all rows are those of the view."""
     frame = relatum_spark.relationships(spark, database=skewed, partitions=PARTITIONS).cache()
     counted = frame.groupBy(F.spark_partition_id()).agg(F.count("*").alias("rows")).collect()
     sizes = [row["rows"] for row in counted]
@@ -256,10 +253,7 @@ def test_a_data_frame_stays_as_it_was_made(spark: SparkSession, place: Place) ->
 
 
 def test_a_snapshot_keeps_what_is_pruned(spark: SparkSession, place: Place) -> None:
-    """Rows, streams and keys are as they were at its start. One that ended is named.
-
-    By an error of ours when a read is set up, by PostgreSQL's when one goes on.
-    """
+    """Rows, streams and keys are as they were at its start; a snapshot that has ended is named."""
     place.put(*((b"", {"a": str(n), "b": "1"}) for n in range(100)))
     with recording(place.amqp, place.engine, place.stream, keys=["a", "b"]):
         place.wait_recorded()
@@ -279,10 +273,7 @@ def test_a_snapshot_keeps_what_is_pruned(spark: SparkSession, place: Place) -> N
 
 
 def test_a_snapshot_ends_by_its_limit(database_url: str) -> None:
-    """A driver that hangs holds back vacuum for that long only; leaving the block then is no error.
-
-    VACUUM FULL would give rows other ctids while tasks read by them: it waits. No other database is read by a snapshot.
-    """
+    """A hanging driver holds back vacuum until the limit; VACUUM FULL waits; no other database is read by it."""
 
     def is_over(state: relatum_spark.Snapshot) -> bool:
         try:
@@ -348,10 +339,7 @@ def test_reads_are_exact_while_rows_come_and_go(spark: SparkSession, place: Plac
 
 
 def test_nothing_shows_the_password(spark: SparkSession, skewed: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither the plan of a read, nor the catalog's, nor the session's settings, nor a snapshot's text.
-
-    Nor an error where nobody listens, on the driver and in Spark.
-    """
+    """Not a plan, the catalog, the session's settings, a snapshot's text, or an error of the driver or of Spark."""
     # A server that has none for us does not ask for it.
     url = re.sub(r"//([^:@/]+)@", r"//\1:s3cr3t@", skewed)
     secret = sa.make_url(url).password or ""
@@ -376,10 +364,7 @@ def test_nothing_shows_the_password(spark: SparkSession, skewed: str, capsys: py
 def test_the_catalog_works_inside_postgresql(
     spark: SparkSession, skewed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An aggregate is pushed down as a whole, with its filter; and so are an order and a limit.
-
-    To make the catalog again changes nothing; for another database it would be ignored, and is refused.
-    """
+    """Aggregates, filters, orders and limits are pushed down; the catalog is made once for one database."""
     name = unique_name("c").replace("-", "_")
     view = relatum_spark.catalog(spark, name, database=skewed)
 

@@ -38,10 +38,7 @@ def resolve(frame: Frame, **options: Any) -> list[Row]:
 
 
 def test_each_row_gets_its_message(spark: SparkSession, place: Place, at: dict[str, str]) -> None:
-    """Rows in any order, with duplicates, keep their columns of any type, and get the message at their offset.
-
-    With keep_order the rows come in the order they had, also across partitions.
-    """
+    """Rows keep their columns of any type and get their message; with keep_order they keep their order, too."""
     kinds = (
         "stream string, offset int, a array<int>, b map<string, double>, c struct<x: int, y: array<string>>, "
         "d decimal(20, 3), e date, f timestamp, g timestamp_ntz, h binary, i boolean, j float, `odd ``name.x` string"
@@ -77,10 +74,7 @@ def test_each_row_gets_its_message(spark: SparkSession, place: Place, at: dict[s
 
 
 def test_a_row_without_a_message_says_why(place: Place, at: dict[str, str]) -> None:
-    """A row past the end, of no stream, or with a null is kept, with a status and without a payload.
-
-    Without value and headers their columns are not there, and a prefix is put before the others.
-    """
+    """It is kept, with a status and no payload; columns can be left out, and a prefix is put before the others."""
     rows = [
         (place.stream, 2, "found"),
         (place.stream, MESSAGES, "not_found"),
@@ -156,10 +150,7 @@ def test_wrong_arguments_are_refused(frame: Frame | None, options: Mapping[str, 
 def test_a_broker_that_is_away_fails_the_task(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither its error shows the password, nor a plan, which names the function of a task with what it holds.
-
-    Rows without a place need no broker that answers, but one that is named.
-    """
+    """Neither error nor plan shows the password; rows without a place need only a broker that is named."""
     df = spark.createDataFrame([("s", 0)], "stream string, offset long")
     relatum_spark.resolve(df, broker=AWAY).explain(extended=True)
     shown = capsys.readouterr().out

@@ -78,14 +78,8 @@ def rows(count: int) -> list[bytes]:
     return [b"row %d" % number for number in range(count)]
 
 
-# --- with a session ---------------------------------------------------------------------------------------
-
-
 def test_a_stream_can_be_copied_any_number_of_times(spark: SparkSession, sink: Sink, replays: int) -> None:
-    """What the source reads can be written again: bodies, headers as text, properties and times are those read.
-
-    Again and again under one `writeId` it is there once; under another, or none, once more.
-    """
+    """What the source reads can be written again: once under one `writeId`, once more under another or none."""
     sent = [(b"%d" % n, {"order_id": f"o{n}", "relatum_time": 1_700_000_000_000_000 + n}) for n in range(50)]
     publish_plain(sink.amqp, sink.stream, sent)
     options = sink.options | {"maxRecordsPerPartition": "17"}
@@ -132,9 +126,6 @@ def test_a_micro_batch_replayed_publishes_nothing_twice(
     assert sorted(sink.bodies()) == sorted(expected * 2)
 
 
-# --- what is written is what is read ----------------------------------------------------------------------
-
-
 def test_what_is_written_is_what_is_read(sink: Sink) -> None:
     """A message written by Spark equals one published by pika, property by property."""
     properties = {
@@ -175,10 +166,7 @@ def test_the_recorder_sees_lifted_keys(sink: Sink, place: Place) -> None:
 
 
 def test_keys_and_times_keep_their_types(sink: Sink) -> None:
-    """Numbers stay numbers, moments are microseconds, null is no header.
-
-    A message's time is the column `timestamp`, else what the headers say, as text too, else the time of writing.
-    """
+    """Numbers stay numbers, moments are microseconds, null is no header; the time is the column's or the headers'."""
     given = [{"relatum_time": "5"}, {"relatum_time": "-6"}, {"relatum_receipt": "r"}]
     columns = {
         "value": [b"a", b"b", b"c"],
@@ -211,15 +199,8 @@ def test_super_streams_are_routed_as_by_other_clients(sink: Sink, layout: Layout
         assert sink.bodies(each.stream) == expected
 
 
-# --- nothing is there twice -------------------------------------------------------------------------------
-
-
 def test_a_task_that_ended_half_way_goes_on_in_its_order(sink: Sink) -> None:
-    """What an attempt had sent when it died is found by the next, which sends the rest: none twice, none missing.
-
-    A task whose rows come back in another order, fewer, or changed, is refused, and has sent nothing. The next batch of
-    the write, by `batchId`, is written; then the one before is refused.
-    """
+    """The next attempt sends the rest; rows reordered, fewer or changed are refused, and so is an earlier batch."""
     assert sink.write_bodies(rows(100)) == (100, 0)
     good = rows(ROWS)
     for bad in (good[::-1], good[:50], [b"other", *good[1:]], []):
@@ -293,9 +274,6 @@ def test_deduplication_outlives_the_broker(private_servers: LocalServers) -> Non
     assert sink.write_bodies(rows(ROWS)) == (0, ROWS)
     assert sink.write_bodies(rows(ROWS + 5)) == (5, ROWS)
     assert sink.bodies() == rows(ROWS + 5)
-
-
-# --- refused ----------------------------------------------------------------------------------------------
 
 
 def test_a_bad_row_is_refused_before_anything_is_sent(sink: Sink, place: Place) -> None:

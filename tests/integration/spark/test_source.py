@@ -110,17 +110,10 @@ def orders(count: int) -> list[tuple[bytes, pika.BasicProperties]]:
     ]
 
 
-# --- with a session ---------------------------------------------------------------------------------------
-
-
 def test_rows_are_the_messages(
     spark: SparkSession, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All columns, of all messages, each once, whatever the number of partitions.
-
-    A package of somebody else's that Spark cannot import does not matter once `register` was called.
-    Without that, Spark finds the shim's class by its name.
-    """
+    """All columns of all messages, each once; a broken package of others does not matter, and Spark finds the shim."""
     assert DefaultSource.name() == "rabbitmq_streams"
     (tmp_path / "pyspark_broken.py").write_text("raise RuntimeError('broken')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -155,10 +148,7 @@ def test_credentials_are_in_no_plan_and_no_error(
 
 
 def test_workers_are_used_again_and_run_what_is_compiled(spark: SparkSession, amqp_url: str) -> None:
-    """On this machine a task's Python has the hot modules in the form that the driver's has.
-
-    A worker leaves what it has loaded out of garbage collections; the driver's program decides on its own ones.
-    """
+    """A worker runs the driver's compiled modules and freezes what it loaded; the driver's collector is left alone."""
     options = {"broker": amqp_url, "stream": "s"}
 
     def seen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -188,10 +178,7 @@ def recorded(place: Place) -> Place:
 
 
 def test_a_data_frame_serves_any_query(spark: SparkSession, source: Source, recorded: Place) -> None:
-    """A filter of one query leaves nothing behind for the next, though the session lets sources take filters.
-
-    One on a key column gives the messages with that value, those that the table does not know yet included.
-    """
+    """A filter leaves nothing behind for the next query; one on a key finds messages not in the table yet, too."""
     spark.conf.set(PUSHDOWN, "true")
     try:
         frame = source.read(spark, database=recorded.database, keys="order_id,n")
@@ -201,9 +188,6 @@ def test_a_data_frame_serves_any_query(spark: SparkSession, source: Source, reco
         assert frame.count() == 30
     finally:
         spark.conf.set(PUSHDOWN, "false")
-
-
-# --- what is read -----------------------------------------------------------------------------------------
 
 
 def test_columns_can_be_left_out(source: Source) -> None:
@@ -234,11 +218,7 @@ def test_a_super_stream_and_a_list(source: Source, layout: Layout) -> None:
 
 
 def test_ranges_of_offsets(source: Source, caplog: pytest.LogCaptureFixture) -> None:
-    """The start is in a range, the end is not; -2 and -1 stand for the ends of the stream.
-
-    A missing stream and offsets beyond the end are errors which name them; or no rows, on request. Then the warning
-    names what is lost, and not the option that is set already.
-    """
+    """-2 and -1 are the stream's ends; what is missing or beyond the end is an error, or a warning on request."""
     assert source.offsets() == source.offsets(startingOffsets="latest") == []
     source.put(orders(10))
 
@@ -283,14 +263,8 @@ def test_moments(source: Source) -> None:
     assert source.offsets(**late) == []
 
 
-# --- keys -------------------------------------------------------------------------------------------------
-
-
 def test_keys(source: Source, recorded: Place) -> None:
-    """All messages with one of the values, those that the table does not know yet included.
-
-    Each key is a column of its canonical value, with and without headers. What no key can be is refused.
-    """
+    """All messages with one of the values, recorded or not; each key is a column of its canonical value."""
     of_table = {"database": recorded.database}
     options = of_table | {"key": "n", "keyValues": '["1", 2]'}
     assert source.offsets(**options) == [offset for offset in range(30) if offset % 20 % 3 in (1, 2)]
@@ -317,9 +291,6 @@ def test_a_key_of_a_stream_declared_again(source: Source, recorded: Place) -> No
     declare_stream(recorded.amqp, recorded.stream)
     source.put(list(reversed(orders(30))))
     assert source.offsets(database=recorded.database, key="order_id", keyValues='["o7"]') == [22]
-
-
-# --- what goes wrong between planning and reading ----------------------------------------------------------
 
 
 def test_a_stream_that_is_deleted_or_declared_again_ends_the_task(source: Source) -> None:
@@ -351,10 +322,7 @@ def overtake(source: Source, offset: int = 0) -> int:
 
 
 def test_retention_is_noticed(short: Source, caplog: pytest.LogCaptureFixture) -> None:
-    """By an error that names the first available offset, or a warning with what is lost, and the rest.
-
-    When a read is planned, and when retention overtakes a task between planning and reading.
-    """
+    """By an error with the first available offset, or a warning and the rest: when planned, and when read."""
     stream = short.stream
     short.put(orders(10))
     strict, lenient = short.reader(), short.reader(failOnDataLoss="false")

@@ -1,7 +1,4 @@
-"""Streaming queries over RabbitMQ streams: each message once, whatever is replayed, limited, deleted or restarted.
-
-Where micro-batches begin and end is planned without Spark; what Spark makes of it is seen by two queries.
-"""
+"""Streaming queries over RabbitMQ streams: each message once, whatever is replayed, limited, deleted or restarted."""
 
 import json
 import threading
@@ -19,7 +16,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_relatum import DefaultSource
-from relatum import Broker
 from relatum.errors import BrokerUnavailable, InvalidInput, OffsetExpired, StreamNotFound, StreamReplaced
 from relatum.reading import StreamReader
 from relatum.store.catalog import add_keys
@@ -52,9 +48,6 @@ def bodies(begin: int, end: int) -> list[bytes]:
 def expected(stream: str, begin: int, end: int) -> list[tuple[str, int, str]]:
     """The rows of messages published by `bodies` to an empty stream."""
     return sorted((stream, number, str(number)) for number in range(begin, end))
-
-
-# --- queries ----------------------------------------------------------------------------------------------
 
 
 class Run:
@@ -105,10 +98,7 @@ def run(spark: SparkSession, tmp_path: Path, amqp_url: str, stream_url: str, str
 
 @pytest.mark.skipif(not HAS_ADMISSION, reason="Spark before 4.2 tells a source nothing of triggers")
 def test_a_run_reads_what_is_there_in_batches_within_the_limit(run: Run, amqp_url: str, stream_name: str) -> None:
-    """400 offsets by 100 are four batches, every message comes once; what is published meanwhile is the next run's.
-
-    Progress holds the end of what was read and the end of the stream: their difference is the lag.
-    """
+    """400 offsets by 100 are four batches; what is published meanwhile is the next run's; progress shows the lag."""
     publish_plain(amqp_url, stream_name, bodies(0, 400), confirm=False)
 
     def publish_more(batch: int) -> None:
@@ -126,11 +116,7 @@ def test_a_run_reads_what_is_there_in_batches_within_the_limit(run: Run, amqp_ur
 
 
 def test_a_batch_that_was_not_committed_is_read_again_the_same(run: Run, amqp_url: str, stream_name: str) -> None:
-    """The last commit is lost, more is published, and the same range comes again, then what is new.
-
-    So does the first one of a query that begins at the end: what came in between is read all the same. Rows follow from
-    offsets alone, so a replay by other tasks gives the same; the checkpoint, not the option, says where a run begins.
-    """
+    """The same range comes again, then what is new; the checkpoint, not the option, says where a run begins."""
     publish_plain(amqp_url, stream_name, bodies(0, 50))
     begin = {"startingOffsets": "latest", "maxOffsetsPerTrigger": 40}
     query = run.start(FAST, **begin)
@@ -152,10 +138,7 @@ def test_a_batch_that_was_not_committed_is_read_again_the_same(run: Run, amqp_ur
 
 
 def test_a_query_goes_on_when_the_broker_was_away(run: Run, amqp_url: str, stream_url: str, stream_name: str) -> None:
-    """It reads on without having ended. Where the broker stays away it ends with an error, and a later run goes on.
-
-    That comes after pollTimeoutMs, and names no credentials. While nothing is published there are no batches.
-    """
+    """It reads on; after pollTimeoutMs it ends with an error without credentials, and a later run goes on."""
     with Proxy.to(amqp_url) as amqp, Proxy.to(stream_url) as streams:
 
         def go(is_there: bool) -> None:
@@ -183,9 +166,6 @@ def test_a_query_goes_on_when_the_broker_was_away(run: Run, amqp_url: str, strea
         go(True)
         run.to_end(**lines)
         assert run.rows() == expected(stream_name, 0, 30)
-
-
-# --- planning ---------------------------------------------------------------------------------------------
 
 
 class Planner:
@@ -239,10 +219,7 @@ def pair(amqp_url: str) -> Iterator[tuple[str, str]]:
 
 
 def test_streams_leave_and_enter(make: Make, pair: tuple[str, str]) -> None:
-    """One that is no longer named keeps its place, is not read, and goes on from there when it is named again.
-
-    A new one enters with nothing to read, so that a replay of that batch reads the same; then from its first offset.
-    """
+    """One no longer named keeps its place; a new one enters with nothing to read, then from its first offset."""
     first, second = pair
     both = ",".join(pair)
     end = make(stream=first).latest({first: 2, second: 4})
@@ -282,10 +259,7 @@ def test_keys_become_columns(place: Place, make: Make) -> None:
 
 
 def test_the_end_is_frozen_and_the_beginning_stays(make: Make, amqp_url: str, pair: tuple[str, str]) -> None:
-    """What is published after the freeze waits, also where a query begins at the end; reported is the end as it is.
-
-    Spark asks for the beginning more than once; the first batch reads nothing of a stream that begins at its end.
-    """
+    """What is published after the freeze waits; the first batch of a query from the end reads nothing."""
     stream = pair[0]
     planner, at_end, running = make(stream=stream), *(make(stream=stream, startingOffsets="latest") for _ in range(2))
     planner.freeze()
@@ -304,11 +278,7 @@ def test_the_end_is_frozen_and_the_beginning_stays(make: Make, amqp_url: str, pa
 
 
 def test_where_a_query_begins(make: Make, pair: tuple[str, str]) -> None:
-    """JSON gives each stream its beginning; one that is missing or too many is refused.
-
-    A moment before all messages begins with the first; one ahead is refused, or the end of the stream.
-    Where Spark gives no start: from the beginning, the last end, or what it planned with last, as 4.1 after a restart.
-    """
+    """By JSON, a moment, or, where Spark gives no start, what it planned last; a missing or extra stream is refused."""
     first, second = pair
     both = {"streams": ",".join(pair)}
     assert make(**both, startingOffsets=f'{{"{first}": 3, "{second}": -1}}').initial() == {first: 3, second: 10}
@@ -332,10 +302,7 @@ def test_where_a_query_begins(make: Make, pair: tuple[str, str]) -> None:
 def test_a_deleted_stream_is_waited_for_and_then_left_out_on_request(
     make: Make, amqp_url: str, pair: tuple[str, str]
 ) -> None:
-    """It is no longer in the checkpoint, nothing is planned for it, and the others are read on.
-
-    A broker that has just started does not know all streams, or not to their ends: none of them was lost.
-    """
+    """Nothing is planned for it and the others are read on; one that comes back late was not lost."""
     first, second = pair
     start, both = {first: 5, second: 5}, ",".join(pair)
     delete_stream(amqp_url, second)
@@ -358,21 +325,16 @@ def test_a_deleted_stream_is_waited_for_and_then_left_out_on_request(
     coming.join()
 
 
-def test_a_stream_declared_again_begins_with_its_first_message(
-    make: Make, amqp_url: str, pair: tuple[str, str]
-) -> None:
-    """On request: the batch that notices reads nothing of it. Else it is an error.
-
-    One that was seen empty is known to begin anew, however many messages it has then: more than were read, too.
-    """
+def test_a_stream_declared_again_begins_with_its_first_message(make: Make, place: Place, pair: tuple[str, str]) -> None:
+    """On request, however many messages it has by then; else it is an error."""
     stream = pair[0]
     early = make(stream=stream), make(stream=stream, failOnDataLoss="false")
-    delete_stream(amqp_url, stream)
-    declare_stream(amqp_url, stream)
+    delete_stream(place.amqp, stream)
+    declare_stream(place.amqp, stream)
     assert [planner.latest({stream: 10}) for planner in early] == [{stream: 10}] * 2
     late, messages = (make(stream=stream), make(stream=stream, failOnDataLoss="false")), 0
     for (strict, lenient), count in ((late, 3), (early, 15)):
-        publish_plain(amqp_url, stream, [b"x"] * (count - messages))
+        publish_plain(place.amqp, stream, [b"x"] * (count - messages))
         messages = count
         with pytest.raises(StreamReplaced, match=stream):
             strict.latest({stream: 10})
@@ -408,20 +370,18 @@ def test_retention_that_overtakes_a_query_is_noticed(make: Make, amqp_url: str, 
     assert read[0]["offset"] >= expired.value.first > 1
 
 
-def test_offsets_without_messages_are_passed_over(
-    make: Make, amqp_url: str, stream_url: str, broker: Broker, stream_name: str
-) -> None:
+def test_offsets_without_messages_are_passed_over(make: Make, place: Place) -> None:
     """The broker uses offsets for itself: batches may end in such a gap, or lie in it."""
-    with RawPublisher(stream_url, stream_name) as publisher:
+    with RawPublisher(place.stream_url, place.stream) as publisher:
         for number in range(4):
-            publish_plain(amqp_url, stream_name, [b"x"] * 5)
+            publish_plain(place.amqp, place.stream, [b"x"] * 5)
             for offset in range(6):
                 publisher.store_offset("a-consumer", number * 6 + offset)
-    with StreamReader.open(broker) as reader:
-        wait_until(lambda: reader.bounds(stream_name).end > 20, what="offsets of the broker's own")
-        offsets = [message.offset for message in reader.iterate(stream_name)]
+    with StreamReader.open(place.broker) as reader:
+        wait_until(lambda: reader.bounds(place.stream).end > 20, what="offsets of the broker's own")
+        offsets = [message.offset for message in reader.iterate(place.stream)]
     assert len(offsets) == 20
-    planner, at = make(stream=stream_name, maxRecordsPerPartition=2), {stream_name: 0}
+    planner, at = make(stream=place.stream, maxRecordsPerPartition=2), {place.stream: 0}
     read: list[int] = []
     while (end := planner.latest(at, 4)) != at:
         read += [row["offset"] for row in planner.read(at, end)]
