@@ -131,9 +131,6 @@ def _check_no_super_stream(
 
     Clients consider all bound streams as partitions, and hash over their number: a tap among them would send keys to
     other partitions than before, and consumers would get messages twice.
-
-    Raises:
-        InvalidInput: Another stream is bound to it; nothing was changed.
     """
     ours = {each.stream for each in _stored(engine, address.vhost).values() if each.exchange == exchange}
     theirs = [name for name in bound_streams(connection, address, exchange) if name not in {into, *ours}]
@@ -198,11 +195,7 @@ def _checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _keys_of(exchange: str, kind: str | None, keys: Sequence[str]) -> Sequence[str]:
-    """Return the keys of a stream's bindings to an exchange.
-
-    Raises:
-        InvalidInput: An exchange of this type cannot be tapped in this way.
-    """
+    """Return the keys of a stream's bindings to an exchange; `InvalidInput` if its type cannot be tapped so."""
     if kind in SHARING:
         raise InvalidInput(
             f"Exchange {exchange!r} is of type {kind}, which routes each message to one binding only: a tap would "
@@ -272,14 +265,13 @@ def defined_taps(database: AnyDatabase, *, vhost: str = "/") -> list[Tap]:
 
 
 def _stored(engine: sa.Engine, vhost: str) -> dict[int, Tap]:
-    """Return the taps of a virtual host by id."""
     with translated_errors(), engine.connect() as connection:
         rows = connection.execute(TAPS, {"vhost": vhost}).all()
     return {number: Tap(*fields) for *fields, number in rows}
 
 
 def _store(engine: sa.Engine, vhost: str, wanted: Iterable[Tap]) -> dict[int, Tap]:
-    """Store taps that are not stored yet, and return them by id."""
+    """Return the taps that were not stored yet, by id."""
     new = {}
     with translated_errors(), engine.begin() as connection:
         for each in wanted:
@@ -298,12 +290,7 @@ def _remove(engine: sa.Engine, numbers: Collection[int]) -> None:
 
 
 def _check_exchange(connection: BlockingConnection, exchange: str) -> None:
-    """Check that an exchange exists and may be tapped.
-
-    Raises:
-        NotFound: There is no such exchange.
-        InvalidInput: The exchange is the broker's own.
-    """
+    """Check that an exchange exists and is not the broker's own."""
     if exchange.startswith(BROKERS_OWN):
         raise InvalidInput(f"Exchange {exchange!r} is the broker's own, and cannot be tapped.")
     if not exchange_exists(connection, exchange):
@@ -331,12 +318,7 @@ def _kind_of(connection: BlockingConnection, exchange: str) -> str | None:
 
 
 def _bind(connection: BlockingConnection, tap: Tap) -> None:
-    """Bind a tap's stream. Idempotent.
-
-    Raises:
-        AccessRefused: The user may not write to the stream, or not read from the exchange.
-        StreamUnavailable: The stream's node has not started it yet, or the exchange was just deleted.
-    """
+    """Bind a tap's stream. Idempotent."""
     channel = connection.channel()
     try:
         channel.queue_bind(tap.stream, tap.exchange, tap.binding_key, ARGUMENTS)

@@ -122,11 +122,7 @@ class Leaders:
         return known.node if known is not None else None
 
     def bounds(self, stream: str) -> StreamBounds:
-        """Ask for a stream's ends until a node that can know them answers.
-
-        Raises:
-            StreamUnavailable: During the whole time the stream had no leader, or one that showed nothing.
-        """
+        """Ask for a stream's ends until a node that can know them answers."""
         deadline, pause_s, empty_since, losses = time.monotonic() + self._nodes.limit_s, PAUSE_S[0], None, 0
         node, any_node, hops = self.of(stream), False, 0
         while True:
@@ -188,7 +184,6 @@ class Leaders:
         return is_recent and (known.node, known.losses) == (node, self._nodes.losses[node])
 
     def _noted(self, stream: str, node: Node, bounds: StreamBounds) -> StreamBounds:
-        """Store what a node said about a stream that it leads."""
         known, is_empty, now = self._known.get(stream), bounds.first is None, time.monotonic()
         if is_empty and known is not None and self._is_trusted(known, node, now):
             # Trusted because of an earlier look: only a new look restarts the time.
@@ -199,7 +194,6 @@ class Leaders:
         return bounds
 
     def all_bounds(self, streams: Sequence[str], kept: ChunkCache, lasts: Collection[str]) -> dict[str, StreamBounds]:
-        """See `StreamReader.all_bounds`."""
         by_node: dict[Node, list[str]] = defaultdict(list)
         for stream in streams:
             by_node[self.of(stream)].append(stream)
@@ -238,10 +232,6 @@ def _bounds(connection: SocketConnection, stream: str, *, any_node: bool = False
     """Return the first and the last offset, in one round trip if this node leads.
 
     `any_node`: True accepts this node's answer although it does not lead: then they are not proven.
-
-    Raises:
-        NotTheLeader: This node does not lead the stream.
-        NotSettled: It leads, and has nothing to show yet: ask again.
     """
     first, last = Attach.once(connection, stream, FIRST), attach_at_end(connection, stream)
     until(connection, first, last)

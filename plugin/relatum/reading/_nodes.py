@@ -108,8 +108,6 @@ class Nodes:
         for connection in self._pool.end():
             connection.close()
 
-    # --- connections ------------------------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def _held(self, use: Use, node: Node, deadline: float) -> Iterator[SocketConnection]:
         """Hold a connection in its turn while the block runs; a reused one may have ended since."""
@@ -188,8 +186,6 @@ class Nodes:
             raise UsedAfterClose("the reader was closed: open another one")
         return self._open(node, self._timeout_s, self._heartbeat_s)
 
-    # --- requests ---------------------------------------------------------------------------------------------------
-
     def ask(self, question: Question[_Result], node: Node = None) -> _Result:
         """Ask a node; repeat on a new connection if an idle one has been closed."""
         deadline = time.monotonic() + self.limit_s
@@ -226,8 +222,6 @@ class Nodes:
             return name_missing(error, self.address, self.limit_s)
         finally:
             self._pool.give_back(turns, Use.ANSWER, _BY_AMQP)
-
-    # --- replicas ---------------------------------------------------------------------------------------------------
 
     def other_node(self, stream: str, asked: Node = None) -> Node:
         """Return a node other than the one asked that has the stream; None if no other has it.

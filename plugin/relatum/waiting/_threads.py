@@ -197,7 +197,7 @@ async def in_thread(
     threads = threads or _COMMON
     if threads.has(threading.current_thread()):
         raise RuntimeError("a call in a thread waits for another of the same threads: make that in the same call")
-    call = threads.submit(context.run, function, *args)
+    call: Future[_Result] = threads.submit(context.run, function, *args)
     came = asyncio.wrap_future(call)
     try:
         if threads.waiting and (left_s := deadline.left_s()) < math.inf:

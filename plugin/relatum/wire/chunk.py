@@ -127,7 +127,7 @@ def split(chunk: Chunk) -> Iterator[tuple[int, list[bytes]]]:
     unpacked is an `UnreadableRecord`, and keeps its offset.
     """
     first = chunk.first_offset
-    plain = _plain_records(chunk)
+    plain = whole_records(chunk)
     if plain is not None:
         if len(plain) <= PIECE_RECORDS_MAX:
             yield first, plain
@@ -154,11 +154,6 @@ def split(chunk: Chunk) -> Iterator[tuple[int, list[bytes]]]:
         yield first, records
 
 
-def small_records(chunk: Chunk) -> list[bytes] | None:
-    """Return all records of a small chunk at once; None if it is large or has batches, which `split` handles."""
-    return _plain_records(chunk) if chunk.record_count <= PIECE_RECORDS_MAX else None
-
-
 def record_at(chunk: Chunk, offset: int) -> bytes | None:
     """Return the record at an offset, None if it is not in the chunk; other records are skipped, not copied."""
     if not chunk.first_offset <= offset <= chunk.last_offset:
@@ -168,7 +163,7 @@ def record_at(chunk: Chunk, offset: int) -> bytes | None:
 
 def records_at(chunk: Chunk, offsets: list[int]) -> Iterator[bytes]:
     """Yield the records at ascending offsets, which must be in the chunk; other records are skipped, not copied."""
-    plain = _plain_records(chunk, offsets)
+    plain = whole_records(chunk, offsets)
     if plain is not None:
         yield from plain
         return
@@ -191,7 +186,7 @@ def _corrupt(chunk: Chunk) -> ChunkCorrupt:
     return ChunkCorrupt(f"The chunk at offset {first} has entries of wrong length.", offset=first)
 
 
-def _plain_records(chunk: Chunk, offsets: list[int] | None = None) -> list[bytes] | None:
+def whole_records(chunk: Chunk, offsets: list[int] | None = None) -> list[bytes] | None:
     """Return the records at some offsets, by default all, of a chunk without sub-entry batches; None if it has some."""
     if chunk.entry_count != chunk.record_count:
         return None
