@@ -173,7 +173,7 @@ class SocketConnection:
             if heartbeat_s and self.is_idle_for(heartbeat_s / 2):
                 self.session.send(frames.heartbeat())
             try:
-                self.flush(idle_s)
+                self.flush(max(idle_s, heartbeat_s))
             except OSError as error:
                 # Also after a time-out: a part of a frame may have been sent, and nothing may follow it.
                 raise self._lost(error) from error

@@ -1,25 +1,15 @@
 """A stream's first and last offset, as its leader knows them.
 
-A replica may lag behind, even on a healthy cluster, so its word about an end is worthless. The request for a stream's
-ends therefore includes the request for its leader (Metadata) in the same write. If the connected node leads, that is
-all; else the leader is asked itself, over a connection of its own that is kept.
+A request for the ends includes the request for the leader in the same write. If the connected node does not lead, the
+leader is asked over a connection of its own, which is kept.
 
-The leader, too, may have nothing to show at once. A subscription begins at a chunk that is written, and gets it when a
-majority has it: while others publish, the last chunk is often on its way. And a leader that has just started gives
-nothing until a replica has confirmed what it has. So "no chunk" is no answer, and the request is repeated. A stream is
-empty
+A leader may have nothing to show at once, so "no chunk" is no answer, and the request is repeated. A stream is empty
 
-- if StreamStats says so, from RabbitMQ 3.11 on: it counts what is written, committed or not. If all is committed and
-  yet no message comes, retention has left only the broker's own notes;
+- if StreamStats says so, from RabbitMQ 3.11 on;
 - on RabbitMQ 3.10, if the leader showed nothing during a look: `EMPTY_LOOK_S`, three times that if it should have
   replicas and Metadata names none, and three times more if the stream had messages before. The result is trusted for
   `EMPTY_TRUST_S`, as long as no connection to the node is lost. A node that was alone for a whole look, without any
-  sign of another node, commits by itself: there, no more looks are needed. From other nodes it is silence
-  (`StreamBounds.is_silence`), which may last until replicas have started: a caller that knows of a message in the
-  stream must conclude nothing from it.
-
-That a stream has no other replica is no reason to believe it sooner: Metadata leaves out replicas that are not up, just
-when a leader has nothing to show yet (measured: for up to 0.3 s after 2 of 12 kills of three nodes).
+  sign of another node, commits by itself: there, no more looks are needed.
 
 See docs/adr/0012.
 """
