@@ -14,7 +14,6 @@ import pytest
 from relatum import Broker
 from relatum.errors import ConfigurationError, NotAStream, StreamNotFound, UsedAfterFork
 from relatum.following import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
-from relatum.following._follower import HELPERS_MAX
 from relatum.reading import Agreement, Position, StreamReader, position_of
 from relatum.waiting import Outages, Server
 from tests.support import (
@@ -376,7 +375,7 @@ def test_the_reader_is_closed_also_if_the_loop_ends_while_all_threads_are_busy(b
     with bed.owner() as owner:
         reader = owner.follower.reader()
         assert reader.statistics().idle == 1
-        for _ in range(HELPERS_MAX):
+        for _ in range(owner.follower._threads.most):
             owner.follower._threads.submit(gate.wait, 60)
         assert owner.loop.run(owner.follower.close) is not None
         wait_until(lambda: owner.follower._is_closed, what="the end")
