@@ -130,7 +130,8 @@ class Nodes:
         finally:
             if connection is not None:
                 _in_use.discard(connection)
-                self.losses[node] += not connection.is_usable
+                if not connection.is_usable:
+                    self.losses[node] += 1
             self._pool.give_back(turns, use, node, connection)
 
     def _open(self, node: Node, within_s: float, heartbeat_s: int) -> SocketConnection:
