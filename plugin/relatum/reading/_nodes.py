@@ -29,7 +29,7 @@ from relatum.reading._bounds import check_time
 from relatum.reading._connecting import CONNECT_S_MIN, HEARTBEAT_S, in_turn
 from relatum.reading._connection import SocketConnection, stream_connection
 from relatum.reading._plan import Density
-from relatum.reading._pool import CONNECTIONS_MAX, IDLE_S, Pool, ReaderStatistics, Use
+from relatum.reading._pool import CONNECTIONS_MAX, IDLE_S, Pool, Use
 from relatum.waiting import left_s
 from relatum.wire import frames
 from relatum.wire.frames import Code, NodeAddress, StreamPlaces
@@ -84,7 +84,7 @@ class Nodes:
         self.server_properties: dict[str, str] = {}
         self._timeout_s = timeout_s
         self._heartbeat_s = heartbeat_s
-        self._pool = Pool(connections_max)
+        self.pool = Pool(connections_max)
         self._reached: set[NodeAddress] = set()
         self._out_of_reach: dict[NodeAddress, float] = {}
         self._is_closed = False
@@ -99,13 +99,10 @@ class Nodes:
         """Seconds that an answer may take; less if the call has less left."""
         return left_s(self._timeout_s)
 
-    def statistics(self) -> ReaderStatistics:
-        return self._pool.statistics()
-
     def close(self) -> None:
         """Close all idle connections; those in use are closed when they are given back."""
         self._is_closed = True
-        for connection in self._pool.end():
+        for connection in self.pool.end():
             connection.close()
 
     @contextlib.contextmanager
@@ -113,17 +110,17 @@ class Nodes:
         """Hold a connection in its turn while the block runs; a reused one may have ended since."""
         if self._is_closed:
             raise UsedAfterClose("the reader was closed: open another one")
-        turns, connection = self._pool.take(node, use, deadline)
+        turns, connection = self.pool.take(node, use, deadline)
         try:
             if connection is not None:
                 connection.is_reused = True
             else:
-                self._pool.make_room()
+                self.pool.make_room()
                 # Nothing exchanges heartbeats on an idle connection, so they are rare: see `IDLE_S`.
                 is_followed = use is Use.FOLLOW or not self._heartbeat_s
                 heartbeat_s = self._heartbeat_s if is_followed else max(self._heartbeat_s, int(IDLE_S))
                 connection = self._open(node, max(CONNECT_S_MIN, deadline - time.monotonic()), heartbeat_s)
-                self._pool.note_opened()
+                self.pool.note_opened()
             connection.deadline = deadline
             _in_use.add(connection)
             yield connection
@@ -132,7 +129,7 @@ class Nodes:
                 _in_use.discard(connection)
                 if not connection.is_usable:
                     self.losses[node] += 1
-            self._pool.give_back(turns, use, node, connection)
+            self.pool.give_back(turns, use, node, connection)
 
     def _open(self, node: Node, within_s: float, heartbeat_s: int) -> SocketConnection:
         """Connect to a node. `OutOfReach`: it was never reached, and is down, or advertises a name known elsewhere."""
@@ -176,7 +173,7 @@ class Nodes:
 
     def further(self, stack: contextlib.ExitStack, node: Node = None) -> SocketConnection | None:
         """Hold a further connection until the stack is closed; None if others may need it, or none can be opened."""
-        if self._pool.has_plenty:
+        if self.pool.has_plenty:
             with contextlib.suppress(Transient, AccessRefused):
                 return stack.enter_context(self.connection(Use.ANSWER, node))
         return None
@@ -217,12 +214,12 @@ class Nodes:
         """Return `NotAStream` for another kind of queue, which AMQP 0.9.1 distinguishes."""
         if self.address.amqp_port is None:
             return error
-        turns, _ = self._pool.take(_BY_AMQP, Use.ANSWER, time.monotonic() + self.limit_s)
+        turns, _ = self.pool.take(_BY_AMQP, Use.ANSWER, time.monotonic() + self.limit_s)
         try:
-            self._pool.make_room()
+            self.pool.make_room()
             return name_missing(error, self.address, self.limit_s)
         finally:
-            self._pool.give_back(turns, Use.ANSWER, _BY_AMQP)
+            self.pool.give_back(turns, Use.ANSWER, _BY_AMQP)
 
     def other_node(self, stream: str, asked: Node = None) -> Node:
         """Return a node other than the one asked that has the stream; None if no other has it.

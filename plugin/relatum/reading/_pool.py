@@ -177,12 +177,8 @@ class Pool:
     def _renew(self) -> None:
         # A turn taken in the parent goes back to the parent's turns.
         self._turns = Turns(self._turns.limit)
-        leave_to_parent(*self.idle)
+        leave_to_parent(*self._idle)
         self._idle, self._out = [], 0
-
-    @property
-    def idle(self) -> list[SocketConnection]:
-        return [connection for _, connection in self._idle]
 
     @property
     def has_plenty(self) -> bool:
@@ -254,8 +250,8 @@ class Pool:
         """Keep no connection from now on, and return the idle ones."""
         with self._turns.lock:
             self._is_closed = True
-            idle, self._idle = self.idle, []
-            return idle
+            idle, self._idle = self._idle, []
+        return [connection for _, connection in idle]
 
 
 def _wait(turns: Turns, use: Use, turn: "Future[None]", deadline: float) -> None:

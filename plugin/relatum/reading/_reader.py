@@ -359,7 +359,7 @@ class StreamReader(Closing):
 
     def statistics(self) -> ReaderStatistics:
         """Return the broker connections in use, idle and waited for, and their limit."""
-        found = self._nodes.statistics()
+        found = self._nodes.pool.statistics()
         return found if self.turns_before is None else replace(found, waiting=found.waiting + self.turns_before.waiting)
 
     def close(self) -> None:
