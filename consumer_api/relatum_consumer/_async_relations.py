@@ -111,9 +111,12 @@ class AsyncRelations(AsyncClosing):
     async def close(self) -> None:
         """Close all connections and give shared groups back. Running lookups are ended, and fail."""
         self._is_closed = True
-        await in_thread(self._aside, self._relations._end_sharing)
+        await self._end(self._close)
+
+    def _close(self) -> None:
+        self._relations._end_sharing()
         self._ending.end_in(0)
-        await in_thread(self._aside, self._relations.close)
+        self._relations.close()
         self._threads.shutdown()
         self._for_waits.shutdown()
 

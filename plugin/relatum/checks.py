@@ -1,4 +1,4 @@
-"""Checks of the arguments of public calls, made before any I/O, with one form of error for each kind.
+"""Checks of the arguments of public calls, made before any I/O, with one form of `InvalidInput` for each kind.
 
 PostgreSQL has 64-bit integers and texts without NUL characters, the broker's names are UTF-8, and a wait of very many
 seconds overflows.
@@ -20,11 +20,7 @@ SECONDS_MAX: Final = 2**31 - 1
 
 
 def checked_count(argument: str, value: Any, *, least: int = 1, most: int = COUNT_MAX, otherwise: str = "") -> int:
-    """Return a count. `otherwise`: Text that names other possible values in the error.
-
-    Raises:
-        InvalidInput: the value is no integer from `least` to `most`.
-    """
+    """Return a count. `otherwise`: Text that names other possible values in the error."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidInput(f"{argument}= takes a number from {least:,} to {most:,}{otherwise}, not {shown(value)}")
     return value
@@ -33,11 +29,7 @@ def checked_count(argument: str, value: Any, *, least: int = 1, most: int = COUN
 def checked_seconds(
     argument: str, value: Any, *, least: float = 0.0, most: float = SECONDS_MAX, zero: bool = True
 ) -> float:
-    """Return a finite number of seconds. `zero`: Whether 0 is allowed.
-
-    Raises:
-        InvalidInput: the value is no number from `least` to `most`.
-    """
+    """Return a finite number of seconds. `zero`: Whether 0 is allowed."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     # Comparisons with NaN are false.
     if not is_number or not least <= value <= most or value == float("inf") or (value == 0 and not zero):
@@ -70,11 +62,7 @@ def size_text(count: float | None) -> str:
 
 
 def checked_name(argument: str, value: Any) -> str:
-    """Return the name of a stream, a super stream or a key. The broker may not even answer if it is too long.
-
-    Raises:
-        InvalidInput: the value is no text, or is empty, or the broker or PostgreSQL cannot hold it.
-    """
+    """Return the name of a stream, a super stream or a key. The broker may not even answer if it is too long."""
     if len(_encoded(argument, value, least=1, what="a name")) > NAME_BYTES_MAX:
         raise InvalidInput(f"{argument}= takes a name of {NAME_BYTES_MAX} bytes at most; {value[:40]!a}… is longer")
     name: str = value
@@ -82,11 +70,7 @@ def checked_name(argument: str, value: Any) -> str:
 
 
 def checked_text(argument: str, value: Any, *, least: int = 0, what: str = "text") -> str:
-    """Return a text of at least `least` characters, such as a routing key. `what`: Its name in the error.
-
-    Raises:
-        InvalidInput: the value is no text, or is too short, or the broker or PostgreSQL cannot hold it.
-    """
+    """Return a text of at least `least` characters, such as a routing key. `what`: Its name in the error."""
     _encoded(argument, value, least=least, what=what)
     text: str = value
     return text
@@ -105,11 +89,7 @@ def _encoded(argument: str, value: Any, *, least: int, what: str) -> bytes:
 
 
 def checked_names(argument: str, value: Any, *, least: int = 0) -> tuple[str, ...]:
-    """Return names. A single text is refused: its characters would be taken for names.
-
-    Raises:
-        InvalidInput: the value is no iterable of names, or has too few.
-    """
+    """Return names. A single text is refused: its characters would be taken for names."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise InvalidInput(f"{argument}= takes a list of names, not {shown(value)}")
     names = tuple(value)
@@ -133,11 +113,7 @@ def checked_weights(argument: str, value: Any) -> dict[str, float]:
 
 
 def checked_callable(argument: str, value: Any) -> Callable[..., Any]:
-    """Return a function.
-
-    Raises:
-        InvalidInput: the value is not callable.
-    """
+    """Return a function."""
     if not callable(value):
         raise InvalidInput(f"{argument}= takes a function; {shown(value)} cannot be called")
     function: Callable[..., Any] = value
@@ -145,11 +121,7 @@ def checked_callable(argument: str, value: Any) -> Callable[..., Any]:
 
 
 def checked_event(argument: str, value: Any) -> None:
-    """Check an Event of threading, asyncio or multiprocessing.
-
-    Raises:
-        InvalidInput: the value is no Event.
-    """
+    """Check an Event of threading, asyncio or multiprocessing."""
     if not callable(getattr(value, "is_set", None)) or not callable(getattr(value, "wait", None)):
         raise InvalidInput(f"{argument}= takes an Event, not {shown(value)}")
 
@@ -186,11 +158,7 @@ def checked_host(host: str, where: str) -> None:
 
 
 def checked_body(value: Any) -> bytes | str:
-    """Return a message's body.
-
-    Raises:
-        InvalidInput: the value is neither bytes nor text.
-    """
+    """Return a message's body."""
     if not isinstance(value, bytes | str):
         raise InvalidInput(f"body= takes bytes or text, not {type(value).__name__}")
     return value

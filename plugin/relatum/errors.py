@@ -391,7 +391,7 @@ class ChunkCorrupt(DataError):
 
 
 class UndecodableMessage(DataError):
-    """A message is not AMQP 1.0, or is compressed by a codec that is not installed."""
+    """A message is not AMQP 1.0, or is compressed in an unknown way."""
 
 
 class RowRefused(DataError):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -116,6 +117,21 @@ def test_no_connection_in_time_is_an_error_of_its_own(address: Broker, stream: s
         first.close()
         assert next(reader.iterate(stream)).offset == 0
         assert reader.statistics().in_use == 0
+
+
+def test_an_iteration_that_is_dropped_within_a_cycle_gives_its_connection_back(address: Broker, stream: str) -> None:
+    """The garbage collector, which ends the objects of a cycle in any order, does not take its socket first."""
+    with StreamReader.open(address) as reader:
+        messages = reader.iterate(stream)
+        assert next(messages).offset == 0
+        cycle: list[Any] = [messages]
+        cycle.append(cycle)
+        del messages, cycle
+        gc.collect()
+        statistics = reader.statistics()
+        assert (statistics.in_use, statistics.idle, statistics.opened) == (0, 1, 1)
+        assert reader.read(stream, 3).offset == 3
+        assert reader.statistics().opened == 1
 
 
 async def test_a_cancelled_call_gives_its_place_back(address: Broker, stream: str) -> None:

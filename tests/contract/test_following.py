@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -366,6 +367,21 @@ def test_a_defect_of_its_owner_ends_nothing(bed: Bed, kind: type, caplog: pytest
         wait_until(lambda: len(owner.offsets(bed.stream)) >= 101, what="the last message")
         assert owner.offsets(bed.stream) == list(range(101))
         assert raised
+
+
+def test_the_reader_is_closed_also_if_the_loop_ends_while_all_threads_are_busy(bed: Bed) -> None:
+    """Closing it waits for a thread then, and is not given up with the task that waits."""
+    gate = threading.Event()
+    with bed.owner() as owner:
+        reader = owner.follower.reader()
+        assert reader.statistics().idle == 1
+        for _ in range(owner.follower._threads.most):
+            owner.follower._threads.submit(gate.wait, 60)
+        assert owner.loop.run(owner.follower.close) is not None
+        wait_until(lambda: owner.follower._is_closed, what="the end")
+        assert owner.loop.stop(30)
+        gate.set()
+        wait_until(lambda: reader.statistics().idle == 0, what="a closed reader")
 
 
 def test_a_frozen_node_is_noticed_and_its_connection_closed(owner: Owner, bed: Bed) -> None:

@@ -243,3 +243,17 @@ async def test_an_iteration_that_is_left_gives_its_connection_back(recorded: Pla
         async for _ in few.read_many(wanted):
             break
         await asyncio.to_thread(wait_until, lambda: few.statistics().in_use == 0, what="all given back")
+
+
+async def test_lookups_are_closed_also_if_the_task_that_closes_them_is_cancelled(recorded: Place) -> None:
+    """Nobody closes them a second time, and their connections would stay open."""
+    relations = AsyncRelations(recorded.amqp, recorded.database)
+    await relations.read(recorded.stream, 0)
+    reader = relations._relations._servers.opened
+    assert reader is not None
+    closing = asyncio.create_task(relations.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await asyncio.to_thread(wait_until, lambda: reader.statistics().idle == 0, 10, what="no connection")

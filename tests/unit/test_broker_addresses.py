@@ -48,10 +48,11 @@ def test_stream_urls_and_options_of_the_login_belong_to_each() -> None:
     assert [each.stream_port for each in address.each] == [1, 2]
     with pytest.raises(ConfigurationError, match="as many stream URLs"):
         Broker("amqp://a;amqp://b", stream_url="rabbitmq-stream://a:1")
-    address = BrokerAddress.parse("amqps://a;amqps://b").logging_in(verifies=False)
-    assert [each.login.verifies for each in address.each] == [False, False]
+    context = ssl.create_default_context()
+    address = BrokerAddress.of(Broker("amqps://a;amqps://b", ssl_context=context))
+    assert [each.login.ssl_context for each in address.each] == [context, context]
     with pytest.raises(ConfigurationError, match="need a URL with TLS"):
-        BrokerAddress.parse("amqps://a;amqp://b").logging_in(verifies=False)
+        Broker("amqps://a;amqp://b", ssl_context=context)
 
 
 def test_of_a_clients_connection() -> None:

@@ -20,6 +20,7 @@ from relatum.reading._pool import Pool, Turns, Use
 from relatum.waiting import within
 from relatum.wire import frames
 from relatum.wire.frames import Code, Command
+from relatum.wire.session import StreamSession
 from tests.contract._node import Node
 from tests.support.standstill import in_time
 from tests.unit.wire_samples import answered
@@ -254,7 +255,8 @@ def test_a_turn_that_comes_as_its_owner_gives_up_goes_on_to_the_next() -> None:
 
 
 class _Nothing:
-    is_closed = False
+    is_closed, is_usable = False, True
+    session = StreamSession()
 
     def is_idle_for(self, _seconds: float) -> bool:
         return False

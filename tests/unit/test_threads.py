@@ -173,6 +173,23 @@ def test_what_comes_after_the_loop_has_ended_is_given_back() -> None:
     assert back.get(timeout=LIMIT_S)
 
 
+def test_what_comes_between_the_last_turn_of_a_loop_and_its_end_is_given_back() -> None:
+    """The loop takes calls of other threads until it is closed, and makes them no more."""
+    threads, go_on, back = Threads(1, "relatum-test"), threading.Event(), Queue[bool]()
+
+    async def leave() -> None:
+        task = asyncio.create_task(in_thread(threads, go_on.wait, LIMIT_S, returned=back.put))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.wait([task])
+
+    loop = asyncio.new_event_loop()
+    with contextlib.closing(loop):
+        loop.run_until_complete(leave())
+        go_on.set()
+        assert back.get(timeout=LIMIT_S)
+
+
 async def test_a_call_may_raise_what_futures_do_not_take() -> None:
     """A StopIteration of a call is raised as a RuntimeError."""
     with pytest.raises(RuntimeError, match="StopIteration"):

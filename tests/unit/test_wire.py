@@ -68,10 +68,11 @@ def test_sub_entry_batches(codec: int, pack: Callable[[bytes], Any]) -> None:
         (batch(RECORDS, 1, b"not gzip"), "gzip"),
         (batch(RECORDS, 4, b"not zstd"), "zstd"),
         (batch(RECORDS, 7, b""), "not known"),
-        (batch(RECORDS, 1, gzip.compress(b"\0" * 10_000_000, mtime=0)), "another size"),
+        (batch(RECORDS, 1, gzip.compress(b"\0" * 10_000_000, mtime=0)), "larger"),
+        (batch(RECORDS, 1, gzip.compress(b"\0", mtime=0)), "another size"),
         (batch(RECORDS, 4, bytes(cramjam.zstd.compress(b"\0" * 10_000_000))), "larger"),
         (batch(RECORDS, 1, gzip.compress(b"\0" * 100, mtime=0), size=chunk.SUB_ENTRY_BYTES_MAX + 1), "limit"),
-        (batch(RECORDS, 0, b"\0\0\0\xff" * 3, size=12), "ends before|wrong length"),
+        (batch(RECORDS, 0, b"\0\0\0\xff" * 3, size=12), "wrong length"),
     ],
 )
 def test_batches_that_cannot_be_unpacked(entry: bytes, reason: str) -> None:
@@ -81,15 +82,7 @@ def test_batches_that_cannot_be_unpacked(entry: bytes, reason: str) -> None:
     assert (found[0][1], found[4][1]) == (b"before", b"after")
     unreadable = found[2][1]
     assert isinstance(unreadable, UnreadableRecord)
-    assert any(part in unreadable.reason for part in reason.split("|"))
-
-
-def test_a_codec_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without cramjam its codecs are unreadable, with the name of what to install."""
-    monkeypatch.setattr(chunk, "_cramjam", lambda name: None)
-    ((_, unreadable), *_) = all_records(deliver(batch([b"a"], 3, b"?"), 1, 1))
-    assert isinstance(unreadable, UnreadableRecord)
-    assert "cramjam" in unreadable.reason
+    assert reason in unreadable.reason
 
 
 def test_large_batches_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

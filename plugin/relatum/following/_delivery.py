@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from relatum.following._events import Event, Failed, Hole, Records, Replaced
 from relatum.reading import Message, RecordBatch, UnreadableRecord
-from relatum.wire.chunk import Chunk, record_at, small_records, split
+from relatum.wire.chunk import Chunk, record_at, split, whole_records
 
 if TYPE_CHECKING:
     from relatum.following._followed import Followed
@@ -71,7 +71,7 @@ class HeldChunk:
     def piece(self) -> tuple[RecordBatch, int] | None:
         """Return the next piece, and the bytes it takes; None if there is none. The last piece sets `is_cut`."""
         if self._pieces is None and self.begin <= self.first_offset and self._chunk.record_count <= PIECE_RECORDS:
-            records = small_records(self._chunk)
+            records = whole_records(self._chunk)
             if records is not None:
                 self.is_cut = True
                 return self._batch(self.first_offset, records), self.bytes + RECORD_BYTES * len(records)

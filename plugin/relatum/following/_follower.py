@@ -265,14 +265,12 @@ class StreamFollower:
     # --- end ----------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Close the connections at once, then the reader in a thread. Idempotent."""
-        if self.is_closed:
-            return
-        self.end()
-        try:
-            await in_thread(self._threads, self.close_reader)
-        finally:
+        """Close the connections at once, then the reader in a thread, also if this task is cancelled. Idempotent."""
+        if not self.is_closed:
+            self.end()
+            closing = self._threads.submit(self.close_reader)
             self._threads.shutdown()
+            await asyncio.shield(asyncio.wrap_future(closing))
 
     def close_reader(self) -> None:
         """Close the reader, as `close` does. Blocks: not for the loop."""

@@ -86,7 +86,8 @@ class Broker:
         # Cached, because each address has its own call of the password function.
         address = BrokerAddress.parse(self.url, self.stream_url)
         asked: dict[str, Any] = {"ssl_context": self.ssl_context, "mechanism": self.auth_mechanism}
-        address = address.logging_in(**{name: value for name, value in asked.items() if value is not None})
+        asked = {name: value for name, value in asked.items() if value is not None}
+        address = address._changed(lambda one: replace(one, login=replace(one.login, **asked)))
         return address if self.password is None else address.with_password(self.password)
 
     def __repr__(self) -> str:
@@ -137,12 +138,7 @@ class BrokerAddress:
 
     @classmethod
     def of(cls, broker: "AnyBroker") -> "BrokerAddress":
-        """Resolve `broker`, and check TLS files before anything connects.
-
-        Raises:
-            ConfigurationError: the URL cannot be parsed, or its options cannot be used.
-            InvalidInput: `broker` is neither a URL nor a `Broker`.
-        """
+        """Resolve `broker`, and check TLS files before anything connects."""
         if isinstance(broker, str):
             address: BrokerAddress = cls.parse(broker)
         elif isinstance(broker, Broker | BrokerAddress):
@@ -165,24 +161,12 @@ class BrokerAddress:
         each = dict.fromkeys(other for given in others for other in given.each)
         return replace(first, others=tuple(other for other in each if other != first))
 
-    def logging_in(self, **options: Any) -> "BrokerAddress":
-        """Return this address and its others with some login options changed.
-
-        Raises:
-            ConfigurationError: the options contradict each other, or the URL has no TLS.
-        """
-        return self._changed(lambda one: replace(one, login=replace(one.login, **options)))
-
     def with_login(self, login: BrokerLogin) -> "BrokerAddress":
-        """Return this address and its others with another login. Errors are those of `logging_in`."""
+        """Return this address and its others with another login; `ConfigurationError` if it needs TLS they lack."""
         return self._changed(lambda one: replace(one, login=login))
 
     def with_password(self, password: str | Callable[[], str | None]) -> "BrokerAddress":
-        """Return this address, and its others of the same user and password, with another password or function.
-
-        Raises:
-            InvalidInput: it is neither text nor a function.
-        """
+        """Return this address, and its others of the same user and password, with another password or function."""
         mine = (self.user, self.password)
         if isinstance(password, str):
             changes: dict[str, Any] = {"password": password}
@@ -197,18 +181,12 @@ class BrokerAddress:
         return replace(first, others=tuple(others))
 
     def secret(self) -> str:
-        """Return the password to log in with now. A password function may block it for up to 5 s.
-
-        Raises:
-            BrokerUnavailable: The function raised, or did not return in time.
-            ConfigurationError: What it returned is no password.
-        """
+        """Return the password to log in with now. A password function may block it for up to 5 s."""
         now = None if self.password_now is None or self.login.mechanism != "PLAIN" else self.password_now()
         return self.password if now is None else now
 
     @property
     def password_function(self) -> PasswordFunction | None:
-        """The user's password function, if any."""
         return self.password_now if isinstance(self.password_now, PasswordFunction) else None
 
     def is_joined_by(self, other: "BrokerAddress") -> bool:

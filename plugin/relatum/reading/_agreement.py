@@ -6,7 +6,7 @@ at once: the first message wins, and all read that one.
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
@@ -24,7 +24,6 @@ from relatum.ids import IDENTITY_STREAM, BrokerIdentity, Position, broker_id_of,
 from relatum.reading._connection import SocketConnection
 from relatum.reading._message import Message
 from relatum.reading._message_parts import property_text
-from relatum.reading._plan import Result
 from relatum.waiting import left_s
 from relatum.wire import amqp10, frames
 from relatum.wire.frames import Code, Confirmed, Refused
@@ -81,18 +80,15 @@ def agreements(
 ) -> dict[str, Agreement]:
     """As `agreement`, for many streams at once. Kept chunks are not read again."""
     ids = [(stream, position.offset) for stream, position in positions.items()]
-    with suppress(StreamUnavailable):
-        return _agreements(positions, reader.read_all(ids, kept=kept))
-    # One of the streams is unavailable; the others may not be.
-    return {stream: agreement(reader, stream, position) for stream, position in positions.items()}
-
-
-def _agreements(positions: Mapping[str, Position], found: Iterable[Result]) -> dict[str, Agreement]:
     agreed: dict[str, Agreement] = {}
-    for (stream, position), each in zip(positions.items(), found, strict=True):
-        if not isinstance(each, Message | OffsetNotFound):
-            raise each
-        agreed[stream] = agreement_of(position, each)
+    try:
+        for (stream, position), found in zip(positions.items(), reader.read_all(ids, kept=kept), strict=True):
+            if not isinstance(found, Message | OffsetNotFound):
+                raise found
+            agreed[stream] = agreement_of(position, found)
+    except StreamUnavailable:
+        # One of the streams is unavailable; the others may not be.
+        return {stream: agreement(reader, stream, position) for stream, position in positions.items()}
     return agreed
 
 

@@ -58,11 +58,7 @@ class NamelessCluster(ConfigurationError):
 
 
 def cluster_meant(address: BrokerAddress, *, timeout_s: float) -> str:
-    """Return the name of the cluster that must answer on a guessed stream port; it is cached.
-
-    Raises:
-        NamelessCluster: The broker does not name it.
-    """
+    """Return the name of the cluster that must answer on a guessed stream port; it is cached."""
     name = _clusters.get((address.where, address.amqp_tls))
     if name is None:
         with asking(address, timeout_s) as connection:
@@ -85,13 +81,7 @@ def forget_cluster(address: BrokerAddress) -> None:
 
 
 def blocking_connection(address: BrokerAddress, *, timeout_s: float, heartbeat_s: int) -> pika.BlockingConnection:
-    """Open a blocking connection of pika to the first address that answers.
-
-    Raises:
-        BrokerUnavailable, AccessRefused: No connection can be opened.
-        TlsRefused: A certificate is refused, or one side does not speak TLS.
-        ConfigurationError: The address has no AMQP port, or a TLS file cannot be used.
-    """
+    """Open a blocking connection of pika to the first address that answers. Errors as of `StreamReader.open`."""
     return first_answering(address, timeout_s, lambda one, share_s: _connect(one, share_s, timeout_s, heartbeat_s))
 
 
@@ -173,10 +163,8 @@ def name_missing(error: StreamNotFound, address: BrokerAddress, timeout_s: float
     queue.
 
     Only "no queue" means that it does not exist: a node or cluster that is starting answers 404 for existing streams,
-    too ("home node ... is down or inaccessible"). Texts of RabbitMQ 3.10.8 and 4.3.6.
-
-    Raises:
-        StreamUnavailable: There is such a stream after all, or this is unknown now.
+    too ("home node ... is down or inaccessible"). Texts of RabbitMQ 3.10.8 and 4.3.6. `StreamUnavailable` is raised if
+    there is such a stream after all, or this is unknown now.
     """
     name = error.stream
     try:

@@ -154,8 +154,6 @@ class AsyncStreamReader(AsyncClosing):
             self._threads.shutdown()
             await self._beside_to_its_end(self._reader.close)
 
-    # --- threads ------------------------------------------------------------------------------------------
-
     async def _enter(self, use: Use) -> None:
         """Wait for a turn, and so for a thread that is free or about to be.
 

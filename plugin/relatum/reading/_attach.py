@@ -22,22 +22,6 @@ class Attach:
     costs the broker nothing.
     """
 
-    __slots__ = (
-        "_session",
-        "answer",
-        "barrier",
-        "chunks",
-        "chunks_seen",
-        "code",
-        "granted",
-        "is_at_barrier",
-        "is_done",
-        "reached",
-        "stream",
-        "subscribed",
-        "subscription",
-    )
-
     def __init__(self, connection: SocketConnection, stream: str, start: StartSpec, chunks: int = 1) -> None:
         self._session = session = connection.session
         self.stream = stream

@@ -131,11 +131,7 @@ def open_socket(host: str, port: int, tls: ssl.SSLContext | None, name: str | No
 
 
 def is_ready(stream: socket.socket, event: int, until: float) -> bool:
-    """Wait until a socket can be read or written, or until the next look at the call's deadline, which may be moved up.
-
-    Raises:
-        TimeoutError: No time is left.
-    """
+    """Wait until a socket can be read or written, or until the next look at the deadline, which may be moved up."""
     poll = select.poll()
     poll.register(stream, event)
     return bool(poll.poll(_slice_s(until) * 1000))

@@ -63,19 +63,11 @@ _ENABLE: Final = "If RabbitMQ runs there, enable its stream plugin: rabbitmq-plu
 
 
 class SocketConnection:
-    """One connection, for one thread at a time.
+    """One connection, for one thread at a time. Its socket never blocks.
 
-    Args:
-        stream: A connected socket.
-        heartbeat_s: The requested heartbeat interval in seconds; 0 for none.
-
-    Attributes:
-        socket: The socket, which never blocks.
-        session: The session on it.
-        deadline: When answers must have come, by `time.monotonic`; set by the caller.
-        is_usable: False once it failed or timed out: the next bytes on the socket are then unknown.
-        is_reused: It was used before, and may have ended since.
-        settled: Exchanges whose bindings are all recovered.
+    Answers must have come by `deadline`, which the caller sets. It is not usable once it failed or timed out: the next
+    bytes are then unknown. If it is reused, it may have ended while idle. `settled` has the exchanges whose bindings
+    are all recovered.
     """
 
     def __init__(self, stream: socket.socket, heartbeat_s: int = 0) -> None:
@@ -96,15 +88,7 @@ class SocketConnection:
 
     @classmethod
     def open(cls, address: BrokerAddress, timeout_s: float, heartbeat_s: int = HEARTBEAT_S) -> "SocketConnection":
-        """Connect to one address, and log in.
-
-        Raises:
-            BrokerUnavailable: Nothing answers in time, or another cluster answers.
-            AccessRefused: The broker refuses the user or the virtual host.
-            TlsRefused: TLS failed; the message says why. Nothing of the login was sent.
-            ConfigurationError: A TLS file cannot be used, the broker does not offer the mechanism, or another kind of
-                server answers (`AnotherProtocol`).
-        """
+        """Connect to one address, and log in. Errors are those of `StreamReader.open`, and `NOT_BY_STREAMS`."""
         host, port = address.stream_host, address.stream_port
         if port is None:
             raise ConfigurationError(
@@ -131,8 +115,6 @@ class SocketConnection:
                 raise
             raise explained from error
         return connection
-
-    # --- login --------------------------------------------------------------------------------------------
 
     def _log_in(self, address: BrokerAddress, secret: str, cluster: str | None) -> None:
         """Log in, to the cluster of that name (None: any): servers name theirs before they get user and password."""
@@ -171,38 +153,27 @@ class SocketConnection:
         session.connection_properties = frames.decode_table(_body(opened, "opens the virtual host"))
         session.is_open = True
 
-    # --- bytes --------------------------------------------------------------------------------------------
-
     def exchange(self) -> list[Event]:
         """Send pending bytes, wait for bytes, and return their events, possibly none yet.
 
         After `ReadTimeout`, when the deadline has passed, the connection is unusable.
         """
-        left_s = self.deadline - time.monotonic()
-        try:
-            if left_s <= 0:
-                raise TimeoutError  # noqa: TRY301 - handled below, like those of send and receive
-            self.flush(left_s)
-            data = self._receive(left_s)
-        except TimeoutError as error:
+        events = self.wait(self.deadline - time.monotonic())
+        if events is None:
             self.abandon()
-            raise ReadTimeout("The broker did not answer in time.") from error
-        except OSError as error:
-            raise self._lost(error) from error
-        return self._received(data)
+            raise ReadTimeout("The broker did not answer in time.")
+        return events
 
     def wait(self, idle_s: float) -> list[Event] | None:
-        """As `exchange`, but return None if nothing came for `idle_s`; heartbeats are exchanged during the wait.
-
-        Raises:
-            ConnectionLost: The connection ended, or the broker was silent for longer than its heartbeats allow.
-        """
+        """As `exchange`, but return None if nothing came for `idle_s`; heartbeats are exchanged during the wait."""
         idle_at = time.monotonic() + idle_s
         while True:
-            heartbeat_s = self.session.heartbeat_s
+            # During the login RabbitMQ takes nothing but the next step.
+            heartbeat_s = self.session.heartbeat_s if self.session.is_open else 0
+            if heartbeat_s and self.is_idle_for(heartbeat_s / 2):
+                self.session.send(frames.heartbeat())
             try:
-                self._keep_alive()
-                self.flush(heartbeat_s or idle_s)
+                self.flush(max(idle_s, heartbeat_s))
             except OSError as error:
                 # Also after a time-out: a part of a frame may have been sent, and nothing may follow it.
                 raise self._lost(error) from error
@@ -243,12 +214,7 @@ class SocketConnection:
             raise
 
     def flush(self, timeout_s: float) -> None:
-        """Send the session's pending bytes.
-
-        Raises:
-            TimeoutError: It took longer than `timeout_s`, but at least half a second; how much was sent is unknown.
-            OSError: The connection ended.
-        """
+        """Send the session's pending bytes; after `TimeoutError`, how much was sent is unknown."""
         outgoing = self.session.take_outgoing()
         if outgoing:
             self._send(outgoing, time.monotonic() + max(timeout_s, SEND_S_MIN))
@@ -274,19 +240,10 @@ class SocketConnection:
             except OSError:
                 self.abandon()
 
-    def _keep_alive(self) -> None:
-        """Send a heartbeat if nothing was sent for half an interval."""
-        heartbeat_s = self.session.heartbeat_s
-        if heartbeat_s and time.monotonic() - self._sent_at > heartbeat_s / 2:
-            self.session.send(frames.heartbeat())
-            self.flush(heartbeat_s)
-
     def _lost(self, error: OSError | None) -> ConnectionLost:
         self.abandon()
         reason = (error.strerror or str(error)) if error is not None else "it was silent or closed the connection"
         return ConnectionLost(f"The stream connection to the broker was lost: {reason}.")
-
-    # --- requests -----------------------------------------------------------------------------------------
 
     def answer(self, request: Callable[..., bytes], *arguments: Any) -> Answer:
         """Send one request, and return its answer; other events are dropped."""
@@ -302,8 +259,6 @@ class SocketConnection:
                 if type(event) is Answer and event.correlation in correlations:
                     answers[event.correlation] = event
         return [answers[correlation] for correlation in correlations]
-
-    # --- the end ------------------------------------------------------------------------------------------
 
     def abandon(self) -> None:
         """Close the socket without a Close frame: a late answer would be taken for another request's."""

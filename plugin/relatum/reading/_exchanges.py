@@ -5,7 +5,6 @@ just stopped at that moment, and asking later is harmless. So the request is not
 for twice as long each time.
 """
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,10 +40,9 @@ REPEATED_S: Final = (30.0, 3600.0)
 """Least and most seconds before a request that lost its connection is repeated."""
 
 LOST_MAX: Final = 1000
-"""The most requests remembered for a lost connection; the oldest are dropped first."""
+"""The most requests remembered for a lost connection."""
 
-_lock: Final = threading.Lock()
-
+# Changed by single operations of a dictionary: a fork could leave a lock locked.
 _lost: Final[dict[tuple[str, int | None, str, str], tuple[float, float]]] = {}
 """By broker, virtual host and exchange: when the request may be repeated, and the pause after that.
 
@@ -53,7 +51,6 @@ Shared by the whole process: another reader would crash the broker as well.
 
 
 def bound(nodes: Nodes, exchange: str) -> list[str]:
-    """See `StreamReader.bound`."""
     with _once(nodes.address, exchange):
         found, may_lack = nodes.ask(lambda connection: _partitions(connection, exchange, None))
         while may_lack:
@@ -63,7 +60,6 @@ def bound(nodes: Nodes, exchange: str) -> list[str]:
 
 
 def routes(nodes: Nodes, exchange: str, routing_key: str) -> list[str] | None:
-    """See `StreamReader.routes`."""
     with _once(nodes.address, exchange):
         return nodes.ask(lambda connection: _routes(connection, exchange, routing_key))
 
@@ -84,14 +80,11 @@ def _once(address: BrokerAddress, exchange: str) -> Iterator[None]:
     try:
         yield
     except ConnectionLost:
-        with _lock:
-            _lost.pop(question, None)
-            _lost[question] = time.monotonic() + pause_s, min(2 * pause_s, REPEATED_S[1])
-            if len(_lost) > LOST_MAX:
-                del _lost[next(iter(_lost))]
+        if len(_lost) >= LOST_MAX:
+            _lost.clear()
+        _lost[question] = time.monotonic() + pause_s, min(2 * pause_s, REPEATED_S[1])
         raise
-    with _lock:
-        _lost.pop(question, None)
+    _lost.pop(question, None)
 
 
 def _routes(connection: SocketConnection, exchange: str, routing_key: str) -> list[str] | None:

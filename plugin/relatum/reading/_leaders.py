@@ -1,25 +1,15 @@
 """A stream's first and last offset, as its leader knows them.
 
-A replica may lag behind, even on a healthy cluster, so its word about an end is worthless. The request for a stream's
-ends therefore includes the request for its leader (Metadata) in the same write. If the connected node leads, that is
-all; else the leader is asked itself, over a connection of its own that is kept.
+A request for the ends includes the request for the leader in the same write. If the connected node does not lead, the
+leader is asked over a connection of its own, which is kept.
 
-The leader, too, may have nothing to show at once. A subscription begins at a chunk that is written, and gets it when a
-majority has it: while others publish, the last chunk is often on its way. And a leader that has just started gives
-nothing until a replica has confirmed what it has. So "no chunk" is no answer, and the request is repeated. A stream is
-empty
+A leader may have nothing to show at once, so "no chunk" is no answer, and the request is repeated. A stream is empty
 
-- if StreamStats says so, from RabbitMQ 3.11 on: it counts what is written, committed or not. If all is committed and
-  yet no message comes, retention has left only the broker's own notes;
+- if StreamStats says so, from RabbitMQ 3.11 on;
 - on RabbitMQ 3.10, if the leader showed nothing during a look: `EMPTY_LOOK_S`, three times that if it should have
   replicas and Metadata names none, and three times more if the stream had messages before. The result is trusted for
   `EMPTY_TRUST_S`, as long as no connection to the node is lost. A node that was alone for a whole look, without any
-  sign of another node, commits by itself: there, no more looks are needed. From other nodes it is silence
-  (`StreamBounds.is_silence`), which may last until replicas have started: a caller that knows of a message in the
-  stream must conclude nothing from it.
-
-That a stream has no other replica is no reason to believe it sooner: Metadata leaves out replicas that are not up, just
-when a leader has nothing to show yet (measured: for up to 0.3 s after 2 of 12 kills of three nodes).
+  sign of another node, commits by itself: there, no more looks are needed.
 
 See docs/adr/0012.
 """
@@ -122,11 +112,7 @@ class Leaders:
         return known.node if known is not None else None
 
     def bounds(self, stream: str) -> StreamBounds:
-        """Ask for a stream's ends until a node that can know them answers.
-
-        Raises:
-            StreamUnavailable: During the whole time the stream had no leader, or one that showed nothing.
-        """
+        """Ask for a stream's ends until a node that can know them answers."""
         deadline, pause_s, empty_since, losses = time.monotonic() + self._nodes.limit_s, PAUSE_S[0], None, 0
         node, any_node, hops = self.of(stream), False, 0
         while True:
@@ -188,7 +174,6 @@ class Leaders:
         return is_recent and (known.node, known.losses) == (node, self._nodes.losses[node])
 
     def _noted(self, stream: str, node: Node, bounds: StreamBounds) -> StreamBounds:
-        """Store what a node said about a stream that it leads."""
         known, is_empty, now = self._known.get(stream), bounds.first is None, time.monotonic()
         if is_empty and known is not None and self._is_trusted(known, node, now):
             # Trusted because of an earlier look: only a new look restarts the time.
@@ -199,7 +184,6 @@ class Leaders:
         return bounds
 
     def all_bounds(self, streams: Sequence[str], kept: ChunkCache, lasts: Collection[str]) -> dict[str, StreamBounds]:
-        """See `StreamReader.all_bounds`."""
         by_node: dict[Node, list[str]] = defaultdict(list)
         for stream in streams:
             by_node[self.of(stream)].append(stream)
@@ -238,10 +222,6 @@ def _bounds(connection: SocketConnection, stream: str, *, any_node: bool = False
     """Return the first and the last offset, in one round trip if this node leads.
 
     `any_node`: True accepts this node's answer although it does not lead: then they are not proven.
-
-    Raises:
-        NotTheLeader: This node does not lead the stream.
-        NotSettled: It leads, and has nothing to show yet: ask again.
     """
     first, last = Attach.once(connection, stream, FIRST), attach_at_end(connection, stream)
     until(connection, first, last)

@@ -75,9 +75,6 @@ class BrokerLogin:
 
     Files are read when connecting, and again if they have changed. An `ssl_context` replaces the files, and is used as
     it is; it is not compared, since each connection may have its own.
-
-    Raises:
-        ConfigurationError: options contradict each other.
     """
 
     mechanism: AuthMechanism = "PLAIN"
@@ -127,11 +124,7 @@ class BrokerLogin:
         return self.server_name or host
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return the context for TLS; it verifies certificate and host name unless the options say otherwise.
-
-        Raises:
-            ConfigurationError: A file is missing or cannot be used, or the key belongs to another certificate.
-        """
+        """Return the context for TLS; it verifies certificate and host name unless the options say otherwise."""
         if self.ssl_context is not None:
             return self.ssl_context
         files = {
@@ -180,9 +173,6 @@ def login_of_query(query: str, *, ssl_context: ssl.SSLContext | None = None, is_
 
     - `ssl_context`: Used in place of the query's files, as aiormq does.
     - `is_clients`: True for a client library's own URL: its other parameters need no warning.
-
-    Raises:
-        ConfigurationError: A parameter's value is invalid, or two contradict each other. Values are not shown.
     """
     given: dict[str, Any] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):
@@ -226,11 +216,7 @@ def _context(login: BrokerLogin, _written: tuple[Any, ...]) -> ssl.SSLContext:
 
 
 def _written(what: str, path: str) -> tuple[int, int]:
-    """Return when a file was written, and its size.
-
-    Raises:
-        ConfigurationError: it does not exist, or cannot be read.
-    """
+    """Return when a file was written, and its size; `ConfigurationError` if it cannot be read."""
     file = Path(path)
     try:
         if file.is_dir() or "directory" in what:
@@ -268,12 +254,7 @@ class PasswordFunction:
         self._call = None
 
     def __call__(self) -> str:
-        """Call the function, or wait for a call that has not returned yet.
-
-        Raises:
-            BrokerUnavailable: It raised, or did not return in time.
-            ConfigurationError: What it returned is no password.
-        """
+        """Call the function, or wait for a call that has not returned yet."""
         call = self._call
         if call is None or call.done():
             call = self._call = self._threads.submit(self._function)
@@ -300,14 +281,10 @@ class PasswordFunction:
 
 
 class HeldPassword:
-    """The password that a connection would log in with now.
+    """The password that a connection, held weakly, would log in with now.
 
-    Args:
-        connection: The connection, held weakly.
-        password: The password it logged in with.
-        says: Returns the password it would log in with now; None: unchanged.
-        others: Other objects with such functions, such as the parameters of its next connection; held weakly if they
-            can be.
+    `says` returns it, None: unchanged. `others` are further objects with such functions, such as the parameters of its
+    next connection; held weakly if they can be.
     """
 
     def __init__(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 from typing import Final
 
 from relatum.errors import AccessRefused, NotFound, StreamNotHere
@@ -34,6 +35,8 @@ DENSITIES_MAX: Final = 1024
 """The most streams whose chunk sizes are remembered."""
 
 
+_first: Final = attrgetter("first_offset")
+
 KEPT_BYTES_MAX: Final = 32 << 20
 """Bytes of kept chunks; the oldest are dropped first. A chunk has at most 1 MiB unless a publisher batches more."""
 
@@ -52,7 +55,6 @@ class ChunkCache:
         self._oldest: deque[tuple[str, Chunk]] = deque()
 
     def keep(self, stream: str, chunk: Chunk) -> None:
-        """Keep a chunk of a stream."""
         chunks = self._chunks.setdefault(stream, [])
         place = bisect_left(chunks, chunk.first_offset, key=_first)
         if place < len(chunks) and chunks[place].first_offset == chunk.first_offset:
@@ -80,10 +82,6 @@ class ChunkCache:
             end = bisect_right(offsets, last, begin)
             yield chunks[place], list(offsets[begin:end])
             begin = end
-
-
-def _first(chunk: Chunk) -> int:
-    return chunk.first_offset
 
 
 @dataclass(slots=True)
@@ -182,8 +180,6 @@ class ManyReader:
             if lane is not beside:
                 lane.connection.put_by(self._nodes.limit_s)
 
-    # --- connections ----------------------------------------------------------------------------------------
-
     def _renew(self) -> None:
         """Give worn connections back, and make sure that there is one."""
         for lane in self._lanes.copy():
@@ -211,8 +207,6 @@ class ManyReader:
                 least = _Lane(stack, connection)
                 self._lanes.append(least)
         return least
-
-    # --- attaches and their chunks ----------------------------------------------------------------------------
 
     def _ask(self) -> None:
         """Send attaches until enough are in flight, each stream in its turn."""

@@ -29,7 +29,7 @@ from relatum.reading._bounds import check_time
 from relatum.reading._connecting import CONNECT_S_MIN, HEARTBEAT_S, in_turn
 from relatum.reading._connection import SocketConnection, stream_connection
 from relatum.reading._plan import Density
-from relatum.reading._pool import CONNECTIONS_MAX, IDLE_S, Pool, ReaderStatistics, Turns, Use
+from relatum.reading._pool import CONNECTIONS_MAX, IDLE_S, Pool, Use
 from relatum.waiting import left_s
 from relatum.wire import frames
 from relatum.wire.frames import Code, NodeAddress, StreamPlaces
@@ -49,6 +49,10 @@ CONNECT_S_LEAST: Final = 0.01
 _BY_AMQP: Final = NodeAddress("AMQP 0.9.1", 0)
 """Stands for a node in the pool: an AMQP 0.9.1 connection, which is used once and never kept."""
 
+_in_use: Final[set[SocketConnection]] = set()
+"""Connections in use. Kept here, because the garbage collector, which ends the objects of a cycle in any order, would
+close the socket of a dropped iteration before the iteration ends and gives it back."""
+
 _Result = TypeVar("_Result")
 Node: TypeAlias = NodeAddress | None
 Question = Callable[[SocketConnection], _Result]
@@ -61,12 +65,8 @@ class OutOfReach(BrokerUnavailable):
 class Nodes:
     """The connections of one reader to all nodes. Thread-safe: each request has a connection to itself.
 
-    Attributes:
-        address: The broker's address.
-        at: The one of several addresses that answered last.
-        losses: How often connections to each node were lost.
-        densities: The chunk sizes of streams, as far as known.
-        server_properties: The node's properties when the reader was opened.
+    `at` is the one of several addresses that answered last, `losses` how often connections to each node were lost,
+    `densities` the chunk sizes of streams, and `server_properties` the node's when the reader was opened.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Nodes:
         self.server_properties: dict[str, str] = {}
         self._timeout_s = timeout_s
         self._heartbeat_s = heartbeat_s
-        self._pool = Pool(connections_max)
+        self.pool = Pool(connections_max)
         self._reached: set[NodeAddress] = set()
         self._out_of_reach: dict[NodeAddress, float] = {}
         self._is_closed = False
@@ -99,54 +99,40 @@ class Nodes:
         """Seconds that an answer may take; less if the call has less left."""
         return left_s(self._timeout_s)
 
-    def statistics(self) -> ReaderStatistics:
-        """Return the numbers of connections to all nodes."""
-        return self._pool.statistics()
-
     def close(self) -> None:
         """Close all idle connections; those in use are closed when they are given back."""
         self._is_closed = True
-        for connection in self._pool.end():
+        for connection in self.pool.end():
             connection.close()
-
-    # --- connections ------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _held(self, use: Use, node: Node, deadline: float) -> Iterator[SocketConnection]:
         """Hold a connection in its turn while the block runs; a reused one may have ended since."""
         if self._is_closed:
             raise UsedAfterClose("the reader was closed: open another one")
-        turns, connection = self._pool.take(node, use, deadline)
+        turns, connection = self.pool.take(node, use, deadline)
         try:
             if connection is not None:
                 connection.is_reused = True
             else:
-                self._pool.make_room()
+                self.pool.make_room()
                 # Nothing exchanges heartbeats on an idle connection, so they are rare: see `IDLE_S`.
                 is_followed = use is Use.FOLLOW or not self._heartbeat_s
                 heartbeat_s = self._heartbeat_s if is_followed else max(self._heartbeat_s, int(IDLE_S))
                 connection = self._open(node, max(CONNECT_S_MIN, deadline - time.monotonic()), heartbeat_s)
-                self._pool.note_opened()
+                self.pool.note_opened()
             connection.deadline = deadline
+            _in_use.add(connection)
             yield connection
         finally:
-            self._give_back(turns, use, node, connection)
-
-    def _give_back(self, turns: Turns, use: Use, node: Node, connection: SocketConnection | None) -> None:
-        if connection is not None and not connection.is_usable:
-            self.losses[node] += 1
-            connection = None
-        elif connection is not None and (self._is_closed or connection.session.is_used_up):
-            connection.close()
-            connection = None
-        self._pool.give_back(turns, use, node, connection)
+            if connection is not None:
+                _in_use.discard(connection)
+                if not connection.is_usable:
+                    self.losses[node] += 1
+            self.pool.give_back(turns, use, node, connection)
 
     def _open(self, node: Node, within_s: float, heartbeat_s: int) -> SocketConnection:
-        """Connect to a node.
-
-        Raises:
-            OutOfReach: It was never reached, and is down, or advertises a name that is only known elsewhere.
-        """
+        """Connect to a node. `OutOfReach`: it was never reached, and is down, or advertises a name known elsewhere."""
         within_s = max(CONNECT_S_LEAST, left_s(within_s))
         if node is None:
             connection = stream_connection(self.address, within_s, heartbeat_s)
@@ -186,11 +172,8 @@ class Nodes:
                     return
 
     def further(self, stack: contextlib.ExitStack, node: Node = None) -> SocketConnection | None:
-        """Hold a further connection for one caller, until the stack is closed.
-
-        None if other callers may need the rest, or if none can be opened: the caller goes on with what it has.
-        """
-        if self._pool.has_plenty:
+        """Hold a further connection until the stack is closed; None if others may need it, or none can be opened."""
+        if self.pool.has_plenty:
             with contextlib.suppress(Transient, AccessRefused):
                 return stack.enter_context(self.connection(Use.ANSWER, node))
         return None
@@ -201,14 +184,8 @@ class Nodes:
             raise UsedAfterClose("the reader was closed: open another one")
         return self._open(node, self._timeout_s, self._heartbeat_s)
 
-    # --- requests ---------------------------------------------------------------------------------------------------
-
     def ask(self, question: Question[_Result], node: Node = None) -> _Result:
-        """Ask a node; repeat on a new connection if an idle one has been closed.
-
-        Raises:
-            OutOfReach: The node cannot be reached from here.
-        """
+        """Ask a node; repeat on a new connection if an idle one has been closed."""
         deadline = time.monotonic() + self.limit_s
         try:
             while True:
@@ -237,20 +214,17 @@ class Nodes:
         """Return `NotAStream` for another kind of queue, which AMQP 0.9.1 distinguishes."""
         if self.address.amqp_port is None:
             return error
-        turns, _ = self._pool.take(_BY_AMQP, Use.ANSWER, time.monotonic() + self.limit_s)
+        turns, _ = self.pool.take(_BY_AMQP, Use.ANSWER, time.monotonic() + self.limit_s)
         try:
-            self._pool.make_room()
+            self.pool.make_room()
             return name_missing(error, self.address, self.limit_s)
         finally:
-            self._pool.give_back(turns, Use.ANSWER, _BY_AMQP)
-
-    # --- replicas ---------------------------------------------------------------------------------------------------
+            self.pool.give_back(turns, Use.ANSWER, _BY_AMQP)
 
     def other_node(self, stream: str, asked: Node = None) -> Node:
-        """Return a node other than the one asked that has the stream and can be reached; None if no other has it.
+        """Return a node other than the one asked that has the stream; None if no other has it.
 
-        Raises:
-            StreamNotHere: Others have it, but none can be reached.
+        `StreamNotHere`: others have it, but none can be reached.
         """
 
         def others(connection: SocketConnection) -> list[NodeAddress]:

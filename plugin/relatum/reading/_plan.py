@@ -65,7 +65,6 @@ class Density:
         return self._seen > 0
 
     def learn(self, records: int, size: int) -> None:
-        """Learn from a chunk's number of records and bytes."""
         if records <= 0:
             return
         self._seen += 1
@@ -179,7 +178,6 @@ class StreamPlan:
             self._pending = deque(sorted([*rest, *self._pending]))
 
     def abandon(self) -> list[int]:
-        """Drop all pending offsets, and return them."""
         rest = list(self._pending)
         self._pending.clear()
         return rest
@@ -261,7 +259,6 @@ class Part:
         return valid
 
     def put(self, stream: str, offset: int, error: NotFound | AccessRefused) -> None:
-        """Store why there is no message."""
         results = self._results[stream]
         # None: it was requested and has not come.
         if results.get(offset, 0) is None:

@@ -100,7 +100,6 @@ class Turns:
 
     @property
     def waiting(self) -> int:
-        """The number of waiting calls."""
         return len(self._waiting)
 
     def enter(self, use: Use) -> "Future[None] | None":
@@ -178,13 +177,8 @@ class Pool:
     def _renew(self) -> None:
         # A turn taken in the parent goes back to the parent's turns.
         self._turns = Turns(self._turns.limit)
-        leave_to_parent(*self.idle)
+        leave_to_parent(*self._idle)
         self._idle, self._out = [], 0
-
-    @property
-    def idle(self) -> list[SocketConnection]:
-        """The idle connections."""
-        return [connection for _, connection in self._idle]
 
     @property
     def has_plenty(self) -> bool:
@@ -192,7 +186,6 @@ class Pool:
         return 2 * self._turns.in_use < self._turns.limit and not self._turns.waiting
 
     def statistics(self) -> ReaderStatistics:
-        """Return the current numbers."""
         turns = self._turns
         return ReaderStatistics(
             turns.limit, turns.in_use, len(self._idle), turns.waiting, turns.following, opened=self._opened
@@ -201,12 +194,7 @@ class Pool:
     def take(self, node: NodeAddress | None, use: Use, deadline: float) -> tuple[Turns, SocketConnection | None]:
         """Wait for a turn until `deadline`, and take the most recently used idle connection to a node.
 
-        Returns:
-            The turns, for `give_back`, and the connection; None if the caller has to open one, for which there is room.
-
-        Raises:
-            ConnectionsInUse: No turn came in time.
-            ReadTimeout: The call has no time left.
+        The turns are for `give_back`. Without a connection the caller has to open one, after `make_room`.
         """
         check_time()
         turns = self._turns
@@ -233,7 +221,6 @@ class Pool:
             connection.close()
 
     def note_opened(self) -> None:
-        """Count an opened connection."""
         with self._turns.lock:
             self._opened += 1
 
@@ -241,12 +228,14 @@ class Pool:
         self, turns: Turns, use: Use, node: NodeAddress | None, connection: SocketConnection | None = None
     ) -> None:
         """Give a turn back, and keep a usable connection for others, or close it."""
+        is_kept = False
         with self._turns.lock:
             self._out -= use is not Use.FOLLOW
-            if connection is not None and use is not Use.FOLLOW and self._keeps_one_more():
-                self._idle.append((node, connection))
-                connection = None
-        if connection is not None:
+            if connection is not None and connection.is_usable and not connection.session.is_used_up:
+                is_kept = use is not Use.FOLLOW and self._keeps_one_more()
+                if is_kept:
+                    self._idle.append((node, connection))
+        if connection is not None and not is_kept:
             connection.close()
         turns.leave(use)
 
@@ -261,8 +250,8 @@ class Pool:
         """Keep no connection from now on, and return the idle ones."""
         with self._turns.lock:
             self._is_closed = True
-            idle, self._idle = self.idle, []
-            return idle
+            idle, self._idle = self._idle, []
+        return [connection for _, connection in idle]
 
 
 def _wait(turns: Turns, use: Use, turn: "Future[None]", deadline: float) -> None:

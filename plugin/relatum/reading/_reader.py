@@ -346,12 +346,8 @@ class StreamReader(Closing):
     ) -> Generator[list[RecordBatch | None], None, None]:
         scan = Scan.of(stream, start, stop, follow=follow, credit=credit)
         checked_seconds("idle_s", idle_s)
-        return self._batches(scan, idle_s, Use.FOLLOW if follow else Use.LENT)
-
-    def _batches(self, scan: Scan, idle_s: float, use: Use) -> Generator[list[RecordBatch | None], None, None]:
-        with contextlib.closing(batches_of(self._nodes, self._leaders, scan, idle_s, use)) as parts:
-            for part in parts:
-                yield [*part] if part else [None]
+        parts = batches_of(self._nodes, self._leaders, scan, idle_s, Use.FOLLOW if follow else Use.LENT)
+        return ([*part] if part else [None] for part in parts)
 
     def link(self, node: Node) -> SocketConnection:
         """Return a logged-in connection of the stream protocol, for a caller with its own loop.
@@ -363,7 +359,7 @@ class StreamReader(Closing):
 
     def statistics(self) -> ReaderStatistics:
         """Return the broker connections in use, idle and waited for, and their limit."""
-        found = self._nodes.statistics()
+        found = self._nodes.pool.statistics()
         return found if self.turns_before is None else replace(found, waiting=found.waiting + self.turns_before.waiting)
 
     def close(self) -> None:

@@ -89,15 +89,9 @@ class RecordBatch:
 class Scan:
     """A range of a stream to read.
 
-    Attributes:
-        stream: The stream's name.
-        first: Messages below this offset are skipped; 0 for none.
-        time_ms: Chunks written before it are skipped; None for none.
-        spec: Where the subscription attaches.
-        stop: The offset it ends before; None for none.
-        follow: True goes on with new messages; False ends with the existing ones.
-        credit: Chunks the broker may send ahead of those handled.
-        any_node: True ends, without `follow`, at the end known to a node that does not lead the stream.
+    The subscription attaches at `spec`; messages below `first` and chunks written before `time_ms` are skipped. It ends
+    before `stop`, and without `follow` after the existing messages: with `any_node`, at the end known to a node that
+    does not lead the stream.
     """
 
     stream: str
@@ -227,16 +221,12 @@ def _chunks_at(connection: SocketConnection, scan: Scan, idle_s: float) -> Gener
                 yield []
                 continue
             # Chunks before another event are delivered first: it may be an error.
-            for _, run in groupby(events, key=_is_chunk):
+            for _, run in groupby(events, key=lambda event: type(event) is Chunk):
                 if came := [chunk for event in run if (chunk := subscription.take(event)) is not None]:
                     yield came
                 subscription.grant()
     finally:
         subscription.close()
-
-
-def _is_chunk(event: Event) -> bool:
-    return type(event) is Chunk
 
 
 class Subscription:
@@ -257,15 +247,13 @@ class Subscription:
         session.send(frames.subscribe(self._correlation, self._number, scan.stream, scan.spec, self._credit))
 
     def take(self, event: Event) -> Chunk | None:
-        """Return the chunk in an event, if it belongs to this subscription and is wanted.
-
-        Raises:
-            StreamNotFound, AccessRefused: The broker refuses the subscription.
-            StreamUnavailable: The stream was moved or deleted.
-            NotTheLeader, NotSettled: This node does not know the end, or not yet.
-        """
+        """Return the chunk in an event, if it belongs to this subscription and is wanted."""
         if self._tail is not None:
-            self._take_tail(self._tail, event)
+            self._tail.take(event)
+            if self._tail.is_at_barrier:
+                check_leading(self._connection, self._tail, any_node=self._scan.any_node)
+                self._end, self._tail = self._scan.end(self._tail), None
+                self.is_over = self._end is None
         if type(event) is Chunk:
             if event.subscription != self._number or self.is_over:
                 return None
@@ -282,13 +270,6 @@ class Subscription:
         elif type(event) is CreditRefused and event.subscription == self._number:
             raise StreamUnavailable(f"The broker dropped the subscription to {stream!r}.", stream=stream)
         return None
-
-    def _take_tail(self, tail: Attach, event: Event) -> None:
-        tail.take(event)
-        if tail.is_at_barrier:
-            check_leading(self._connection, tail, any_node=self._scan.any_node)
-            self._end, self._tail = self._scan.end(tail), None
-            self.is_over = self._end is None
 
     def grant(self) -> None:
         """Grant the credit of handled chunks again, several at once: a frame for each would cost a system call."""

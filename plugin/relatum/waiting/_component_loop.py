@@ -38,14 +38,8 @@ class ComponentLoop:
     `call`, `run`, `start` and `stop` may be called from any thread, the rest only in the loop's. In a forked child none
     of it runs, and its state is the parent's.
 
-    Args:
-        name: The component's name, for its threads: `relatum-recorder`.
-        logger: Logs unexpected errors of callbacks and tasks, which end neither the loop nor another task.
-        helpers_max: The most concurrent requests.
-        ending: A deadline of all requests, which is moved up when the component ends; None for none.
-
-    Attributes:
-        threads: The threads that make requests.
+    `logger` gets unexpected errors of callbacks and tasks, which end neither the loop nor another task. `threads` make
+    the requests, `helpers_max` at once, within the deadline `ending`, which is moved up when the component ends.
     """
 
     def __init__(
@@ -127,10 +121,9 @@ class ComponentLoop:
         return None
 
     def stop(self, timeout_s: float) -> bool:
-        """Cancel all tasks and end the loop. Called in the loop or one of its threads, it does not wait for itself.
+        """Cancel all tasks and end the loop; False if it has not ended after `timeout_s`.
 
-        Returns:
-            False if it has not ended after `timeout_s`.
+        Called in the loop or one of its threads, it does not wait for itself.
         """
         with self._lock:
             is_first, self._is_stopped = not self._is_stopped, True

@@ -74,11 +74,7 @@ def may_be_mended(error: BaseException) -> bool:
 
 
 def backoff(longest_s: float = BACKOFF_S[1]) -> Iterator[float]:
-    """Yield the pauses between retries, in seconds.
-
-    Args:
-        longest_s: The longest pause; `QUESTION_S` for refused requests. Default: that for unavailable servers.
-    """
+    """Yield the pauses between retries, in seconds; `longest_s` is `QUESTION_S` for refused requests."""
     pause = BACKOFF_S[0]
     while True:
         yield pause * (0.5 + random.random() / 2)  # noqa: S311 - spreads tries, nothing secret
@@ -135,12 +131,8 @@ class Server(StrEnum):
 class Outages:
     """What the parts of a component wait for, logged once for all of them. The first part to go on wakes the others.
 
-    Only `wait` blocks, so tasks may use it as well as threads.
-
-    Args:
-        broker: The broker's name in the log, without a password.
-        database: The database's name in the log, without a password.
-        stop: Ends all waits; its setter must call `wake`, too.
+    Only `wait` blocks, so tasks may use it as well as threads. `broker` and `database` are names for the log, without
+    passwords. `stop` ends all waits; its setter must call `wake`, too.
     """
 
     def __init__(
@@ -170,11 +162,9 @@ class Outages:
     # --- reports ----------------------------------------------------------------------------------------------------
 
     def failed(self, who: str, error: BaseException) -> None:
-        """Note that a part cannot go on; log it if that is new.
+        """Note that a part cannot go on; log it if that is new, an unexpected error with its traceback.
 
-        Args:
-            who: The part, as named in the log: "recording of stream 'orders'".
-            error: The cause. An error that is not Relatum's is unexpected, and logged once with its traceback.
+        `who`: The part, as named in the log: "recording of stream 'orders'".
         """
         with self._changed:
             before = self._waiting.get(who)

@@ -34,9 +34,7 @@ _Answer = TypeVar("_Answer")
 class SharedWait(Generic[_Question, _Answer]):
     """Waits of many threads and tasks; one thread polls while there are any. Thread-safe.
 
-    Each wait has its own future and time limit. A waiting task holds no thread.
-
-    A forked child starts without waits: those of the parent are the parent's.
+    Each wait has its own future and time limit. A waiting task holds no thread. A forked child starts without waits.
 
     Args:
         poll: Asks for all waits, in the polling thread. It yields the index of each question that has an answer, with
@@ -142,8 +140,6 @@ class SharedWait(Generic[_Question, _Answer]):
         thread = self._thread
         if thread is not None and not self._questions and thread is not threading.current_thread():
             thread.join(POLL_S)
-
-    # --- the thread ---------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         asked_at, least_s = time.monotonic(), 0.0

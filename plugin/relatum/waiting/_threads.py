@@ -15,7 +15,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from relatum.processes import after_fork, leave_to_parent
 from relatum.waiting._deadline import LOOK_S, Deadline, current, within
@@ -26,19 +26,15 @@ IDLE_S: Final = 10.0
 LET_GO_S: Final = 2 * LOOK_S
 """The most seconds that a cancelled task waits for its thread to release what it holds."""
 
+LET_GO_LOOK_S: Final = 0.005
+"""Seconds between two of its looks."""
+
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
 
 
 class NoThreadInTime(TimeoutError):
     """No thread became free before the call's deadline; the call was not made."""
-
-
-class _Call(Protocol):
-    """A call that waits for a thread, or runs in one."""
-
-    def run(self) -> None:
-        """Make the call, unless it was cancelled. It never raises."""
 
 
 class Threads:
@@ -56,7 +52,7 @@ class Threads:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._queue: SimpleQueue[_Call | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Submitted | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
         self._ending: list[threading.Thread] = []
         self._unfinished = 0
@@ -69,18 +65,13 @@ class Threads:
     def submit(self, function: Callable[..., _Result], /, *args: Any, **options: Any) -> "Future[_Result]":
         """Call a function in a thread, also while the interpreter ends; `RuntimeError` after `shutdown`."""
         call = _Submitted(partial(function, *args, **options))
-        self._take(call)
-        return call.future
-
-    def _take(self, call: _Call) -> bool:
-        """Queue a call. Returns whether it has to wait for a thread."""
         with self._lock:
             if self._is_shut:
                 raise RuntimeError("these threads were shut down")
             self._unfinished += 1
             if self.waiting and len(self._threads) < self.most:
                 self._start()
-            has_threads, is_waiting = bool(self._threads), bool(self.waiting)
+            has_threads = bool(self._threads)
             if has_threads:
                 # With the lock held: no thread would take a call queued after `shutdown`.
                 self._queue.put(call)
@@ -88,7 +79,7 @@ class Threads:
                 self._unfinished -= 1
         if not has_threads:
             call.run()
-        return has_threads and is_waiting
+        return call.future
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._work, name=self._name, daemon=True)
@@ -106,7 +97,7 @@ class Threads:
             with self._lock:
                 self._unfinished -= 1
 
-    def _next(self) -> _Call | None:
+    def _next(self) -> "_Submitted | None":
         """Return the next call; None if this thread is to end."""
         while True:
             call, is_over = None, False
@@ -150,124 +141,24 @@ class Threads:
 
 
 class _Submitted:
-    """A call whose result a thread may wait for."""
+    """A call and the future of its result."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self.future: Future[Any] = Future()
         self._function = function
 
     def run(self) -> None:
+        """Make the call, unless it was cancelled. Never raises."""
         if not self.future.set_running_or_notify_cancel():
             return
         try:
             self.future.set_result(self._function())
         except BaseException as error:  # noqa: BLE001 - raised to the caller by the future
+            if isinstance(error, StopIteration):
+                # A task's future refuses StopIteration; a generator raises the same RuntimeError.
+                error, error.__cause__ = RuntimeError("the call raised StopIteration"), error
             self.future.set_exception(error)
             self = None  # type: ignore[assignment]  # breaks the cycle of the error and this frame
-
-
-class _Awaited(Generic[_Result]):
-    """A call whose result a task waits for."""
-
-    def __init__(
-        self,
-        threads: Threads,
-        function: Callable[[], _Result],
-        deadline: Deadline,
-        returned: Callable[[_Result], object] | None,
-        *,
-        to_end: bool,
-    ) -> None:
-        self._deadline = deadline
-        self._to_end = to_end
-        self._threads = threads
-        self._function = function
-        self._returned = returned
-        self._loop = asyncio.get_running_loop()
-        self._came: asyncio.Future[_Result] = self._loop.create_future()
-        self._left: asyncio.Future[None] | None = None
-        self._has_ended = False
-        self._begun = threading.Lock()
-
-    async def result(self) -> _Result:
-        timer, came = None, self._came
-        if self._threads._take(self) and (left_s := self._deadline.left_s()) < math.inf:
-            timer = self._loop.call_later(max(0.0, left_s), self._end)
-        try:
-            return await came
-        except asyncio.CancelledError:
-            if not self._begins():
-                await self._let_go()
-            raise
-        finally:
-            if timer is not None:
-                timer.cancel()
-
-    async def _let_go(self) -> None:
-        """After a cancellation, wait until the call has ended, for `LET_GO_S` or for as long as it takes."""
-        if not self._came.cancelled():
-            if self._came.exception() is None:
-                self._give_back(self._came.result())
-        elif not self._has_ended:
-            self._deadline.end_in(0)
-            self._left = self._loop.create_future()
-            if not self._to_end:
-                await asyncio.wait([self._left], timeout=LET_GO_S)
-            while self._to_end and not self._has_ended:
-                # Even if the task is cancelled again, the call must end first.
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([self._left])
-
-    def run(self) -> None:
-        if not self._begins():
-            return
-        try:
-            result = self._function()
-        except BaseException as error:  # noqa: BLE001 - raised to the task by the future
-            self._tell(self._fail, error)
-        else:
-            self._tell(self._succeed, result)
-
-    def _begins(self) -> bool:
-        """Whether the caller is the first to begin the call, or to give it up."""
-        return self._begun.acquire(blocking=False)
-
-    def _end(self) -> None:
-        if not self._came.done() and self._begins():
-            self._came.set_exception(NoThreadInTime(f"no thread became free in time ({self._deadline})"))
-
-    def _tell(self, tell: Callable[[Any], None], what: Any) -> None:
-        try:
-            self._loop.call_soon_threadsafe(tell, what)
-        except RuntimeError:
-            # The loop has ended.
-            if tell == self._succeed:
-                self._give_back(what)
-
-    def _succeed(self, result: _Result) -> None:
-        if self._is_awaited():
-            self._came.set_result(result)
-        else:
-            self._give_back(result)
-
-    def _fail(self, error: BaseException) -> None:
-        if self._is_awaited():
-            if isinstance(error, StopIteration):
-                # A future refuses StopIteration; a generator raises the same RuntimeError.
-                error, error.__cause__ = RuntimeError("the call raised StopIteration"), error
-            self._came.set_exception(error)
-
-    def _is_awaited(self) -> bool:
-        """Note that the call has ended, wake a cancelled task, and return whether the result is still wanted."""
-        self._has_ended = True
-        if self._left is not None and not self._left.done():
-            self._left.set_result(None)
-        return not self._came.done()
-
-    def _give_back(self, result: _Result) -> None:
-        """Release an unwanted result in a new thread, because that may block, and these may have been shut down."""
-        if self._returned is not None:
-            threading.Thread(target=self._returned, args=(result,), name="relatum-given-back", daemon=True).start()
 
 
 _COMMON: Final = Threads(32, "relatum-calls")
@@ -303,14 +194,40 @@ async def in_thread(
     deadline = Deadline(None, *(outer for outer in (current(), ending) if outer is not None))
     with within(deadline):
         context = copy_context()
-    call = partial(context.run, function, *args)
+    threads = threads or _COMMON
+    if threads.has(threading.current_thread()):
+        raise RuntimeError("a call in a thread waits for another of the same threads: make that in the same call")
+    call: Future[_Result] = threads.submit(context.run, function, *args)
+    came = asyncio.wrap_future(call)
     try:
-        threads = threads or _COMMON
-        if threads.has(threading.current_thread()):
-            raise RuntimeError("a call in a thread waits for another of the same threads: make that in the same call")
-        return await _Awaited(threads, call, deadline, returned, to_end=to_end).result()
+        if threads.waiting and (left_s := deadline.left_s()) < math.inf:
+            await asyncio.wait([came], timeout=max(0.0, left_s))
+            if call.cancel():
+                raise NoThreadInTime(f"no thread became free in time ({deadline})")
+        return await came
+    except (asyncio.CancelledError, GeneratorExit) as ended:
+        if not call.cancel():
+            deadline.end_in(0)
+            until = time.monotonic() + (math.inf if to_end else LET_GO_S)
+            while isinstance(ended, asyncio.CancelledError) and not call.done() and time.monotonic() < until:
+                # The task may be cancelled again.
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(LET_GO_LOOK_S)
+            call.add_done_callback(partial(_give_back, returned))
+        raise
     finally:
         deadline.end_in(0)
+        if not came.cancel() and not came.cancelled():
+            # Otherwise asyncio would log the error of a call whose task was cancelled.
+            came.exception()
+        # An error's traceback refers to this frame.
+        del call, came
+
+
+def _give_back(returned: Callable[[Any], object] | None, call: "Future[Any]") -> None:
+    """Release an unwanted result in a new thread, because that may block, and the others may have been shut down."""
+    if returned is not None and call.exception() is None:
+        threading.Thread(target=returned, args=(call.result(),), name="relatum-given-back", daemon=True).start()
 
 
 class Parts(Generic[_Item]):

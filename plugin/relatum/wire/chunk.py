@@ -13,8 +13,7 @@ import struct
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from relatum.errors import ChunkCorrupt, ProtocolError
@@ -29,9 +28,6 @@ some hundred bytes of it: 20 kB of gzip may hold four million of them."""
 
 SUB_ENTRY_BYTES_MAX: Final = 64 << 20
 """The most bytes one sub-entry batch may unpack to: 64 times the 1 MiB frame it comes in, beyond any real one."""
-
-_STEP_BYTES: Final = 1 << 20
-"""Bytes that gzip unpacks at once into the buffer."""
 
 _CODEC_NAMES: Final = {0: "none", 1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
 _SNAPPY_FRAMED: Final = b"\xff\x06\x00\x00sNaPpY"
@@ -131,7 +127,7 @@ def split(chunk: Chunk) -> Iterator[tuple[int, list[bytes]]]:
     unpacked is an `UnreadableRecord`, and keeps its offset.
     """
     first = chunk.first_offset
-    plain = _plain_records(chunk)
+    plain = whole_records(chunk)
     if plain is not None:
         if len(plain) <= PIECE_RECORDS_MAX:
             yield first, plain
@@ -158,11 +154,6 @@ def split(chunk: Chunk) -> Iterator[tuple[int, list[bytes]]]:
         yield first, records
 
 
-def small_records(chunk: Chunk) -> list[bytes] | None:
-    """Return all records of a small chunk at once; None if it is large or has batches, which `split` handles."""
-    return _plain_records(chunk) if chunk.record_count <= PIECE_RECORDS_MAX else None
-
-
 def record_at(chunk: Chunk, offset: int) -> bytes | None:
     """Return the record at an offset, None if it is not in the chunk; other records are skipped, not copied."""
     if not chunk.first_offset <= offset <= chunk.last_offset:
@@ -172,7 +163,7 @@ def record_at(chunk: Chunk, offset: int) -> bytes | None:
 
 def records_at(chunk: Chunk, offsets: list[int]) -> Iterator[bytes]:
     """Yield the records at ascending offsets, which must be in the chunk; other records are skipped, not copied."""
-    plain = _plain_records(chunk, offsets)
+    plain = whole_records(chunk, offsets)
     if plain is not None:
         yield from plain
         return
@@ -195,7 +186,7 @@ def _corrupt(chunk: Chunk) -> ChunkCorrupt:
     return ChunkCorrupt(f"The chunk at offset {first} has entries of wrong length.", offset=first)
 
 
-def _plain_records(chunk: Chunk, offsets: list[int] | None = None) -> list[bytes] | None:
+def whole_records(chunk: Chunk, offsets: list[int] | None = None) -> list[bytes] | None:
     """Return the records at some offsets, by default all, of a chunk without sub-entry batches; None if it has some."""
     if chunk.entry_count != chunk.record_count:
         return None
@@ -252,23 +243,21 @@ def _opened(chunk: Chunk, entry: _Entry) -> tuple[memoryview | UnreadableRecord,
     """Return an entry's records, each after its length, and where they end there, with a 0 before the first."""
     if entry.codec is None:
         return memoryview(chunk.data)[entry.start - _LENGTH.size : entry.end], (0, _LENGTH.size + entry.size)
-    position, unpack = 0, _LENGTH.unpack_from
-    ends = array("Q", [0])
-    append = ends.append
-    try:
-        content = memoryview(unpacked(entry.codec, chunk.data[entry.start : entry.end], entry.size))
-        for _ in entry.offsets:
-            position += 4 + unpack(content, position)[0]
-            append(position)
-    except struct.error:
-        unreadable = UnreadableRecord("a sub-entry batch ends before its last record")
-    except UnpackError as error:
-        unreadable = UnreadableRecord(str(error), is_broken=error.is_broken)
-    else:
+    content = _unpacked(entry.codec, chunk.data[entry.start : entry.end], entry.size)
+    if not isinstance(content, UnreadableRecord):
+        position, unpack = 0, _LENGTH.unpack_from
+        ends = array("Q", [0])
+        append = ends.append
+        try:
+            for _ in entry.offsets:
+                position += 4 + unpack(content, position)[0]
+                append(position)
+        except struct.error:
+            position = -1
         if position == len(content):
-            return content, ends
-        unreadable = UnreadableRecord("a sub-entry batch has records of wrong length")
-    return unreadable, bytes(len(entry.offsets) + 1)
+            return memoryview(content), ends
+        content = UnreadableRecord("a sub-entry batch has records of wrong length")
+    return content, bytes(len(entry.offsets) + 1)
 
 
 def _cut(content: memoryview | UnreadableRecord, ends: Sequence[int], place: int, stop: int) -> list[bytes]:
@@ -282,79 +271,26 @@ def _cut(content: memoryview | UnreadableRecord, ends: Sequence[int], place: int
     return found[0]
 
 
-# --- sub-entry batches, unpacked into a buffer of their stated size and never beyond it -------------------------------
-
-
-class UnpackError(Exception):
-    """A sub-entry batch cannot be unpacked: by any reader, or only in this installation."""
-
-    is_broken = True
-
-
-class NotHereError(UnpackError):
-    """A sub-entry batch cannot be unpacked in this installation."""
-
-    is_broken = False
-
-
-def unpacked(codec: int, packed: bytes, size: int) -> bytes | bytearray:
+def _unpacked(codec: int, packed: bytes, size: int) -> bytes | bytearray | UnreadableRecord:
     """Unpack a batch to exactly `size` bytes; never more than the batch states, nor than the limit."""
+    name = _CODEC_NAMES.get(codec)
     if size > SUB_ENTRY_BYTES_MAX:
-        raise NotHereError(f"a sub-entry batch of {size} bytes is over the limit of {SUB_ENTRY_BYTES_MAX}")
-    if codec == 0:
-        content: bytes | bytearray = packed
-        written = len(packed)
-    else:
+        reason = f"a sub-entry batch of {size} bytes is over the limit of {SUB_ENTRY_BYTES_MAX}"
+        return UnreadableRecord(reason, is_broken=False)
+    if name is None:
+        return UnreadableRecord(f"compression {codec} is not known", is_broken=False)
+    content: bytes | bytearray = packed
+    written = len(packed)
+    if codec:
         # Unpacked in place: an unpacker that joins its own pieces needs twice as much memory at the end.
         content = bytearray(size)
-        written = _gunzip(packed, content) if codec == 1 else _unpack_by_cramjam(codec, packed, content)
+        # Imported late, because few streams have batches.
+        unpacker: Any = getattr(importlib.import_module("cramjam"), name)
+        is_raw = name == "snappy" and not packed.startswith(_SNAPPY_FRAMED)
+        try:
+            written = (unpacker.decompress_raw_into if is_raw else unpacker.decompress_into)(packed, content)
+        except Exception:  # noqa: BLE001 - cramjam's error has no class of its own in all versions
+            return UnreadableRecord(f"a sub-entry batch is not {name}, or larger than it says")
     if written != size:
-        raise UnpackError(f"a sub-entry batch unpacks to another size than the {size} bytes it says")
+        return UnreadableRecord(f"a sub-entry batch unpacks to another size than the {size} bytes it says")
     return content
-
-
-def _gunzip(packed: bytes, content: bytearray) -> int:
-    """Unpack into a buffer; return the number of bytes, or one more than fits."""
-    unpacker, written, size = zlib.decompressobj(wbits=31), 0, len(content)
-    try:
-        while not unpacker.eof and written <= size:
-            step = unpacker.decompress(packed, min(_STEP_BYTES, size + 1 - written))
-            packed = unpacker.unconsumed_tail
-            if not step and not packed:
-                break
-            content[written : written + len(step)] = step
-            written += len(step)
-    except zlib.error as error:
-        raise UnpackError("a sub-entry batch is not gzip") from error
-    return written
-
-
-def _unpack_by_cramjam(codec: int, packed: bytes, content: bytearray) -> int:
-    name = _CODEC_NAMES.get(codec)
-    if name is None:
-        raise NotHereError(f"compression {codec} is not known")
-    unpack = _cramjam(name)
-    if unpack is None:
-        raise NotHereError(f"compression {name} needs cramjam, which is not installed")
-    try:
-        return unpack(packed, content)
-    except Exception as error:
-        raise UnpackError(f"a sub-entry batch is not {name}, or larger than it says") from error
-
-
-@cache
-def _cramjam(name: str) -> Callable[[bytes, bytearray], int] | None:
-    """Return the codec's `decompress_into`, which stops at the end of its buffer; None without cramjam."""
-    try:
-        module: Any = importlib.import_module("cramjam")
-    except ImportError:
-        return None
-    if name != "snappy":
-        return getattr(module, name).decompress_into  # type: ignore[no-any-return]
-
-    def decompress_snappy(packed: bytes, content: bytearray) -> int:
-        framed = packed.startswith(_SNAPPY_FRAMED)
-        unpack = module.snappy.decompress_into if framed else module.snappy.decompress_raw_into
-        return int(unpack(packed, content))
-
-    return decompress_snappy

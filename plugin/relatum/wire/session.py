@@ -77,17 +77,9 @@ Event = Answer | Chunk | StreamMoved | CreditRefused | Confirmed | Refused | Dam
 class StreamSession:
     """The state of a connection. For one user at a time; it has no socket and reads no clock.
 
-    Args:
-        heartbeat_s: The requested heartbeat interval in seconds; 0 for none. The server may demand a shorter one.
-
-    Attributes:
-        server_properties: The server's properties (`cluster_name`, `version`, ...), once connected.
-        connection_properties: Its properties for the virtual host (`advertised_host`, `advertised_port`).
-        heartbeat_s: The negotiated heartbeat interval in seconds; 0 means none.
-        send_bytes_max: The most bytes of a frame to the server, as it demands; 0 means no limit.
-        is_tuned: True once the server has sent its limits, after it has accepted user and password.
-        is_open: True between login and close.
-        reports_damage: True reports a damaged chunk as `Damaged`, and goes on: other streams share the connection.
+    The server may demand a shorter `heartbeat_s`, and a limit of a frame's bytes (`send_bytes_max`; 0: none). It is
+    tuned once the server has said so, after it has accepted user and password, and open between login and close.
+    `reports_damage`: report a damaged chunk as `Damaged`, and go on, because other streams share the connection.
     """
 
     def __init__(self, heartbeat_s: int = 0) -> None:
@@ -103,8 +95,6 @@ class StreamSession:
         self.send_bytes_max = frames.HANDSHAKE_FRAME_BYTES_MAX
         self.is_tuned = self.is_open = False
         self.reports_damage = False
-
-    # --- bytes --------------------------------------------------------------------------------------------
 
     def take_outgoing(self) -> bytes:
         """Return the pending bytes to send, once."""
@@ -125,9 +115,6 @@ class StreamSession:
         """Return the lowest free subscription id; it is free again when the broker has answered `unsubscribe`.
 
         Always the lowest: RabbitMQ keeps a counter for each id of each connection until it restarts (3.10.8).
-
-        Raises:
-            BrokerUnavailable: all are in use: the broker has not answered for a long time.
         """
         for number in range(SUBSCRIPTIONS):
             if number not in self._subscriptions:
