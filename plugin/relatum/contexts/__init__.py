@@ -1,7 +1,7 @@
 """Sets of messages placed over the partitions of a super stream: affinity sets, and contexts consumed in order."""
 
 from relatum.contexts._affinity_sets import AffinitySet, AffinitySets
-from relatum.contexts._async_serial_consumer import AsyncSerialConsumer
+from relatum.contexts._async_serial_consumer import AsyncSerialBatch, AsyncSerialConsumer
 from relatum.contexts._context_options import (
     AffinityOptions,
     ContextOptions,
@@ -21,8 +21,7 @@ from relatum.contexts._placements import (
     Progress,
 )
 from relatum.contexts._routers import AffinityRouter, AsyncAffinityRouter, AsyncContextRouter, ContextRouter
-from relatum.contexts._serial_batch import AsyncSerialBatch, SerialBatch
-from relatum.contexts._serial_consumer import SerialConsumer
+from relatum.contexts._serial_consumer import SerialBatch, SerialConsumer
 from relatum.contexts._serial_status import (
     HoldStatus,
     PartitionStatus,

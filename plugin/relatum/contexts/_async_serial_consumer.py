@@ -1,24 +1,61 @@
-"""The serial consumer for asyncio: tasks wait in the event loop for batches that threads read."""
+"""The serial consumer for asyncio, and its batches: tasks wait in the event loop for batches that threads read."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from functools import cached_property
 from typing import Final, Self
 
+import sqlalchemy as sa
+
 from relatum.checks import checked_callable, checked_seconds
 from relatum.closing import AsyncClosing
-from relatum.contexts._batch_queue import Taken
-from relatum.contexts._serial_batch import AsyncSerialBatch, consuming
-from relatum.contexts._serial_consumer import CLOSE_S, LOOK_S, ConsumerBase
+from relatum.contexts._batch_queue import Batches, Taken
+from relatum.contexts._partition_following import Following, Step
+from relatum.contexts._serial_consumer import CLOSE_S, LOOK_S, BatchBase, ConsumerBase, consuming
 from relatum.contexts._serial_status import SerialStatus
 from relatum.reading import Message
 from relatum.waiting import Threads, backoff, in_thread
 
 THREADS_MAX: Final = 32
 """The most concurrent calls of PostgreSQL: commits and others."""
+
+
+class AsyncSerialBatch(BatchBase):
+    __doc__ = BatchBase.__doc__
+
+    def __init__(self, batches: Batches, following: Following, step: Step, threads: Threads) -> None:
+        super().__init__(batches, following, step)
+        self._threads = threads
+
+    async def acknowledge(self) -> None:
+        """Store that these messages are consumed; see `SerialBatch.acknowledge`."""
+        self._check()
+        await asyncio.shield(in_thread(self._threads, self._acknowledge))
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[sa.Connection]:
+        """Open a transaction that acknowledges the batch when it commits; see `SerialBatch.transaction`.
+
+        The connection is blocking: use it in a thread, `await asyncio.to_thread(connection.execute, statement)`.
+        """
+        # In its own thread, a transaction never queues behind calls that wait for PostgreSQL.
+        joined, threads = self._transaction(), Threads(1, f"relatum-transaction-{self.partition}")
+        cancelled = asyncio.CancelledError, asyncio.CancelledError(), None
+        try:
+            connection = await in_thread(threads, joined.__enter__, returned=lambda _: joined.__exit__(*cancelled))
+            try:
+                yield connection
+            except BaseException as error:
+                ended = type(error), error, error.__traceback__
+                if not await asyncio.shield(in_thread(threads, joined.__exit__, *ended)):
+                    raise
+            else:
+                await asyncio.shield(in_thread(threads, joined.__exit__, None, None, None))
+        finally:
+            threads.shutdown()
 
 
 class AsyncSerialConsumer(ConsumerBase, AsyncClosing):

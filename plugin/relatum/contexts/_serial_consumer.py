@@ -1,4 +1,4 @@
-"""The serial consumer for threads, and what it does as the one for tasks does."""
+"""The serial consumer for threads, its batches, and the part that it shares with the one for tasks."""
 
 import asyncio
 import logging
@@ -6,18 +6,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
-from contextlib import contextmanager, suppress
-from typing import Final, Self
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, Final, Self
 
-from relatum import metrics
+import sqlalchemy as sa
+
+from relatum import metrics, otel
 from relatum.checks import checked_callable, checked_name, checked_seconds, shown
 from relatum.closing import Closing
+from relatum.contexts._batch_queue import Batches
 from relatum.contexts._context_options import SerialOptions, SerialStatistics
-from relatum.contexts._serial_batch import BatchBase, SerialBatch, consuming
+from relatum.contexts._partition_following import Following, Step
 from relatum.contexts._serial_member import Member
 from relatum.contexts._serial_status import SerialStatus, read_status
-from relatum.contexts._serial_store import ConsumerStore
+from relatum.contexts._serial_store import ConsumerStore, lost
 from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, PartitionLost, UsedAfterClose
+from relatum.otel import Description, Part
 from relatum.processes import of_one_process
 from relatum.reading import Broker, BrokerAddress, Message, StreamReader
 from relatum.store.database import AnyDatabase
@@ -30,6 +34,116 @@ CLOSE_S: Final = 10.0
 
 LOOK_S: Final = 0.25
 """How often an idle `run` checks whether to stop, in seconds."""
+
+
+class BatchBase:
+    """Messages of one partition, in the order to consume them. Iterable.
+
+    A partition delivers one batch at a time: acknowledge the batch to get the next one, or give it back to get it
+    again.
+
+    Attributes:
+        partition: The stream the messages were consumed from. An adopted message is stored in another stream, which
+            `message.stream` names.
+        messages: The messages, at least one.
+        is_acknowledged: Whether the position after these messages is stored.
+    """
+
+    def __init__(self, batches: Batches, following: Following, step: Step) -> None:
+        self.partition = following.stream
+        self.messages: tuple[Message, ...] = tuple(step.messages)
+        self.is_acknowledged = False
+        self._batches = batches
+        self._following = following
+        self._step = step
+        self._is_given_back = False
+
+    def context_of(self, message: Message) -> str | None:
+        """Return a message's serialization context, or None."""
+        context = message.headers.get(self._batches.header or "")
+        return context if isinstance(context, str) else None
+
+    def give_back(self) -> None:
+        """Return the batch: its messages are delivered again, as the partition's next batch."""
+        self._is_given_back = True
+        self._batches.give_back(self._following, self._step)
+
+    def _check(self) -> None:
+        if self.is_acknowledged:
+            raise InvalidInput(f"this batch of {self.partition!r} is acknowledged already")
+        if self._is_given_back:
+            raise lost(self.partition, self._batches.store.name)
+        self._batches.check(self._following, self._step)
+
+    def _acknowledge(self) -> None:
+        self._check()
+        self._batches.commit(self._following, self._step)
+        self.is_acknowledged = True
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        self._check()
+        with self._batches.transaction(self._following, self._step) as connection:
+            yield connection
+        self.is_acknowledged = True
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.messages)
+
+    def __repr__(self) -> str:
+        first, last = self.messages[0].offset, self.messages[-1].offset
+        return f"<{type(self).__name__} {self.partition} {first}..{last}, {len(self)} messages>"
+
+
+class SerialBatch(BatchBase):
+    __doc__ = BatchBase.__doc__
+
+    def acknowledge(self) -> None:
+        """Store that these messages are consumed.
+
+        Raises:
+            PartitionLost: Another member took the partition over, and receives these messages.
+            DatabaseUnavailable: PostgreSQL does not answer; call `acknowledge` again, or the messages may be delivered
+                again.
+            InvalidInput: The batch is acknowledged already.
+        """
+        self._acknowledge()
+
+    def transaction(self) -> AbstractContextManager[sa.Connection]:
+        """Open a transaction that acknowledges the batch when it commits: each message is consumed exactly once.
+
+        The rows you write through the connection and the position are committed together. If the block raises, all of
+        it is rolled back, and the batch remains to be acknowledged or given back.
+
+        Raises:
+            PartitionLost: Another member took the partition over; nothing was written.
+            DatabaseUnavailable: PostgreSQL does not answer; nothing was written. If the commit got no answer for ten
+                seconds, the outcome is unknown: the partition is then opened again at its stored position.
+            ConfigurationError: The block ended the transaction itself.
+            InvalidInput: The batch is acknowledged already.
+        """
+        return self._transaction()
+
+
+def consuming(super_stream: str, consumer: str, batch: BatchBase) -> AbstractContextManager[Any]:
+    """Return a span around the processing of a batch, if tracing is on."""
+
+    def describe() -> Description:
+        attributes: dict[str, str | int] = {
+            "messaging.system": "rabbitmq",
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "messaging.destination.name": super_stream,
+            "messaging.destination.partition.id": batch.partition,
+            "messaging.consumer.group.name": consumer,
+            "messaging.batch.message_count": len(batch.messages),
+        }
+        return Description(f"process {super_stream}", attributes, "consumer", otel.links_of(batch.messages))
+
+    return otel.span(Part.SERIAL, describe)
 
 
 class ConsumerBase:
