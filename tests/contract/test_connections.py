@@ -14,19 +14,23 @@ from typing import Any
 import pytest
 
 from relatum import Broker, MessageId
-from relatum.errors import BrokerUnavailable, ConnectionLost, ConnectionsInUse, StreamNotFound
+from relatum.collecting._named_streams import NamedStreams
+from relatum.contexts._control_streams import ControlStreams
+from relatum.errors import BrokerUnavailable, ConnectionLost, ConnectionsInUse, StreamNotFound, UsedAfterClose
 from relatum.reading import (
     AsyncStreamReader,
+    BrokerAddress,
     Message,
     ReaderStatistics,
     RecordBatch,
+    SharedReader,
     SocketConnection,
     StreamBounds,
     StreamReader,
 )
 from relatum.wire import frames
 from tests.support import new_streams, publish_plain
-from tests.support._waiting import result_of
+from tests.support._waiting import result_of, wait_until
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time
 
@@ -325,3 +329,32 @@ def test_connections_for_attaches_are_those_that_can_be_had(
         ids = [MessageId(stream, 0) for stream in streams]
         assert [each.id for each in reader.read_all(ids) if isinstance(each, Message)] == ids
         assert (reader.statistics().opened, reader.statistics().in_use) == (opened, 0)
+
+
+@pytest.mark.parametrize(
+    "sharing",
+    [ControlStreams, lambda address: NamedStreams(address, ["any"], "first", None)],
+    ids=["router", "collector"],
+)
+def test_a_late_thread_opens_no_reader_after_the_close(address: Broker, sharing: Callable[[Any], Any]) -> None:
+    """Nobody would close it."""
+    shared = sharing(BrokerAddress.of(address))
+    assert shared.reader() is shared.reader()
+    shared.close()
+    with pytest.raises(UsedAfterClose):
+        shared.reader()
+
+
+def test_a_reader_that_is_opened_during_the_close_is_closed(address: Broker, proxy: Proxy) -> None:
+    """Closing does not wait for the broker's answer."""
+    shared = SharedReader(address)
+    proxy.mode = "frozen"
+    with ThreadPoolExecutor(1) as threads:
+        opening = threads.submit(shared.get)
+        time.sleep(0.2)
+        with in_time(5):
+            shared.close()
+        proxy.mode = "pass"
+        with pytest.raises(UsedAfterClose):
+            opening.result()
+    wait_until(lambda: proxy.opened and not proxy._peers, what="its connection is closed")

@@ -1,6 +1,5 @@
 """Asks the broker about the streams to follow: which exist, where to begin, and up to where they are unchanged."""
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Literal
@@ -20,7 +19,7 @@ from relatum.errors import (
 )
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
-from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader
+from relatum.reading import BrokerAddress, Message, SharedReader, StreamBounds, StreamReader
 
 StartAt = Literal["first", "next"] | int
 """Where to begin in a new stream: its first message, the next message to be published, or an offset."""
@@ -33,12 +32,10 @@ class NamedStreams:
         self, address: BrokerAddress | None, names: Sequence[str], start: StartAt, dead_letters: str | None
     ) -> None:
         self.names = list(dict.fromkeys(names))
-        self._address = address
         self._start = start
         self._dead_letters = dead_letters
         self._plain: set[str] = set()
-        self._opening = threading.Lock()
-        self._reader: StreamReader | None = None
+        self._reader = None if address is None else SharedReader(address)
         is_offset = isinstance(start, int) and not isinstance(start, bool) and 0 <= start <= INTEGER_MAX
         if start not in ("first", "next") and not is_offset:
             raise InvalidInput(f"start= takes 'first', 'next' or an offset, not {shown(start)}")
@@ -56,17 +53,12 @@ class NamedStreams:
 
     def reader(self) -> StreamReader:
         """Return the reader for bodies and for questions about streams; `close` closes it."""
-        assert self._address is not None, "nothing is read without a broker"
-        with self._opening:
-            if self._reader is None:
-                self._reader = StreamReader.open(self._address)
-            return self._reader
+        assert self._reader is not None, "nothing is read without a broker"
+        return self._reader.get()
 
     def close(self) -> None:
-        with self._opening:
-            reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
+        if self._reader is not None:
+            self._reader.close()
 
     def initial(self, bounds: StreamBounds) -> int:
         """Return the first offset to read in a stream that was never followed."""

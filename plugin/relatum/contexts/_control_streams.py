@@ -1,7 +1,6 @@
 """Publishes control messages to streams, and finds them and strays, which are invalid messages after them."""
 
 import contextlib
-import threading
 from collections.abc import Callable, Generator
 from typing import Final
 
@@ -23,7 +22,7 @@ from relatum.contexts._publication import find_stray
 from relatum.errors import ReadTimeout, StreamUnavailable
 from relatum.publishing import DIRECT_TIMEOUT_S as TIMEOUT_S
 from relatum.publishing import DirectPublisher
-from relatum.reading import BrokerAddress, Message, StreamReader
+from relatum.reading import BrokerAddress, Message, SharedReader, StreamReader
 
 IDLE_S: Final = TIMEOUT_S
 """Seconds without data, before the end of a stream, after which a search raises `ReadTimeout`."""
@@ -73,8 +72,7 @@ class ControlStreams(Closing):
         self.address = address
         self._header = header
         self._publisher = DirectPublisher(address, "a control message")
-        self._lock = threading.Lock()
-        self._opened: StreamReader | None = None
+        self._reader = SharedReader(address)
 
     def publish(self, stream: str, control: Control) -> None:
         headers, body = encode(control)
@@ -83,10 +81,7 @@ class ControlStreams(Closing):
 
     def reader(self) -> StreamReader:
         """The reader of the partitions. It reconnects by itself."""
-        with self._lock:
-            if self._opened is None:
-                self._opened = StreamReader.open(self.address)
-            return self._opened
+        return self._reader.get()
 
     def end_of(self, stream: str) -> int:
         """The offset after a stream's last message, 0 if it is empty. Later messages are not below it."""
@@ -113,10 +108,7 @@ class ControlStreams(Closing):
 
     def close(self) -> None:
         self._publisher.close()
-        with self._lock:
-            reader, self._opened = self._opened, None
-        if reader is not None:
-            reader.close()
+        self._reader.close()
 
 
 def _is_it(message: Message, wanted: Fence | Marker) -> bool:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from relatum.reading import (
     BrokerAddress,
     NodeAddress,
     Position,
+    SharedReader,
     SocketConnection,
     StreamReader,
     agreement,
@@ -106,11 +106,7 @@ class StreamFollower:
         self._outages = outages or Outages(_NOBODY)
         self._name = name
         self._who = who
-        self._address = BrokerAddress.of(broker)
-        self._timeout_s = timeout_s
-        self._heartbeat_s = heartbeat_s
-        self._opening = threading.Lock()
-        self._reader: StreamReader | None = None
+        self._reader = SharedReader(BrokerAddress.of(broker), timeout_s=timeout_s, heartbeat_s=heartbeat_s)
         # Separate from the owner's threads, whose calls to PostgreSQL must not queue behind these. One thread is left
         # for connecting, which must not queue behind queries about streams.
         self._threads = Threads(HELPERS_MAX, "relatum-follower-asks")
@@ -166,16 +162,7 @@ class StreamFollower:
 
     def reader(self) -> StreamReader:
         """Return the follower's reader, for queries; the follower closes it. Blocks to open it: not for the loop."""
-        # Opened once for all callers. Closing does not wait for this.
-        with self._opening:
-            if self._reader is None and not self.is_closed:
-                self._reader = StreamReader.open(
-                    self._address, timeout_s=self._timeout_s, heartbeat_s=self._heartbeat_s
-                )
-            if self._reader is None or self.is_closed:
-                self.close_reader()
-                raise UsedAfterClose("the follower was closed: open another one")
-            return self._reader
+        return self._reader.get()
 
     @property
     def is_attached(self) -> bool:
@@ -274,8 +261,7 @@ class StreamFollower:
 
     def close_reader(self) -> None:
         """Close the reader, as `close` does. Blocks: not for the loop."""
-        if self._reader is not None:
-            self._reader.close()
+        self._reader.close()
 
     def end(self) -> None:
         """Stop following, and close all connections except the reader's."""

@@ -5,7 +5,6 @@ Nothing here runs during a publish. The first wait or `settle` opens connections
 
 import logging
 import math
-import threading
 import time
 import weakref
 from collections import defaultdict
@@ -24,7 +23,6 @@ from relatum.errors import (
     DatabaseUnavailable,
     DataError,
     NotFound,
-    ReadTimeout,
     Transient,
     UsedAfterClose,
 )
@@ -32,10 +30,9 @@ from relatum.headers import BROKERS_OWN, RECEIPT_HEADER, TIME_HEADER
 from relatum.ids import MessageId
 from relatum.metrics import Histogram
 from relatum.outcomes import Outcomes
-from relatum.processes import after_fork
-from relatum.reading import BrokerAddress, Message, StreamReader
+from relatum.reading import BrokerAddress, Message, SharedReader, StreamReader
 from relatum.store.database import AnyDatabase, Database, sql
-from relatum.waiting import LEAST_S, SharedWait, left_s, within
+from relatum.waiting import LEAST_S, SharedWait, within
 
 if TYPE_CHECKING:
     from relatum.publishing._receipt import PlaceSearch
@@ -151,22 +148,15 @@ class Locator:
         self.receipt_s = receipt_s
         self._bound_to: dict[str, tuple[float, frozenset[str]]] = {}
         self._warned: set[tuple[str, str]] = set()
-        self._reader: StreamReader | None = None
-        self._opening = threading.Lock()
+        self._reader = SharedReader(address, timeout_s=CONNECT_S)
         self._is_closed = False
         # Weak, so that a connection dropped without `release` is freed without the garbage collector.
         self.waits: SharedWait[PlaceSearch, bool] = SharedWait(partial(Locator._poll, weakref.proxy(self)), first_s=0)
-        after_fork(self, Locator._renew)
-
-    def _renew(self) -> None:
-        self._opening = threading.Lock()
 
     def close(self) -> None:
         """Close the reader and the database. A search that still runs opens a reader for each look."""
         self._is_closed = True
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
+        self._reader.close()
         self.waits.join()
         if self._database is not None:
             self._database.close()
@@ -246,22 +236,9 @@ class Locator:
                 yield reader
             return
         try:
-            yield self._reader or self._opened()
+            yield self._reader.get()
         except UsedAfterClose as error:
             raise ConnectionLost("the connection was released during the search: search again") from error
-
-    def _opened(self) -> StreamReader:
-        # The first caller may spend all its time on a silent broker. The others wait only for their own time.
-        if not self._opening.acquire(timeout=left_s(CONNECT_S)):
-            raise ReadTimeout("the broker has not answered earlier calls yet")
-        try:
-            reader = self._reader = self._reader or StreamReader.open(self._address, timeout_s=CONNECT_S)
-        finally:
-            self._opening.release()
-        if self._is_closed:
-            # The connection was released while this thread opened the reader: close it here.
-            reader.close()
-        return reader
 
     # --- the table: which streams have the message -----------------------------------------------------------------
 

@@ -39,6 +39,7 @@ from relatum.reading._plan import Result
 from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.reading._reader import StreamReader
 from relatum.reading._scan import RecordBatch
+from relatum.reading._shared_reader import SharedReader
 from relatum.wire.chunk import UnreadableRecord
 from relatum.wire.frames import NodeAddress, StreamPlaces
 
@@ -68,6 +69,7 @@ __all__ = [
     "ReaderStatistics",
     "RecordBatch",
     "Result",
+    "SharedReader",
     "SocketConnection",
     "StreamBounds",
     "StreamPlaces",

@@ -1,0 +1,53 @@
+"""A reader that several threads share, opened when one of them first needs it."""
+
+import threading
+from functools import partial
+from typing import Any
+
+from relatum.errors import ReadTimeout, UsedAfterClose
+from relatum.processes import after_fork
+from relatum.reading._address import AnyBroker
+from relatum.reading._reader import StreamReader
+from relatum.waiting import left_s
+
+
+class SharedReader:
+    """Opens a reader at most once. `options` are those of `StreamReader.open`; its `timeout_s` limits the opening."""
+
+    def __init__(self, broker: AnyBroker, *, timeout_s: float = 10.0, **options: Any) -> None:
+        self._open = partial(StreamReader.open, broker, timeout_s=timeout_s, **options)
+        self._timeout_s = timeout_s
+        self._reader: StreamReader | None = None
+        self._is_closed = False
+        self._renew()
+        after_fork(self, SharedReader._renew)
+
+    def _renew(self) -> None:
+        self._opening = threading.Lock()
+
+    def get(self) -> StreamReader:
+        """Return the reader. Raises the errors of `StreamReader.open`, and `UsedAfterClose` after `close`."""
+        reader = self._reader or self._opened()
+        if self._is_closed:
+            # Also when this thread opened it while another closed: nobody else would.
+            reader.close()
+            raise UsedAfterClose("the reader was closed: open another one")
+        return reader
+
+    def _opened(self) -> StreamReader:
+        if self._is_closed:
+            raise UsedAfterClose("the reader was closed: open another one")
+        # The first caller may spend all its time on a silent broker. The others wait only for their own time.
+        if not self._opening.acquire(timeout=left_s(self._timeout_s)):
+            raise ReadTimeout("the broker has not answered earlier calls yet")
+        try:
+            self._reader = self._reader or self._open()
+            return self._reader
+        finally:
+            self._opening.release()
+
+    def close(self) -> None:
+        """Close the reader, without waiting for one that is being opened: its opener closes it. Idempotent."""
+        self._is_closed = True
+        if self._reader is not None:
+            self._reader.close()
