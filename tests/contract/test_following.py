@@ -378,7 +378,7 @@ def test_the_reader_is_closed_also_if_the_loop_ends_while_all_threads_are_busy(b
         for _ in range(owner.follower._threads.most):
             owner.follower._threads.submit(gate.wait, 60)
         assert owner.loop.run(owner.follower.close) is not None
-        wait_until(lambda: owner.follower._is_closed, what="the end")
+        wait_until(lambda: owner.follower.is_closed, what="the end")
         assert owner.loop.stop(30)
         gate.set()
         wait_until(lambda: reader.statistics().idle == 0, what="a closed reader")

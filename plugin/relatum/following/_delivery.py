@@ -1,14 +1,14 @@
-"""Delivers events to the owner: in order per stream, streams in turn, with bounded bytes."""
+"""A follower's events, and their delivery to the owner: in order per stream, streams in turn, with bounded bytes."""
 
 import asyncio
 import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
-from relatum.following._events import Event, Failed, Hole, Records, Replaced
-from relatum.reading import Message, RecordBatch, UnreadableRecord
+from relatum.reading import Agreement, Message, Position, RecordBatch, StreamBounds, UnreadableRecord
 from relatum.wire.chunk import Chunk, record_at, split, whole_records
 
 if TYPE_CHECKING:
@@ -16,6 +16,78 @@ if TYPE_CHECKING:
     from relatum.following._subscriptions import Subscription
 
 logger = logging.getLogger("relatum.follower")
+
+# --- events: the stream's name, and the number that `follow` returned -------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """The stream is being read, for the first time or again, and is the known one.
+
+    `next_offset`: The next record's offset, or a smaller offset.
+    """
+
+    stream: str
+    following: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Consecutive records that were not delivered before. `held` is only for `StreamFollower.done`."""
+
+    stream: str
+    following: int
+    batch: RecordBatch
+    held: Any = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Retention dropped the records in [from_offset, to_offset) before they were read, as the broker confirmed."""
+
+    stream: str
+    following: int
+    from_offset: int
+    to_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """The stream provably differs from what was read: it lost its end, or was declared again. The last event.
+
+    `found`: `OTHER` if another message has the offset of `known`, `ENDS_BEFORE` if the leader says that the stream ends
+    before it. `bounds`: The stream's bounds, if the follower queried them.
+    """
+
+    stream: str
+    following: int
+    known: Position
+    found: Agreement
+    bounds: StreamBounds | None
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """All records of a node were delivered; once after each `Attached`. The node may lag behind the stream's end."""
+
+    stream: str
+    following: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Reading failed, and is retried. `stream` is None if no stream can be read: no broker, or no login."""
+
+    stream: str | None
+    following: int
+    error: Exception
+
+
+Event = Attached | Records | Hole | Replaced | CaughtUp | Failed
+
+# --- delivery ---------------------------------------------------------------------------------------------------------
 
 RECORD_BYTES: Final = 64
 """Approximate memory overhead of a record, in bytes."""

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from relatum.errors import StreamNotHere, StreamUnavailable
 from relatum.following._connections import SETTLED_S
-from relatum.following._delivery import HeldChunk
-from relatum.following._events import Attached, CaughtUp, Event, Hole, Replaced
+from relatum.following._delivery import Attached, CaughtUp, Event, HeldChunk, Hole, Replaced
 from relatum.following._subscriptions import Ended, Interrupted, Subscription
 from relatum.reading import Agreement, Message, NodeAddress, Position, RecordBatch, StreamBounds, position_of
 from relatum.waiting import Pauses, may_repeat

@@ -20,8 +20,7 @@ from relatum.errors import (
     UsedAfterClose,
 )
 from relatum.following._connections import Connections
-from relatum.following._delivery import Delivery, Gathering
-from relatum.following._events import Event, Failed, Hole, Replaced
+from relatum.following._delivery import Delivery, Event, Failed, Gathering, Hole, Replaced
 from relatum.following._followed import Finding, Followed
 from relatum.metrics import Counter, Gauge, reported
 from relatum.processes import of_one_process

@@ -92,7 +92,7 @@ class Upkeep:
     async def _tend(self) -> float:
         if recorded := self._group.recorded():
             await self._loop.ask(self._tend_table, recorded)
-        return ROUND_S
+        return min(ROUND_S, TURN_S)
 
     def _tend_table(self, recorded: Sequence[Recorded]) -> None:
         """Maintain the table's parts, and delete what is too old. Every recorder does this. See docs/adr/0023."""
