@@ -53,7 +53,7 @@ COMMANDS: Final = {
     "prune": Listed("record", RECORD, "Delete rows of messages that retention has dropped, and of removed keys."),
     "forget": Listed("record", RECORD, "Delete all that was recorded of streams; the streams themselves stay."),
     "status": Listed("status", RECORD, "Show how far each stream is recorded, and what happened to it."),
-    "groups": Listed("groups", ORDER, "List incomplete groups, or all; show one group, or a consumer of groups."),
+    "groups": Listed("groups", ORDER, "List incomplete groups; show one group, or a consumer of groups."),
     "outcome": Listed("status", ORDER, "Show what became of messages that collectors took."),
     "contexts": Listed("contexts", ORDER, "Place serialization contexts, move them between partitions, verify order."),
     "affinity": Listed("affinity", ORDER, "List, show, close and move affinity sets."),
@@ -137,7 +137,6 @@ def _root(
 
 
 def main(obj: Any = None) -> None:
-    """Run the command with the process's arguments, and end the process."""
     guard_stdout()
     try:
         app(prog_name="relatum", obj=obj)

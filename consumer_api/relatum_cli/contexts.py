@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from relatum.contexts import HoldStatus, Move, Progress, SerializationContexts, SerialReport, forget_consumer
+from relatum.contexts import HoldStatus, SerializationContexts, SerialReport, forget_consumer
 from relatum.contexts import consumers as read_consumers
 from relatum.contexts import verify as run_verify
 from relatum.superstreams import describe_super_stream
@@ -166,12 +166,8 @@ def resume(
     `--json` prints one document: the list of the moves as they ended.
     """
     with given.moving(SerializationContexts) as opened:
-
-        def resume_all(progress: Progress) -> list[Move]:
-            wanted = moves or [move.move_id for move in opened.moves()]
-            return [opened.resume(move_id, progress=progress) for move_id in wanted]
-
-        given.show_moves(resume_all)
+        wanted = moves or [move.move_id for move in opened.moves()]
+        given.show_moves(lambda progress: [opened.resume(move_id, progress=progress) for move_id in wanted])
 
 
 @contexts.command()
@@ -183,11 +179,7 @@ def abort(
 ) -> None:
     """Abort moves: their contexts stay where they were. `--json` prints one document, the list of the moves."""
     with given.moving(SerializationContexts) as opened:
-
-        def abort_all(progress: Progress) -> list[Move]:
-            return [opened.abort(move_id, reason=reason, progress=progress) for move_id in moves]
-
-        given.show_moves(abort_all)
+        given.show_moves(lambda progress: [opened.abort(each, reason=reason, progress=progress) for each in moves])
 
 
 # --- partitions and consumers -----------------------------------------------------------------------------

@@ -169,7 +169,6 @@ def _run(servers: Servers, data: Data, checked: int, seed: int, *, quiet: bool) 
 
 
 def _print_published(data: Data, publish_s: float, recorded_s: float) -> None:
-    """Print what was published and recorded."""
     flights, planes, reports = (f"{len(data[name]):,}" for name in (FLIGHTS, PLANES, WEATHER))
     _say(
         "Published",
@@ -180,7 +179,6 @@ def _print_published(data: Data, publish_s: float, recorded_s: float) -> None:
 
 
 def _print_answers(flight: Message, timed: Sequence[Timed]) -> None:
-    """Print the questions about a flight, their answers and both times."""
     row = json.loads(flight.body)
     _say(
         "Asked",
@@ -196,14 +194,12 @@ def _print_answers(flight: Message, timed: Sequence[Timed]) -> None:
 
 
 def _print_checked(asked: int, differences: Sequence[Difference]) -> None:
-    """Print what was checked, and the wrong answers."""
     _say("Checked", f"{asked:,} more answers: {len(differences) or 'no'} differences from what was published.\n")
     if differences:
         print_table(differences[:DIFFERENCES_SHOWN], ("message", "question", "the rows say", "answered", "by"))
 
 
 def _say(label: str, text: str) -> None:
-    """Print a label with some lines beside it."""
     for line in textwrap.wrap(text, 68):
         console.print(Text.assemble((f"{label:12}", "bold"), line))
         label = ""
@@ -212,7 +208,6 @@ def _say(label: str, text: str) -> None:
 
 
 def _describe(message: Message, stream: str) -> str:
-    """Return a message's content in a few words."""
     row: dict[str, Any] = json.loads(message.body)
     if stream == PLANES:
         return f"{row['manufacturer']} {row['model']}"
@@ -222,7 +217,6 @@ def _describe(message: Message, stream: str) -> str:
 
 
 def _milliseconds(seconds: float) -> str:
-    """Return a duration as text."""
     return f"{seconds * 1e3:,.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:,.0f} ms"
 
 

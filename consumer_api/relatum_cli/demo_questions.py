@@ -32,7 +32,6 @@ class Question:
     is_latest: bool
 
     def ask(self, relations: Relations, flight: Message, stream: str) -> Answer:
-        """Return Relatum's answer."""
         if self.is_latest:
             return relations.before(flight, stream, by=self.by)
         return relations.related(flight, to=stream, by=self.by)
@@ -111,7 +110,6 @@ class Asking:
         }
 
     def flight(self, row: Row) -> Message:
-        """Read the message of a row."""
         return self._relations.read(self._servers.stream(FLIGHTS), self._offsets[row.message_id])
 
     def choose(self) -> Row:

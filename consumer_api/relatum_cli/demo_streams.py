@@ -136,7 +136,6 @@ class Servers:
     directory: Path | None = None
 
     def stream(self, name: str) -> str:
-        """Return the full name of one of the demo's streams."""
         return self.prefix + name
 
 

@@ -54,7 +54,6 @@ _CODES: Final[tuple[tuple[type[errors.RelatumError], ExitCode], ...]] = (
 
 
 def exit_code_of(error: errors.RelatumError) -> ExitCode:
-    """Return the exit code for a kind of error."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
 
 

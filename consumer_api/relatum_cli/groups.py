@@ -1,4 +1,4 @@
-"""`relatum groups`: show incomplete groups, all groups, one group, or a group consumer."""
+"""`relatum groups`: show incomplete groups, one group, or a group consumer."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -11,8 +11,8 @@ from relatum_cli.exits import ExitCode
 from relatum_cli.find import open_relations
 from relatum_cli.moments import parse_span
 from relatum_cli.options import CommandOptions, StreamNames, option
-from relatum_cli.show import Cells, lease_text, print_facts, print_json, ranges_text, say, show, with_properties
-from relatum_consumer.groups import Group, GroupConsumerStatus, GroupPage, GroupReport
+from relatum_cli.show import Cells, lease_text, print_facts, print_json, ranges_text, show, with_properties
+from relatum_consumer.groups import Group, GroupConsumerStatus, GroupReport
 
 OLDER_THAN_S: Final = 3600.0
 """The default minimum age of listed groups, in seconds: most groups are complete long before."""
@@ -26,23 +26,17 @@ def groups(
     older_than: float | None = option(None, OLDER_THAN, metavar="SPAN", parser=parse_span),
     group: str | None = option(None, "Show this group instead.", metavar="ID"),
     consumer: str | None = option(None, "Show this consumer instead.", metavar="NAME"),
-    every: bool = option(False, "List all groups that are recorded, the newest first.", "--all"),
-    before: str | None = option(None, "With --all: groups older than this one.", metavar="ID"),
-    limit: int = option(20, "With --all: at most this many.", "--limit", "-n", min=1, max=1_000),
     recorded: bool = option(False, "Use only the index, however much of the streams is not recorded.", "--recorded"),
     given: CommandOptions,
 ) -> None:
-    """List incomplete groups, or all; show one group, or a consumer of groups.
+    """List incomplete groups; show one group, or a consumer of groups.
 
-    Contradictory groups are listed with the incomplete ones. Lists exit with 0, whatever they contain. `--group` exits
-    with 0 (complete), 6 (no message of it exists), 7 (contradictory, or a message was lost) or 8 (incomplete);
-    `--consumer` with 0 or 6 (no such consumer). `--json` prints one document: the list, the page of all groups, the
-    group, or the consumer.
+    Contradictory groups are listed with the incomplete ones. The list exits with 0, whatever it contains. `--group`
+    exits with 0 (complete), 6 (no message of it exists), 7 (contradictory, or a message was lost) or 8 (incomplete);
+    `--consumer` with 0 or 6 (no such consumer). `--json` prints one document: the list, the group, or the consumer.
     """
-    if sum((older_than is not None, group is not None, consumer is not None, every)) > 1:
-        raise typer.BadParameter("--older-than, --group, --consumer and --all show different things: give one of them")
-    if before is not None and not every:
-        raise typer.BadParameter("--before is for --all")
+    if sum((older_than is not None, group is not None, consumer is not None)) > 1:
+        raise typer.BadParameter("--older-than, --group and --consumer show different things: give one of them")
     if consumer is not None and streams:
         raise typer.BadParameter("--consumer shows all streams of the consumer: name none")
     names = streams or None
@@ -51,8 +45,6 @@ def groups(
             _print_consumer(relations.group_consumer_status(consumer), given.as_json)
         elif group is not None:
             _print_group(relations.group(group, streams=names, complete=not recorded), given.as_json)
-        elif every:
-            _print_page(relations._newest_groups(names, before=before, limit=limit), given.as_json)
         else:
             age_s = OLDER_THAN_S if older_than is None else older_than
             found = relations.incomplete_groups(names, older_than=age_s, complete=not recorded)
@@ -70,19 +62,6 @@ _COLUMNS: Final[Cells] = {
     "last seen": "last_seen",
     "in": lambda each: ", ".join(sorted({message.stream for message in each.places})),
 }
-
-
-def _print_page(page: GroupPage, as_json: bool) -> None:
-    if as_json:
-        found = [_report_document(each) for each in page.groups]
-        print_json({"groups": found, "next": page.next, "unrecorded": page.unrecorded})
-        return
-    if page.groups:
-        show(page.groups, _COLUMNS)
-    for each in page.unrecorded:
-        part = f"{each.stream} from {each.start:,} to {each.stop - 1:,}"
-        say(f"{part} is not recorded by the key of groups: relatum backfill {each.stream}")
-    say("No more groups." if page.next is None else f"Older ones: relatum groups --all --before {page.next}")
 
 
 def _report_document(report: GroupReport) -> dict[str, Any]:

@@ -12,15 +12,11 @@ _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "
 
 
 class LogFormat(StrEnum):
-    """The format of log lines."""
-
     TEXT = "text"
     JSON = "json"
 
 
 class LogLevel(StrEnum):
-    """The lowest level that a command logs."""
-
     DEBUG = "debug"
     INFO = "info"
     WARNING = "warning"
@@ -39,7 +35,6 @@ class JsonFormatter(logging.Formatter):
     """Formats a record as one line of JSON: time, level, logger, message, its own fields, and an error's traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         line = {
             "time": _at(record),
             "level": record.levelname.lower(),
@@ -56,7 +51,6 @@ class TextFormatter(logging.Formatter):
     """Formats a record as text: time, level, message, then its own fields as name=value."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, with an error's traceback below."""
         fields = "".join(f" {name}={value}" for name, value in _extra(record).items())
         line = f"{_at(record)} {record.levelname.lower():7} {record.getMessage()}{fields}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line

@@ -26,26 +26,18 @@ def parse_span(text: str) -> float:
     return seconds
 
 
-def parse_moment(text: str) -> datetime:
-    """Return the moment that a text means; if no zone was given, print on stderr how the text was read."""
-    moment, is_assumed = read_moment(text)
-    if is_assumed:
-        note(f"{text.strip()!r} is read as {moment.isoformat()} (UTC, since no zone was given)")
-    return moment
-
-
-def read_moment(text: str, now: datetime | None = None) -> tuple[datetime, bool]:
-    """Return the moment that a text in one of `FORMS` means, and whether it is in UTC only for want of a zone.
+def parse_moment(text: str, now: datetime | None = None) -> datetime:
+    """Return the moment that a text in one of `FORMS` means; if no zone was given, print on stderr how it was read.
 
     A time without a day is the last one that has passed.
     """
     now = datetime.now(UTC) if now is None else now
     text = text.strip()
     if text.lower() == "now":
-        return now, False
+        return now
     try:
         if text.startswith("-"):
-            return now - timedelta(seconds=parse_span(text[1:])), False
+            return now - timedelta(seconds=parse_span(text[1:]))
         if text[2:3] == ":":
             clock = time.fromisoformat(text)
             moment = datetime.combine(now.astimezone(clock.tzinfo or UTC), clock)
@@ -54,4 +46,7 @@ def read_moment(text: str, now: datetime | None = None) -> tuple[datetime, bool]
             moment = datetime.fromisoformat(text)
     except (ValueError, OverflowError):
         raise typer.BadParameter(f"{text!r} is not a time: write {FORMS}") from None
-    return moment.replace(tzinfo=moment.tzinfo or UTC), moment.tzinfo is None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+        note(f"{text!r} is read as {moment.isoformat()} (UTC, since no zone was given)")
+    return moment

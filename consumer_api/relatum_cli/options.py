@@ -118,7 +118,6 @@ class DatabaseOptions:
         return self.database
 
     def engine(self) -> "AbstractContextManager[Engine]":
-        """Open the database's engine for the block."""
         # Imported here, so that a command's help is fast.
         from relatum.store.database import as_engine
 
@@ -176,8 +175,6 @@ class Commands(typer.Typer):
     """A group of commands. A command may take dataclasses of options as parameters."""
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[F], F]:
-        """Register a command as Typer does."""
-
         def register(function: F) -> F:
             super(Commands, self).command(name, **options)(_spread(function))
             return function

@@ -52,12 +52,10 @@ class SuperStreamOptions(Place):
 
 
 def move_document(move: Move) -> dict[str, Any]:
-    """Return a move for JSON."""
     return with_properties(move, "pause_s", "is_attended")
 
 
 def print_moves(moves: Sequence[Move], *, as_json: bool = False, empty: str = "No move is in progress.") -> None:
-    """Print moves."""
     columns: Cells = {
         "move": lambda move: str(move.move_id),
         "contexts": "contexts",

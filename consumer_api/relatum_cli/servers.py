@@ -80,7 +80,6 @@ def migrate(
 
 
 def _warn_of(roles: list[str]) -> None:
-    """Print which roles are missing, and what to do."""
     if roles:
         made = " ".join(f"CREATE ROLE {role} NOLOGIN;" for role in roles)
         typer.echo(

@@ -70,7 +70,6 @@ note = partial(errors.print, soft_wrap=True)
 
 
 def print_error(message: str) -> None:
-    """Print an error message to stderr."""
     note(f"error: {message}", style="red")
 
 
@@ -141,12 +140,10 @@ def print_table(
 
 
 def print_facts(title: str, facts: Iterable[tuple[str, Any]]) -> None:
-    """Print the facts about one thing: its name, and a line for each fact."""
     print_table(facts, title=title)
 
 
 def answer(value: Any, text: str, *, as_json: bool) -> None:
-    """Print the result of a command as JSON or as text."""
     if as_json:
         print_json(value)
     else:
@@ -154,7 +151,6 @@ def answer(value: Any, text: str, *, as_json: bool) -> None:
 
 
 def print_json(value: Any, *, one_line: bool = False) -> None:
-    """Print a value as one JSON document."""
     text = json.dumps(document(value), indent=None if one_line else 2, ensure_ascii=not _is_unicode(sys.stdout))
     print(text, flush=True)
 
@@ -210,7 +206,6 @@ def _printable(text: str) -> str:
 
 
 def moment_text(at: datetime | None) -> str:
-    """Return a moment as text."""
     return "–" if at is None else f"{at:%Y-%m-%d %H:%M:%S %Z}"
 
 

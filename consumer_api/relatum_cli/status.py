@@ -13,7 +13,7 @@ from relatum.recording import status as status_of
 from relatum.store.catalog import check_recorded
 from relatum.store.translation import translated_errors
 from relatum_cli.exits import ExitCode
-from relatum_cli.options import CommandOptions, DatabaseOptions, Json, ServerOptions, argument, option
+from relatum_cli.options import CommandOptions, DatabaseOptions, Json, argument, option
 from relatum_cli.show import (
     lease_text,
     moment_text,
@@ -51,7 +51,11 @@ def status(
             for each in collectors:
                 _print_collector(each)
         return
-    found = _recorded(given, streams or [])
+    broker = given.broker
+    if streams:
+        with given.engine() as engine, translated_errors(), engine.connect() as connection:
+            check_recorded(connection, broker.vhost, streams)
+    found = status_of(broker, given.database_url, streams or None)
     if given.as_json:
         print_json(found)
     elif not found:
@@ -63,16 +67,6 @@ def status(
         # The error comes after all output. A missing stream is a normal status.
         if stream.error is not None and stream.state not in ("missing", "deleted"):
             raise stream.error
-
-
-def _recorded(servers: ServerOptions, names: list[str]) -> list[StreamStatus]:
-    found = status_of(servers.broker, servers.database_url, names or None)
-    if not {name for each in found for name in (each.stream, each.super_stream)}.issuperset(names):
-        with servers.engine() as engine, translated_errors(), engine.connect() as connection:
-            check_recorded(connection, servers.broker.vhost, names)
-        # Recording of the name began after the first query.
-        found = status_of(servers.broker, servers.database_url, names)
-    return found
 
 
 def _title(stream: StreamStatus) -> str:
@@ -170,7 +164,6 @@ _OUTCOME: Final = "collector type stream offset attempts collected_at forwarded_
 
 
 def print_outcome(outcome: Outcome) -> None:
-    """Print one outcome as text."""
     names = () if outcome.collector is None else _OUTCOME.split()
     facts = [(name.replace("_", " "), getattr(outcome, name)) for name in names]
     print_facts(f"{outcome.message_id}: {outcome.status.value}", facts)

@@ -1,7 +1,8 @@
 """`relatum super-stream`: declare, describe and delete super streams, and show where keys go."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 import typer
 
@@ -16,6 +17,24 @@ KEYS = "A partition's binding key, instead of a number. Repeat it in the order o
 
 
 @dataclass(frozen=True)
+class StreamSettings:
+    """The options with which streams are declared."""
+
+    max_length_bytes: int | None = option(None, "How much a stream keeps, on each node.", metavar="BYTES")
+    max_age: str | None = option(None, "How long it keeps messages: seconds, or 15m, 6h, 7d.", metavar="SPAN")
+    segment_bytes_max: int | None = option(None, "How much it drops at a time.", metavar="BYTES")
+    leader_locator: str | None = option(None, "Where leaders are placed: client-local, balanced.")
+    initial_cluster_size: int | None = option(None, "How many nodes have a copy; all by default.")
+
+    def over(self, defaults: StreamOptions) -> StreamOptions:
+        """Return the options that were given, and the defaults for the others."""
+        given: dict[str, Any] = {name: value for name, value in asdict(self).items() if value is not None}
+        if self.max_age is not None:
+            given["max_age"] = timedelta(seconds=parse_span(self.max_age))
+        return replace(defaults, **given)
+
+
+@dataclass(frozen=True)
 class Options(BrokerOptions):
     """The options for a super stream, and its output."""
 
@@ -23,11 +42,9 @@ class Options(BrokerOptions):
     as_json: Json = False
 
     def described(self) -> Layout:
-        """Read the super stream's layout from the broker."""
         return describe_super_stream(self.broker, self.name)
 
     def show(self, layout: Layout) -> None:
-        """Print the partitions."""
         if self.as_json:
             print_json(layout)
         else:
@@ -39,32 +56,17 @@ def declare(
     *,
     partitions: int | None = option(None, "How many partitions; by default one for each binding key, or 3."),
     binding_keys: list[str] | None = option(None, KEYS, "--binding-key", metavar="KEY"),
-    max_length_bytes: int | None = option(None, "How much a stream keeps, at least.", metavar="BYTES"),
-    max_age: str | None = option(None, "How long it keeps them, at least: seconds, or 15m, 6h, 7d.", metavar="SPAN"),
-    segment_bytes_max: int | None = option(None, "The size of a segment.", metavar="BYTES"),
-    leader_locator: str | None = option(None, "Where leaders are placed: client-local, balanced."),
-    initial_cluster_size: int | None = option(None, "How many nodes have a copy of a stream."),
+    settings: StreamSettings,
     given: Options,
 ) -> None:
     """Declare a super stream; an existing one with these options is kept.
 
     `--json` prints one document: super_stream, partitions (each with place, stream, binding_key).
     """
-    options = StreamOptions(
-        max_length_bytes=max_length_bytes,
-        max_age=None if max_age is None else timedelta(seconds=parse_span(max_age)),
-        segment_bytes_max=segment_bytes_max,
-        leader_locator=leader_locator,
-        initial_cluster_size=initial_cluster_size,
+    options = settings.over(StreamOptions())
+    given.show(
+        declare_super_stream(given.broker, given.name, partitions, binding_keys=binding_keys or None, options=options)
     )
-    layout = declare_super_stream(
-        given.broker,
-        given.name,
-        partitions,
-        binding_keys=binding_keys or None,
-        options=options,
-    )
-    given.show(layout)
 
 
 @super_stream.command()

@@ -1,21 +1,17 @@
 """`relatum tap` and `relatum untap`: copy each message of an exchange into a stream."""
 
-from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Final
 
 import typer
 
-from relatum.checks import size_text
 from relatum.documents import document
-from relatum.superstreams import StreamOptions
 from relatum.superstreams.streams import KEPT
 from relatum.tapping import Tap, defined_taps
 from relatum.tapping import tap as run_tap
 from relatum.tapping import untap as run_untap
-from relatum_cli.moments import parse_span
 from relatum_cli.options import CommandOptions, argument, option
 from relatum_cli.show import Cells, print_json, say, show
+from relatum_cli.super_stream import StreamSettings
 
 _COLUMNS: Final[Cells] = {
     "exchange": "exchange",
@@ -26,37 +22,13 @@ _COLUMNS: Final[Cells] = {
 }
 
 
-@dataclass(frozen=True)
-class TapOptions:
-    """The options of streams that `tap` declares."""
-
-    max_length_bytes: int = option(
-        KEPT.max_length_bytes or 0, "How much a new stream keeps, on each node.", metavar="BYTES", min=1
-    )
-    max_age: str = option("7d", "How long it keeps messages: seconds, or 15m, 6h, 7d.", metavar="SPAN")
-    segment_bytes_max: int = option(KEPT.segment_bytes_max or 0, "How much it drops at a time.", metavar="BYTES", min=1)
-    leader_locator: str | None = option(None, "Where the leader is placed: client-local, balanced.")
-    initial_cluster_size: int | None = option(None, "How many nodes have a copy; all by default.")
-
-    @property
-    def options(self) -> StreamOptions:
-        """The options of the stream."""
-        return StreamOptions(
-            max_length_bytes=self.max_length_bytes,
-            max_age=timedelta(seconds=parse_span(self.max_age)),
-            segment_bytes_max=self.segment_bytes_max,
-            leader_locator=self.leader_locator,
-            initial_cluster_size=self.initial_cluster_size,
-        )
-
-
 def tap(
     *,
     exchanges: list[str] | None = argument("Existing exchanges.", "EXCHANGE…", default=None),
     stream: str | None = option(None, "The stream for all of them; tap.EXCHANGE for each by default.", metavar="NAME"),
     binding_keys: list[str] | None = option(None, "What to copy; all by default.", "--binding-key", metavar="KEY"),
     show_list: bool = option(False, "Show the taps, and change nothing.", "--list"),
-    kept: TapOptions,
+    settings: StreamSettings,
     given: CommandOptions,
 ) -> None:
     """Copy each message of exchanges into a stream; publishers do not change.
@@ -75,7 +47,7 @@ def tap(
             exchanges,
             stream=stream,
             binding_keys=binding_keys or (),
-            options=kept.options,
+            options=settings.over(KEPT),
         )
     else:
         raise typer.BadParameter("give an EXCHANGE, or --list")
@@ -88,8 +60,7 @@ def tap(
             "This user may not read an exchange's type. No key binds all messages of a direct exchange: only those "
             "with a --binding-key are copied."
         )
-    limits = f"{size_text(kept.max_length_bytes)} and {kept.max_age}"
-    say(f"A new stream keeps at most {limits} on each node: --max-length-bytes, --max-age.")
+    say("A new stream keeps at most 5 GB and 7 days on each node, or what --max-length-bytes and --max-age say.")
     say(f"Record it: relatum record {' '.join(dict.fromkeys(each.stream for each in taps))}")
 
 

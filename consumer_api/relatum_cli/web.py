@@ -31,7 +31,6 @@ class DisplayOptions:
     show_bodies: bool = option(False, "Show bodies of messages with a masked value, too.", "--show-bodies")
 
     def options(self, servers: ServerOptions, **others: Any) -> WebOptions:
-        """Return the options of the page."""
         return WebOptions(
             servers.broker,
             servers.database_url,

@@ -60,7 +60,8 @@ def read_record(raw: bytes, chunk_ms: int | None) -> Row:
         return _read_usual(raw, chunk_ms)
     except _UNUSUAL:
         message = Message.from_record("", 0, raw, chunk_ms)
-        return message.time_us, message.body, *_headers_and_properties(message)
+        headers, properties = _headers_and_properties(message)
+        return message.time_us, message.body, headers, properties
 
 
 def _read_usual(raw: bytes, chunk_ms: int | None) -> Row:

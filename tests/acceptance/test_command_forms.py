@@ -46,7 +46,6 @@ around 1970-01-01T00:00:02
 trace STREAM 0
 trace cause a
 groups --older-than 0
-groups --all
 groups --group WHOLE
 groups --group LACKING
 groups --consumer CONSUMER

@@ -46,18 +46,6 @@ def test_incomplete_groups_are_listed(relatum: Relatum, stream: str) -> None:
     assert relatum.json("groups", "--older-than", "0", "--recorded") == every
 
 
-def test_all_groups_are_listed(relatum: Relatum, stream: str) -> None:
-    """All groups are listed page by page, the newest first."""
-    page = relatum.json("groups", "--all", "--limit", "3")
-    assert [each["group_id"] for each in page["groups"]] == [group_id(n) for n in (SECOND, UNSOUND, LACKING)]
-    assert [each["is_complete"] for each in page["groups"]] == [True, True, False]
-    rest = relatum.json("groups", "--all", "--before", page["next"])
-    assert ([each["group_id"] for each in rest["groups"]], rest["next"]) == ([group_id(WHOLE)], None)
-    assert f"--before {page['next']}" in relatum.ok("groups", stream, "--all", "-n", "3")
-    assert relatum.run("groups", "--all", "--older-than", "1h").returncode == ExitCode.USAGE
-    assert relatum.run("groups", "--before", page["next"]).returncode == ExitCode.USAGE
-
-
 def test_one_group_is_shown(relatum: Relatum, stream: str) -> None:
     """A group is shown with its position and messages, and the exit code says whether it is whole."""
     for number, code, words in (

@@ -15,7 +15,7 @@ from relatum.reading import BrokerAddress
 from relatum.store.address import parse_database
 from relatum.store.translation import translated_errors
 from relatum.waiting import Deadline
-from relatum_cli.moments import parse_moment, read_moment
+from relatum_cli.moments import parse_moment
 
 COUNTS: list[Any] = [0, -1, True, 1.0, math.nan, math.inf, "1", None, 2**31, 2**63 - 1, 2**63, 10**5000]
 SECONDS: list[Any] = [-1, -0.001, True, math.nan, math.inf, -math.inf, "1", None, 1e300, 2**63, 10**5000]
@@ -121,7 +121,7 @@ def at(day: int, hour: int = 0, minute: int = 0, second: int = 0) -> datetime:
 )
 def test_a_time_is_read_as_it_is_meant(text: str, meant: datetime) -> None:
     """Dates, times, spans back from now; UTC where no zone is given, as commands show times."""
-    assert read_moment(text, NOW)[0] == meant
+    assert parse_moment(text, NOW) == meant
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_time_is_read_as_it_is_meant(text: str, meant: datetime) -> None:
 def test_what_is_no_time_is_refused_with_the_ways_to_write_one(text: str) -> None:
     """Text that is no time is an error of usage that shows how to write one."""
     with pytest.raises(typer.BadParameter, match=r"12:03|span of time"):
-        read_moment(text, NOW)
+        parse_moment(text, NOW)
 
 
 def test_how_a_time_was_read_is_said_where_something_was_assumed(capsys: pytest.CaptureFixture[str]) -> None:

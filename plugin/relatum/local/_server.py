@@ -123,12 +123,13 @@ class LocalServer(ABC):
             return
         if sys.platform != "linux":
             raise ServerStartFailed("Private servers need Linux; elsewhere use Docker: docker/compose.yaml.")
-        with self._usable_directory(), _locked(self.directory) as lock:
-            self._choose_ports()
-            self._prepare()
-            options = [os.getpid(), int(self._stop_signal), int(self._abandon_signal), self._grace_s, lock]
-            with self.log.open("ab") as output:
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _locked(self.directory) as lock, self.log.open("ab") as output:
                 self._log_start = output.tell()
+                self._choose_ports()
+                self._prepare()
+                options = [os.getpid(), int(self._stop_signal), int(self._abandon_signal), self._grace_s, lock]
                 self._supervisor = subprocess.Popen(
                     [sys.executable, "-I", "-S", _supervisor.__file__, *map(str, options), *self._command()],
                     stdin=subprocess.DEVNULL,
@@ -139,17 +140,6 @@ class LocalServer(ABC):
                     pass_fds=[lock],
                     start_new_session=True,  # Ctrl-C at a terminal is for the parent, which then stops the server
                 )
-
-    @contextmanager
-    def _usable_directory(self) -> Iterator[None]:
-        """Create the directory, and translate system errors of the body.
-
-        Raises:
-            ServerStartFailed: The directory cannot be created, or not be written to.
-        """
-        try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            yield
         except OSError as error:
             at = f" at {error.filename}" if error.filename and str(error.filename) != str(self.directory) else ""
             why = f"{error.strerror or error}{at}"
@@ -261,18 +251,16 @@ def _locked(directory: Path) -> Iterator[int]:
     descriptor = os.open(directory / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         limit = time.monotonic() + LOCK_WAIT_S
-        while not _try_lock(descriptor):
-            if time.monotonic() > limit:
-                raise ServerStartFailed(f"Another server runs in {directory}. Stop it, or choose another directory.")
-            time.sleep(0.05)
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > limit:
+                    raise ServerStartFailed(
+                        f"Another server runs in {directory}. Stop it, or choose another directory."
+                    ) from None
+                time.sleep(0.05)
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -7,7 +7,6 @@ from typing import Self
 from relatum.local._identity import checked_directory
 from relatum.local._postgresql import LocalPostgreSQL
 from relatum.local._rabbitmq import LocalRabbitMQ
-from relatum.processes import of_one_process
 
 
 class LocalServers:
@@ -34,7 +33,6 @@ class LocalServers:
         self.postgresql = LocalPostgreSQL(
             self.directory / "postgresql", durable=durable, start_timeout_s=start_timeout_s
         )
-        of_one_process(self, "private servers")
 
     def __enter__(self) -> Self:
         self.start()
