@@ -4,9 +4,9 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-from relatum.closing import AsyncClosing
 from relatum.processes import of_one_process
 from relatum_consumer.groups._consumer import SharedGroupsStatistics
 from relatum_consumer.groups._group import Group
@@ -33,7 +33,7 @@ class AsyncSharedGroup(Group):
             await asyncio.sleep(rest.seconds)
 
 
-class AsyncSharedGroups(AsyncClosing, AsyncIterator[AsyncSharedGroup]):
+class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
     """The groups of one member of a consumer. Iterate in one task. An asynchronous context manager.
 
     The leases of unacknowledged groups are renewed in the background while this is open, even after the iteration has
@@ -81,4 +81,10 @@ class AsyncSharedGroups(AsyncClosing, AsyncIterator[AsyncSharedGroup]):
         """Release unacknowledged groups: other members can claim them at once. The iteration ends."""
         await self._end(self._shared.close)
 
-    close = aclose
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
