@@ -193,17 +193,10 @@ def docker_compose_file(pytestconfig: pytest.Config) -> str:
 
 
 @pytest.fixture(scope="session")
-def docker_command() -> str:
-    """The command `docker`, without which whoever asks for it fails."""
-    command = shutil.which("docker")
-    if command is None:
+def docker_setup() -> list[str]:
+    """Start the two servers alone, on free ports, and wait until they are healthy; fail without `docker`."""
+    if shutil.which("docker") is None:
         pytest.fail("--docker needs a Docker engine and Compose v2, and there is no command `docker`", pytrace=False)
-    return command
-
-
-@pytest.fixture(scope="session")
-def docker_setup(docker_command: str) -> list[str]:
-    """Start the two servers alone, on free ports, and wait until they are healthy."""
     amqp = free_port((0, STREAM_OFFSET, 1, 2))
     for name, offset in (("AMQP", 0), ("STREAM", STREAM_OFFSET), ("MANAGEMENT", 1), ("POSTGRESQL", 2)):
         os.environ[f"RELATUM_{name}_PORT"] = str(amqp + offset)
@@ -375,17 +368,10 @@ def short_stream(amqp_url: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def place(
-    request: pytest.FixtureRequest,
-    amqp_url: str,
-    stream_url: str,
-    database_url: str,
-    engine: sa.Engine,
-    stream_name: str,
-) -> Place:
+def place(request: Any, broker: Broker, database_url: str, engine: sa.Engine, stream_name: str) -> Place:
     """A broker with a new stream, and a database; recorded by the file's `KEYS`, if it has them."""
     keys = getattr(request.module, "KEYS", ())
-    return Place(amqp_url, stream_url, database_url, engine, stream_name, keys)
+    return Place(broker.url, broker.stream_url or "", database_url, engine, stream_name, keys)
 
 
 @pytest.fixture
@@ -416,9 +402,7 @@ def cluster_version(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def cluster(
-    cluster_version: str, _clusters: dict[str, Cluster], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
+def cluster(cluster_version: str, _clusters: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three nodes, whole when the test begins, and healed when it ends. See `tests.support.cluster`."""
     server = newer_server() if cluster_version == "newer" else None
     if cluster_version not in _clusters:

@@ -74,7 +74,6 @@ def new_database(server_url: str, statement: LiteralString, *names: str) -> Iter
 
 
 def clear(url: str) -> None:
-    """Drop all that a test made in a database, whoever is connected."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"{_ENDS} AND pid <> pg_backend_pid()".encode(), [urlsplit(url).path[1:]])
         connection.execute("DROP SCHEMA IF EXISTS relatum, public CASCADE")

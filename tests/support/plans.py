@@ -37,9 +37,7 @@ _NAMES = ("Relation Name", "Index Name")
 
 
 @contextmanager
-def filled_database(
-    server_url: str, template: str, fill: str, *, then: str = "VACUUM ANALYZE"
-) -> Iterator[psycopg.Connection[Any]]:
+def filled_database(server_url: str, template: str, fill: str, *, then: str = "VACUUM ANALYZE") -> Iterator[Any]:
     """A connection to a new database of the schema, with rows by `fill`, then analysed unless `then` says otherwise."""
     with (
         new_database(server_url, "CREATE DATABASE {} TEMPLATE {}", template) as url,
@@ -53,7 +51,6 @@ def filled_database(
 def plan_of_statement(
     connection: psycopg.Connection[Any], mode: str, statement: Any, parameters: dict[str, Any]
 ) -> dict[str, Any]:
-    """The plan of a statement of SQLAlchemy's, with the parameters that it brings itself."""
     compiled = statement.compile(dialect=dialect.dialect())
     return plan_of(connection, mode, str(compiled), {**compiled.params, **parameters})
 

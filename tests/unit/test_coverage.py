@@ -56,9 +56,7 @@ KEY = 7
 
 
 @given(ranges, ranges, st.integers(0, 60))
-def test_what_is_recorded_and_not_scanned_is_still_to_do(
-    recorded: list[tuple[int, int]], scanned: list[tuple[int, int]], low: int
-) -> None:
+def test_what_is_not_scanned_is_due(recorded: list[tuple[int, int]], scanned: list[tuple[int, int]], low: int) -> None:
     """A stretch holds each offset that is recorded, not scanned and not before the start, and no other."""
     rows = [row(*ends, (KEY,), number=number) for number, ends in enumerate(recorded)]
     found = unscanned_ranges(rows, scanned, KEY, low)

@@ -1,10 +1,10 @@
 """What README and docs show in Python can be run as it stands there: it compiles, and every name is introduced."""
 
-import ast
 import builtins
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from symtable import Symbol, SymbolTable, symtable
 
 import pytest
 
@@ -38,20 +38,10 @@ def blocks(page: Path) -> Iterator[tuple[int, str]]:
         yield text.count("\n", 0, found.start()) + 2, found[1]
 
 
-def introduced(tree: ast.AST) -> set[str]:
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            names.add(node.id)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.arg):
-            names.add(node.arg)
-        elif isinstance(node, ast.alias):
-            names.add((node.asname or node.name).split(".")[0])
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            names.add(node.name)
-    return names
+def symbols(table: SymbolTable) -> Iterator[Symbol]:
+    yield from table.get_symbols()
+    for inner in table.get_children():
+        yield from symbols(inner)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -59,10 +49,10 @@ def test_blocks_can_be_run(page: Path) -> None:
     """They compile and use no name that is not on the page before; a test runs them, or each says why none does."""
     known = set(dir(builtins))
     for line, block in blocks(page):
-        tree = ast.parse(block)
-        compile(tree, f"{page}:{line}", "exec")
-        known |= introduced(tree)
-        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        compile(block, f"{page}:{line}", "exec")
+        found = list(symbols(symtable(block, f"{page}:{line}", "exec")))
+        known |= {each.get_name() for each in found if each.is_assigned() or each.is_imported() or each.is_parameter()}
+        used = {each.get_name() for each in found if each.is_referenced()}
         assert used <= known, f"{page.name}, line {line}: {sorted(used - known)}"
     test, text = RUN.get(str(page.relative_to(ROOT))), page.read_text()
     assert test is None or page.name in (ROOT / "tests" / test).read_text(), f"{test} does not read {page.name}"

@@ -76,9 +76,7 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], str, list[Any]]] = [
 @pytest.mark.parametrize(
     ("function", "given", "argument", "refused"), CASES, ids=lambda each: getattr(each, "__name__", None)
 )
-def test_wrong_arguments_are_named(
-    function: Callable[..., Any], given: dict[str, Any], argument: str, refused: list[Any]
-) -> None:
+def test_wrong_arguments_are_named(function: Any, given: dict[str, Any], argument: str, refused: list[Any]) -> None:
     """Neither Python's own errors, nor a question to a server."""
     for value in refused:
         with pytest.raises(InvalidInput, match=argument):

