@@ -57,7 +57,6 @@ _ASKED_FOR = {"long": "takes long", "docker": "starts containers"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options that choose Docker, and the long form of tests that have one."""
     parser.addoption("--docker", action="store_true", help="run RabbitMQ and PostgreSQL from docker/compose.yaml")
     parser.addoption("--long", action="store_true", help="run long tests, and the others' many rounds: takes hours")
     parser.addoption("--budget", action="store_true", help="fail where a file takes far too much of a processor")
@@ -76,7 +75,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a process of pytest-xdist the seed."""
     node.workerinput["seed"] = node.config.getoption("--seed")
 
 
@@ -188,7 +186,6 @@ def caplog(caplog: pytest.LogCaptureFixture, earlier: Threads) -> pytest.LogCapt
 
 @pytest.fixture(scope="session")
 def docker_compose_file(pytestconfig: pytest.Config) -> str:
-    """The project's own compose file."""
     return str(pytestconfig.rootpath / "docker" / "compose.yaml")
 
 
@@ -213,7 +210,6 @@ def _directory(factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """The broker of this run."""
     amqp_url = os.environ.get("RELATUM_TEST_AMQP_URL")
     stream_url = os.environ.get("RELATUM_TEST_STREAM_URL")
     if amqp_url:
@@ -247,19 +243,16 @@ def _stream_url(amqp_url: str) -> str:
 
 @pytest.fixture(scope="session")
 def amqp_url(broker: Broker) -> str:
-    """The broker's AMQP URL."""
     return broker.url
 
 
 @pytest.fixture(scope="session")
 def stream_url(broker: Broker) -> str:
-    """The broker's URL of the stream protocol."""
     return broker.stream_url or ""
 
 
 @pytest.fixture(scope="session")
 def broker_version(broker: Broker) -> tuple[int, ...]:
-    """The broker's version, as (3, 10, 8)."""
     return server_version(broker.url)
 
 
@@ -320,7 +313,6 @@ def database_url(_databases: Databases) -> Iterator[str]:
 
 @pytest.fixture
 def engine(database_url: str) -> Iterator[sa.Engine]:
-    """An engine on the test's database."""
     engine = make_engine(database_url)
     yield engine
     engine.dispose()

@@ -244,9 +244,7 @@ def test_an_unroutable_message_comes_back_as_it_was_sent(line: Line) -> None:
 
 @pytest.mark.parametrize("client", CONFIRMING)
 @pytest.mark.parametrize("arrives", [True, False])
-def test_a_half_open_link_is_settled_by_the_stream(
-    broker: Broker, stream_name: str, client: str, arrives: bool
-) -> None:
+def test_half_open_links_are_settled_by_streams(broker: Broker, stream_name: str, client: str, arrives: bool) -> None:
     """The message arrived and its confirm did not: it is found. It never arrived: in the end it is surely nowhere."""
     with Proxy.to(broker.url) as proxy, open_line(client, proxy.url(broker.url), heartbeat_s=2) as line:
         line.intercept(broker=broker)

@@ -173,7 +173,6 @@ class Cluster:
         self._await_places(stream, replicas=int(arguments.get("x_initial_cluster_size", len(NODES))) - 1)
 
     def places(self, stream: str) -> StreamPlaces | None:
-        """Where a stream lies, as the first node knows it that answers; None where none answers."""
         for number in (each for each in NODES if each not in self._frozen and self.nodes[each].running):
             with (
                 suppress(RelatumError),

@@ -35,13 +35,7 @@ class StoreMember:
     """A member of a collector, as of a process of its own, without its threads: the store's methods, called as it."""
 
     def __init__(
-        self,
-        database: Any,
-        name: str = "billing",
-        *,
-        types: Sequence[str] = ("order",),
-        lease_s: float = 60.0,
-        **of: Any,
+        self, database: Any, name: str = "billing", *, types: Sequence[str] = ("order",), lease_s: float = 60, **of: Any
     ) -> None:
         self.store = CollectorStore(name, database, **of)
         self.member = self.store.open(types, lease_s)

@@ -48,9 +48,7 @@ def filled_database(server_url: str, template: str, fill: str, *, then: str = "V
         yield connection
 
 
-def plan_of_statement(
-    connection: psycopg.Connection[Any], mode: str, statement: Any, parameters: dict[str, Any]
-) -> dict[str, Any]:
+def plan_of_statement(connection: Any, mode: str, statement: Any, parameters: dict[str, Any]) -> dict[str, Any]:
     compiled = statement.compile(dialect=dialect.dialect())
     return plan_of(connection, mode, str(compiled), {**compiled.params, **parameters})
 
@@ -60,7 +58,6 @@ def text_of(statement: Any) -> str:
 
 
 def plan_of(connection: psycopg.Connection[Any], mode: str, sql: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """The plan of a prepared statement as it ran, with what it read; what it wrote is rolled back."""
     names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", sql)))
     numbered = re.sub(r"%\((\w+)\)s", lambda found: f"${names.index(found[1]) + 1}", sql)
     values = SQL(", ").join(Literal(parameters[name]) for name in names)

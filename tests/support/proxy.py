@@ -55,7 +55,6 @@ class Proxy:
         return port
 
     def reset(self) -> None:
-        """End all connections at once, without a farewell."""
         with self._lock:
             for one in list(self._peers):
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")

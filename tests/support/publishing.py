@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Self
+from typing import Any, Self
 
 import pika
 
@@ -32,9 +32,7 @@ class Load:
 class StubbornLoad(Load):
     """Publishes `each_s` messages a second whatever happens to the broker; connects again, and repeats no number."""
 
-    def __init__(
-        self, broker_url: str, message_of: Callable[[int], tuple[str, pika.BasicProperties]], *, each_s: int
-    ) -> None:
+    def __init__(self, broker_url: str, message_of: Callable[[int], Any], *, each_s: int) -> None:
         self._url, self._message_of, self._each_s = broker_url, message_of, each_s
         super().__init__()
 

@@ -40,7 +40,6 @@ def sleeping(channel: Any, meanwhile: Callable[[], None]) -> None:
 
 
 def sleeping_task(channel: Any, meanwhile: Callable[[], Awaitable[Any]]) -> None:
-    """As `sleeping`, of aio-pika's channel."""
     get_exchange = channel.get_exchange
 
     async def get_sleeper(*args: Any, **kwargs: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 from itertools import pairwise
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,9 +20,7 @@ def points(spans: list[tuple[int, int]]) -> set[int]:
     return {offset for start, end in spans for offset in range(start, end)}
 
 
-def row(
-    start: int, end: int, keys: tuple[int, ...], *, number: int = 1, time: bool = True, kind: str = "recorded"
-) -> CoverageRow:
+def row(start: int, end: int, keys: Any, *, number: int = 1, time: bool = True, kind: str = "recorded") -> CoverageRow:
     return CoverageRow(number, 1, start, end, keys, time, kind, False, None, None, None, datetime.now(UTC))
 
 

@@ -1,4 +1,4 @@
-"""What commands say on the terminal: exit codes, errors, log lines, questions, tables, names of others, the list."""
+"""What commands say on the terminal: exit codes, errors, log lines, questions, tables, others' names; JSON values."""
 
 import io
 import json
@@ -7,6 +7,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,8 @@ from typer.testing import CliRunner
 
 from relatum import errors
 from relatum.checks import size_text
+from relatum.documents import document
+from relatum.ids import MessageId
 from relatum.keys import SkipReason, described
 from relatum.outcomes import Outcome, OutcomeStatus
 from relatum.reading import Message
@@ -247,3 +252,45 @@ def test_a_value_of_another_type_is_refused_with_one_that_would_do(reason: SkipR
     assert described(reason).startswith(reason.value)
     assert form in described(reason)
     assert described(SkipReason.TOO_LONG) == "too_long"
+
+
+class _Colour(StrEnum):
+    RED = "red"
+
+
+@dataclass(frozen=True)
+class _Part:
+    where: MessageId | None
+    parts: tuple["_Part", ...] = ()
+
+
+VALUES: list[tuple[Any, Any]] = [
+    ("text", "text"),
+    (_Colour.RED, "red"),
+    (None, None),
+    (True, True),
+    (2**63, 2**63),
+    (datetime(2026, 11, 23, 9, 30, tzinfo=UTC), "2026-11-23T09:30:00+00:00"),
+    (b"a\xff", "a\\xff"),
+    ({"b", "a"}, ["a", "b"]),
+    ((0, 7), [0, 7]),
+    ({_Colour.RED: MessageId("orders", 1)}, {"red": {"stream": "orders", "offset": 1}}),
+    (errors.InvalidInput("no"), "no"),
+    (
+        _Part(None, (_Part(MessageId("orders", 1)),)),
+        {"where": None, "parts": [{"where": {"stream": "orders", "offset": 1}, "parts": []}]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("value", "expected"), VALUES)
+def test_values_have_one_form(value: Any, expected: Any) -> None:
+    """Dataclasses and named tuples by their fields, times as ISO 8601, errors as their words; all of it is JSON."""
+    found = document(value)
+    assert found == expected
+    assert json.loads(json.dumps(found)) == expected
+
+
+def test_texts_can_be_changed_wherever_they_are() -> None:
+    """Names, too: whoever shows them may have to show what cannot be seen."""
+    assert document({"a": [_Colour.RED, b"x"]}, str.upper) == {"A": ["RED", "X"]}
