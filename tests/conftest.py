@@ -57,7 +57,6 @@ _ASKED_FOR = {"long": "takes long", "docker": "starts containers"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options that choose Docker, and the long form of tests that have one."""
     parser.addoption("--docker", action="store_true", help="run RabbitMQ and PostgreSQL from docker/compose.yaml")
     parser.addoption("--long", action="store_true", help="run long tests, and the others' many rounds: takes hours")
     parser.addoption("--budget", action="store_true", help="fail where a file takes far too much of a processor")
@@ -76,7 +75,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a process of pytest-xdist the seed."""
     node.workerinput["seed"] = node.config.getoption("--seed")
 
 
@@ -188,22 +186,14 @@ def caplog(caplog: pytest.LogCaptureFixture, earlier: Threads) -> pytest.LogCapt
 
 @pytest.fixture(scope="session")
 def docker_compose_file(pytestconfig: pytest.Config) -> str:
-    """The project's own compose file."""
     return str(pytestconfig.rootpath / "docker" / "compose.yaml")
 
 
 @pytest.fixture(scope="session")
-def docker_command() -> str:
-    """The command `docker`, without which whoever asks for it fails."""
-    command = shutil.which("docker")
-    if command is None:
+def docker_setup() -> list[str]:
+    """Start the two servers alone, on free ports, and wait until they are healthy; fail without `docker`."""
+    if shutil.which("docker") is None:
         pytest.fail("--docker needs a Docker engine and Compose v2, and there is no command `docker`", pytrace=False)
-    return command
-
-
-@pytest.fixture(scope="session")
-def docker_setup(docker_command: str) -> list[str]:
-    """Start the two servers alone, on free ports, and wait until they are healthy."""
     amqp = free_port((0, STREAM_OFFSET, 1, 2))
     for name, offset in (("AMQP", 0), ("STREAM", STREAM_OFFSET), ("MANAGEMENT", 1), ("POSTGRESQL", 2)):
         os.environ[f"RELATUM_{name}_PORT"] = str(amqp + offset)
@@ -220,7 +210,6 @@ def _directory(factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """The broker of this run."""
     amqp_url = os.environ.get("RELATUM_TEST_AMQP_URL")
     stream_url = os.environ.get("RELATUM_TEST_STREAM_URL")
     if amqp_url:
@@ -254,19 +243,16 @@ def _stream_url(amqp_url: str) -> str:
 
 @pytest.fixture(scope="session")
 def amqp_url(broker: Broker) -> str:
-    """The broker's AMQP URL."""
     return broker.url
 
 
 @pytest.fixture(scope="session")
 def stream_url(broker: Broker) -> str:
-    """The broker's URL of the stream protocol."""
     return broker.stream_url or ""
 
 
 @pytest.fixture(scope="session")
 def broker_version(broker: Broker) -> tuple[int, ...]:
-    """The broker's version, as (3, 10, 8)."""
     return server_version(broker.url)
 
 
@@ -327,7 +313,6 @@ def database_url(_databases: Databases) -> Iterator[str]:
 
 @pytest.fixture
 def engine(database_url: str) -> Iterator[sa.Engine]:
-    """An engine on the test's database."""
     engine = make_engine(database_url)
     yield engine
     engine.dispose()
@@ -375,17 +360,10 @@ def short_stream(amqp_url: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def place(
-    request: pytest.FixtureRequest,
-    amqp_url: str,
-    stream_url: str,
-    database_url: str,
-    engine: sa.Engine,
-    stream_name: str,
-) -> Place:
+def place(request: Any, broker: Broker, database_url: str, engine: sa.Engine, stream_name: str) -> Place:
     """A broker with a new stream, and a database; recorded by the file's `KEYS`, if it has them."""
     keys = getattr(request.module, "KEYS", ())
-    return Place(amqp_url, stream_url, database_url, engine, stream_name, keys)
+    return Place(broker.url, broker.stream_url or "", database_url, engine, stream_name, keys)
 
 
 @pytest.fixture
@@ -416,9 +394,7 @@ def cluster_version(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def cluster(
-    cluster_version: str, _clusters: dict[str, Cluster], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
+def cluster(cluster_version: str, _clusters: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three nodes, whole when the test begins, and healed when it ends. See `tests.support.cluster`."""
     server = newer_server() if cluster_version == "newer" else None
     if cluster_version not in _clusters:

@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -33,7 +34,6 @@ def failure_of(message: Collected) -> Failure | None:
 
 
 def book(bulk: Bulk) -> list[Failure | None]:
-    """Write to PostgreSQL, in the transaction that was joined."""
     assert bulk.connection is not None
     results = [failure_of(each) for each in bulk.messages]
     booked = [{"id": each.message_id} for each, result in zip(bulk.messages, results, strict=True) if result is None]
@@ -57,29 +57,22 @@ def note(port: int, bulk: Bulk) -> list[Failure | None]:
     return results
 
 
-def with_threads(port: int, options: dict[str, Any]) -> None:
-    collector = MessageCollector("billing", **options)
-    collector.register_executor("joined", book, ExecutorOptions(joins_transaction=True, **BULKS))
-    collector.register_executor("plain", lambda bulk: note(port, bulk), ExecutorOptions(**BULKS))
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    collector.run(stop)
+def registered(collector: Any, joined: Any, plain: Any) -> Any:
+    collector.register_executor("joined", joined, ExecutorOptions(joins_transaction=True, **BULKS))
+    collector.register_executor("plain", plain, ExecutorOptions(**BULKS))
+    return collector
 
 
 async def with_asyncio(port: int, options: dict[str, Any]) -> None:
-    collector = AsyncMessageCollector("billing", **options)
-
     async def write(bulk: Bulk) -> list[Failure | None]:
         return await asyncio.to_thread(book, bulk)
 
     async def send(bulk: Bulk) -> list[Failure | None]:
         return await asyncio.to_thread(note, port, bulk)
 
-    collector.register_executor("joined", write, ExecutorOptions(joins_transaction=True, **BULKS))
-    collector.register_executor("plain", send, ExecutorOptions(**BULKS))
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await collector.run(stop)
+    await registered(AsyncMessageCollector("billing", **options), write, send).run(stop)
 
 
 def main(face: str, broker: str, stream_url: str, database: str, port: str, *streams: str) -> None:
@@ -88,7 +81,9 @@ def main(face: str, broker: str, stream_url: str, database: str, port: str, *str
     servers = {"broker": Broker(broker, stream_url=stream_url), "database": database}
     options = {**servers, "streams": streams, "lease_s": 1.0}
     if face == "threads":
-        with_threads(int(port), options)
+        stop = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        registered(MessageCollector("billing", **options), book, partial(note, int(port))).run(stop)
     else:
         asyncio.run(with_asyncio(int(port), options))
 

@@ -40,11 +40,8 @@ class Relatum:
 
     @property
     def environment(self) -> dict[str, str]:
-        named = {
-            "RELATUM_BROKER_URL": self.broker_url,
-            "RELATUM_STREAM_URL": self.stream_url,
-            "RELATUM_DATABASE_URL": self.database_url,
-        }
+        urls = zip(("BROKER", "STREAM", "DATABASE"), (self.broker_url, self.stream_url, self.database_url), strict=True)
+        named = {f"RELATUM_{name}_URL": url for name, url in urls}
         return {**os.environ, **JVM_VARIABLES, **named, "COLUMNS": "200", "NO_COLOR": "1"}
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -62,14 +59,8 @@ class Relatum:
     def start(self, *arguments: str, stderr: Path | None = None, stdin: int | None = None) -> "subprocess.Popen[str]":
         """Start it, to be ended by the caller; what it says goes to a file, if one is given."""
         with stderr.open("a") if stderr is not None else nullcontext(subprocess.PIPE) as errors:
-            return subprocess.Popen(
-                [COMMAND, *arguments],
-                env=self.environment,
-                text=True,
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-            )
+            files = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": errors}
+            return subprocess.Popen([COMMAND, *arguments], env=self.environment, text=True, **files)
 
     @contextmanager
     def running(self, *arguments: str, stderr: Path | None = None) -> "Iterator[subprocess.Popen[str]]":
@@ -82,8 +73,6 @@ class Relatum:
             process.communicate(timeout=LIMIT_S)
 
     def await_recorded(self, stream: str) -> dict[str, Any]:
-        """Wait until a stream is recorded to its end; return its status."""
-
         def status() -> dict[str, Any] | None:
             ended = self.run("status", stream, "--json")
             found: dict[str, Any] = json.loads(ended.stdout)[0] if ended.returncode == 0 else {}

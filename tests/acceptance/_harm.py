@@ -63,7 +63,6 @@ class Party:
 
     @contextmanager
     def frozen(self, number: int) -> "Iterator[subprocess.Popen[Any]]":
-        """Suspend one of them (SIGSTOP), wherever it is just now."""
         self.processes[number].send_signal(signal.SIGSTOP)
         try:
             yield self.processes[number]

@@ -54,7 +54,6 @@ class Publisher:
         self._workers: set[int] = set()
 
     def run(self, workers: int) -> None:
-        """Publish until told to end, with so many workers beside."""
         while not self.stop.wait(RETRY_S):
             try:
                 parameters = pika.URLParameters(self._amqp)

@@ -150,7 +150,6 @@ def move(party: Party, stop: threading.Event) -> None:
 
 
 def finish_one(contexts: Any, chance: random.Random) -> None:
-    """Go on with a move that nobody goes on with, or take it back."""
     left = [move for move in contexts.moves() if not move.is_attended]
     if left:
         move = chance.choice(left)

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from tests.acceptance._stream_log import Record
 
+Partitions = Mapping[str, Sequence[Record]]
+
 
 class Sent(NamedTuple):
     """What a publisher wrote down of a message: when it began to publish it, and when it was told that it is there."""
@@ -52,7 +54,7 @@ def sent_by(ledger: Path) -> dict[str, Sent]:
     return sent
 
 
-def valid_messages(partitions: Mapping[str, Sequence[Record]], header: str) -> dict[str, list[Valid]]:
+def valid_messages(partitions: Partitions) -> dict[str, list[Valid]]:
     """A context's messages that no fence or marker before them outdates, in order; adoptions count for theirs."""
     found: defaultdict[str, list[Valid]] = defaultdict(list)
     at = {(stream, record.offset): record for stream, records in partitions.items() for record in records}
@@ -68,8 +70,8 @@ def valid_messages(partitions: Mapping[str, Sequence[Record]], header: str) -> d
             if kind == "adoption":
                 facts = json.loads(record.body)
                 context, epoch, lies = facts["context"], facts["epoch"], (facts["stream"], facts["offset"])
-            elif header in record.headers:
-                context, lies = record.headers[header], (stream, record.offset)
+            elif "serialization_context" in record.headers:
+                context, lies = record.headers["serialization_context"], (stream, record.offset)
                 epoch = int(record.headers["relatum_placed"].split("-")[0])
             else:
                 continue
@@ -80,18 +82,12 @@ def valid_messages(partitions: Mapping[str, Sequence[Record]], header: str) -> d
     return found
 
 
-def faults(
-    partitions: Mapping[str, Sequence[Record]],
-    sent: Mapping[str, Sent],
-    consumed: Sequence[Consumed],
-    *,
-    header: str = "serialization_context",
-) -> list[str]:
+def faults(partitions: Partitions, sent: Mapping[str, Sent], consumed: Sequence[Consumed]) -> list[str]:
     """Return everything that should not be; `sent` is by the message's name, `<publisher>/<number>`."""
     orders: defaultdict[str, list[str]] = defaultdict(list)
     for row in consumed:
         orders[row.context].append(row.name)
-    valid = {context: [each.name for each in rows] for context, rows in valid_messages(partitions, header).items()}
+    valid = {context: [each.name for each in rows] for context, rows in valid_messages(partitions).items()}
     return [
         *_lost_or_doubled(partitions, sent, Counter(row.name for row in consumed)),
         *(f"{context}: consumed in another order than the partitions say"
@@ -101,9 +97,7 @@ def faults(
     ]  # fmt: skip
 
 
-def _lost_or_doubled(
-    partitions: Mapping[str, Sequence[Record]], sent: Mapping[str, Sent], consumed: Counter[str]
-) -> Iterator[str]:
+def _lost_or_doubled(partitions: Partitions, sent: Mapping[str, Sent], consumed: Counter[str]) -> Iterator[str]:
     yield from (f"{name}: told and not consumed" for name, each in sent.items() if each.told and not consumed[name])
     yield from (f"{name}: consumed {times} times" for name, times in consumed.items() if times > 1)
     yield from (f"{name}: consumed and never sent" for name in consumed if name not in sent)

@@ -33,8 +33,6 @@ def numbers(frame: DataFrame) -> list[Any]:
 
 
 def whereabouts(spark: SparkSession) -> list[Any]:
-    """Which interpreter the tasks run in, and where Relatum and a dependency of it come from."""
-
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import psycopg
 

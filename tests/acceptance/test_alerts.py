@@ -89,9 +89,7 @@ def relatum(private_servers: LocalServers) -> Relatum:
     return Relatum(private_servers.broker_url, private_servers.stream_url, private_servers.database_url)
 
 
-def test_each_documented_alert_fires_when_what_it_is_about_is_away(
-    private_servers: LocalServers, relatum: Relatum, tmp_path: Path
-) -> None:
+def test_documented_alerts_fire_in_outages(private_servers: LocalServers, relatum: Relatum, tmp_path: Path) -> None:
     """An alert fires in its outage, also of a recorder that was started in it, and ends with it; nothing else fires."""
     database, broker = private_servers.postgresql, private_servers.rabbitmq
     assert fires(documented_alerts()["RelatumGone"], ""), "no recorder at all"

@@ -50,7 +50,6 @@ main()
 
 
 def command(*arguments: str, first: str = "") -> list[str]:
-    """The command as a list of words, after some lines of Python."""
     return [sys.executable, "-c", BEGIN + first + RUN.format(arguments=arguments)]
 
 
@@ -190,9 +189,7 @@ def test_a_terminal_without_utf8_is_written_to_all_the_same(as_json: bool) -> No
         ("tap EXCHANGE --stream tap.EXCHANGE", "taps", "tap --list"),
     ],
 )
-def test_a_command_that_is_killed_and_run_again_leaves_what_one_run_leaves(
-    relatum: Relatum, arguments: str, table: str, listed: str
-) -> None:
+def test_a_killed_command_can_be_run_again(relatum: Relatum, arguments: str, table: str, listed: str) -> None:
     """Killed while it writes, then run twice: it ends well, says the same, and nothing is there twice."""
     exchange = unique_name("orders")
     words = arguments.replace("EXCHANGE", exchange).split()
@@ -212,7 +209,6 @@ def test_a_command_that_is_killed_and_run_again_leaves_what_one_run_leaves(
 
 
 def killed_while_it_writes(relatum: Relatum, words: list[str], table: str) -> None:
-    """Kill a command that waits for a table which another has locked."""
     url = relatum.database_url
     with psycopg.connect(url) as held, psycopg.connect(url, autocommit=True) as watching:
         held.execute(f"LOCK TABLE relatum.{table} IN ACCESS EXCLUSIVE MODE")
@@ -253,9 +249,7 @@ def test_a_name_that_matches_nothing_ends_with_its_code(relatum: Relatum, record
         assert f" (did you mean {recorded!r}?)" in ended.stderr
 
 
-def test_all_that_is_recorded_is_compared_where_no_stream_is_named(
-    relatum: Relatum, recorded: str, empty_database_url: str
-) -> None:
+def test_verify_without_a_name_takes_all(relatum: Relatum, recorded: str, empty_database_url: str) -> None:
     """`relatum verify` takes every recorded stream, and where none is, says that there is nothing to compare."""
     report = relatum.json("verify")
     assert (report["ok"], [each["stream"] for each in report["streams"]]) == (True, [recorded])

@@ -28,7 +28,6 @@ COUNTED = sa.text("SELECT stream, count(*) FROM relatum.relations GROUP BY strea
 
 @pytest.fixture
 def relatum(docker_services: Services, docker_ip: str) -> Relatum:
-    """The command on the file's own servers, with their database."""
     amqp, stream = (docker_services.port_for("rabbitmq", port) for port in (5672, 5552))
     at = f"relatum:{DOCKER_PASSWORD}@{docker_ip}"
     database = f"postgresql://{at}:{docker_services.port_for('postgresql', 5432)}/relatum"
@@ -43,7 +42,6 @@ def compose(
     docker_compose_project_name: str,
     tmp_path: Path,
 ) -> Iterator[Callable[[str], str]]:
-    """Runs a command of Compose for the profile, whose image is built for the test."""
     image, images = unique_name("relatum-profile"), tmp_path / "images.yaml"
     images.write_text(IMAGES.format(name=image))
     files = [docker_compose_file, str(images)]
@@ -55,9 +53,7 @@ def compose(
         execute(f"docker image rm {image}", success_codes=(0, 1))
 
 
-def test_the_recorder_of_the_profile_records(
-    compose: Callable[[str], str], relatum: Relatum, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_recorder_records(compose: Callable[[str], str], relatum: Relatum, monkeypatch: pytest.MonkeyPatch) -> None:
     """It migrates, records what lookups find, tells its metrics to the host, is not root, and ends in order."""
     streams, port = (unique_name("orders"), unique_name("parcels")), free_port((0,))
     monkeypatch.setenv("RELATUM_STREAMS", " ".join(streams))

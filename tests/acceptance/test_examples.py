@@ -67,7 +67,6 @@ PRINTED: dict[str, list[str]] = {
 
 
 def example(name: str) -> str:
-    """The block that README or docs mark by that name."""
     blocks = (re.search(rf"<!-- example:{name} -->\n```\w*\n(.*?)```", each.read_text(), re.S) for each in DOCUMENTS)
     return next(found[1] for found in blocks if found)
 
@@ -148,9 +147,7 @@ def test_the_first_look_of_a_new_user_is_answered_as_shown(
     assert ended.stderr.split() == example("first-look").split()
 
 
-def test_an_existing_service_gets_an_answer_as_shown(
-    environment: dict[str, str], relatum: Relatum, amqp_url: str
-) -> None:
+def test_an_existing_service_is_answered_as_shown(environment: dict[str, str], relatum: Relatum, amqp_url: str) -> None:
     """A plain publisher with correlation ids, the commands shown, and a pika consumer: each reply finds its request."""
     for name in ("requests", "replies"):
         declare_stream(amqp_url, name)

@@ -179,9 +179,7 @@ def assert_told_the_truth(harm: Harm, streams: list[str], ledgers: Path) -> dict
     return dict(Counter(kind for kinds in told.values() for kind in kinds))
 
 
-def test_a_broker_that_lost_its_tail_is_noticed_and_recorded_as_it_is_now(
-    servers: LocalServers, engine: sa.Engine, tmp_path: Path
-) -> None:
+def test_a_broker_that_lost_its_tail_is_recorded_anew(servers: LocalServers, engine: sa.Engine, tmp_path: Path) -> None:
     """A stream that lost its tail in a power loss is recorded anew, and its groups are those that are whole now."""
     url, both = servers.broker_url, (STREAM, GROUPS)
     declare_stream(url, GROUPS)
@@ -225,7 +223,6 @@ def test_a_broker_that_lost_its_tail_is_noticed_and_recorded_as_it_is_now(
 
 
 def bodies_given(servers: LocalServers, *, acknowledge: tuple[int, ...] = ()) -> list[str]:
-    """What a member is given, each group's bodies as one text; it acknowledges some."""
     found = []
     with (
         Relations(servers.broker_url, servers.database_url) as relations,

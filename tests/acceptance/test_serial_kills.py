@@ -100,7 +100,6 @@ class Bed:
         return SerializationContexts(self.super_stream, servers.database_url, broker=broker)
 
     def sleep(self, publishers: Party) -> None:
-        """Stop a publisher wherever it is just now, while all contexts move."""
         with publishers.frozen(self.harm.chance.randrange(COUNTS["publisher"])):
             self._move_all()
 
@@ -129,7 +128,7 @@ def assert_nothing_lost(bed: Bed) -> tuple[int, int]:
     """Wait for the consumers, and compare the three witnesses; gives how many messages and strays there were."""
     servers = bed.harm.servers
     partitions = {stream: list(read_stream(servers.broker_url, stream)) for stream in bed.partitions}
-    count = sum(map(len, valid_messages(partitions, "serialization_context").values()))
+    count = sum(map(len, valid_messages(partitions).values()))
     with suppress(AssertionError):
         wait_until(lambda: bed.count("consumed") >= count, WORKS_S, every_s=0.2)
     sent: dict[str, Sent] = {}

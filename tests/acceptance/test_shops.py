@@ -97,7 +97,6 @@ def test_what_belongs_to_a_task(relatum: Relatum, tmp_path: Path) -> None:
 
 
 def check_trace(relatum: Relatum, shop: Shop, root: str, *, retries: int) -> None:
-    """All messages of an order are found by its first task, with the arrows that Celery's results have."""
     trace = relatum.json("trace", "celery_id", root)
     assert trace["status"] == "found"
     ids = {(each["stream"], each["offset"]): each["headers"]["id"] for each in trace["messages"]}

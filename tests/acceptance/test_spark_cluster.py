@@ -104,9 +104,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
 
 
 @pytest.fixture(scope="module")
-def application(
-    cluster: SparkCluster, pair: Pair, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Application]:
+def application(cluster: SparkCluster, pair: Pair, pytestconfig: Any, tmp_path_factory: Any) -> Iterator[Application]:
     """The application, with all its tasks need shipped to them."""
     directory = tmp_path_factory.mktemp("application")
     process = cluster.submit(

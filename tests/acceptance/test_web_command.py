@@ -19,7 +19,6 @@ ADDRESS = "RELATUM_WEB_URL="
 
 @contextmanager
 def web(relatum: Relatum, *arguments: str, end: signal.Signals = signal.SIGTERM) -> Iterator[tuple[str, list[str]]]:
-    """`relatum web`, until the block ends: its address, and what it had said at its end."""
     said = list[str]()
     with relatum.start("web", "--port", "0", *arguments) as process:
         try:
@@ -34,9 +33,7 @@ def web(relatum: Relatum, *arguments: str, end: signal.Signals = signal.SIGTERM)
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
-def test_it_serves_until_it_is_told_to_stop(
-    relatum: Relatum, amqp_url: str, stream_name: str, end: signal.Signals
-) -> None:
+def test_it_serves_until_it_is_ended(relatum: Relatum, amqp_url: str, stream_name: str, end: signal.Signals) -> None:
     """The command prints its address, answers people and agents there, and ends with 0 and without errors."""
     publish_plain(amqp_url, stream_name, [b"one"])
     with web(relatum, "--mcp", end=end) as (address, said):
@@ -73,9 +70,7 @@ def _ask(process: "subprocess.Popen[str]", **message: object) -> None:
     process.stdin.flush()
 
 
-def test_stdout_has_the_protocol_and_nothing_else(
-    relatum: Relatum, amqp_url: str, stream_name: str, tmp_path: Path
-) -> None:
+def test_stdout_has_the_protocol_alone(relatum: Relatum, amqp_url: str, stream_name: str, tmp_path: Path) -> None:
     """Each line on stdout is an answer, logs go to stderr, and the end of stdin ends the command with 0."""
     publish_plain(amqp_url, stream_name, [b"one"])
     logged = tmp_path / "stderr"

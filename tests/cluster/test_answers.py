@@ -102,14 +102,12 @@ def test_a_lagging_replica_makes_no_reader_wrong(cluster: Cluster, face: str) ->
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_lagging_replica_makes_no_answer_wrong(
-    cluster: Cluster, engine: sa.Engine, database_url: str, face: str
-) -> None:
+def test_a_lagging_replica_makes_no_answer_wrong(cluster: Cluster, engine: sa.Engine, face: str) -> None:
     """All that is recorded is found, by key and by time; what is not is not absent, and found where all is read."""
     stream = unique_name()
     cluster.declare(stream, leader=1)
     publish_plain(cluster.amqp_url(1), stream, [order("a", 1_000_000)])
-    with open_relations(face, cluster.amqp_url(2), database_url) as relations:
+    with open_relations(face, cluster.amqp_url(2), engine.url) as relations:
         wait_until(lambda: relations.read(stream, 0).offset == 0, what="the replica's first message")
         cluster.lag(2)
         publish_plain(cluster.amqp_url(1), stream, [order("b", 2_000_000), order("a", 3_000_000)])
@@ -150,15 +148,13 @@ def ended(ask: Callable[[], Answer]) -> str:
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_what_is_confirmed_is_there_while_more_is_published(
-    cluster: Cluster, engine: sa.Engine, database_url: str, face: str, is_long: bool
-) -> None:
+def test_what_is_confirmed_is_at_each_node(cluster: Cluster, engine: sa.Engine, face: str, is_long: bool) -> None:
     """Through any node a stream is proven empty at first and ends at no earlier message than one confirmed."""
     stream, seen = unique_name(), Counter[str]()
     cluster.declare(stream, leader=1)
     with ExitStack() as stack:
         readers = [stack.enter_context(open_face(face, cluster.stream_url(node))) for node in NODES]
-        asked = [stack.enter_context(open_relations(face, cluster.amqp_url(node), database_url)) for node in NODES]
+        asked = [stack.enter_context(open_relations(face, cluster.amqp_url(node), engine.url)) for node in NODES]
         for reader in readers:
             assert (reader.bounds(stream), reader.bounds(stream).is_proven) == ((None, None), True)
         stack.enter_context(recording(cluster.amqp_url(1), engine, stream, keys=["order_id"]))
@@ -209,9 +205,7 @@ def test_a_leader_that_moves_or_stands_still(cluster: Cluster) -> None:
         assert (reader.bounds(stream), reader.bounds(stream).is_proven) == ((0, 1), True)
 
 
-def test_faults_under_questions_make_no_answer_wrong(
-    cluster: Cluster, engine: sa.Engine, harm_s: float, chance: random.Random
-) -> None:
+def test_faults_make_no_answer_wrong(cluster: Cluster, engine: sa.Engine, harm_s: float, chance: random.Random) -> None:
     """While nodes fail or lag, answers are right or to be repeated, and a recorder writes each message once."""
     recorded, written = unique_name(), unique_name()
     for stream in (recorded, written):
@@ -248,7 +242,6 @@ def test_faults_under_questions_make_no_answer_wrong(
         return True
 
     def harm(node: int, ask: Callable[[], Any]) -> None:
-        """Do something to a node, ask meanwhile, and put it right."""
         fault = chance.choice(("kill", "freeze", "lag")) if faults else "kill"
         print(time.strftime("%H:%M:%S"), fault, node)
         faults[fault] += 1

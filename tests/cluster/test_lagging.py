@@ -18,20 +18,13 @@ from relatum.contexts._entries import Fence, Placed
 from relatum.contexts._placement_cache import Sent
 from relatum.headers import CONTEXT_HEADER
 from relatum.ids import fingerprint
-from relatum.reading import (
-    Agreement,
-    BrokerAddress,
-    BrokerIdentity,
-    Position,
-    StreamReader,
-    agreement,
-    claimed_identity,
-)
+from relatum.reading import Agreement, BrokerAddress, Position, StreamReader, agreement, claimed_identity
 from relatum.recording import StreamStatus, status
 from relatum.superstreams import Layout
-from tests.support import broker_connection, publish_plain, recording, rows_of, unique_name, wait_until
+from tests.support import publish_plain, recording, rows_of, unique_name, wait_until
 from tests.support.cluster import Cluster, on_each_cluster
 from tests.support.collectors import COLLECTOR_FACES, collectors_of, is_attached
+from tests.support.routing import confirming
 from tests.support.serial_consuming import SESSION, SerialBed, consume
 
 MESSAGES = 100
@@ -46,12 +39,7 @@ def face(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
 @on_each_cluster
 @pytest.mark.parametrize("joins", [False, True])
 def test_a_replica_that_lags_is_no_other_stream(
-    cluster: Cluster,
-    database_url: str,
-    engine: sa.Engine,
-    face: Callable[..., Any],
-    joins: bool,
-    caplog: pytest.LogCaptureFixture,
+    cluster: Cluster, engine: sa.Engine, face: Any, joins: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A member that starts beside a lagging replica goes on where the collector was: each message is consumed once."""
     stream = unique_name()
@@ -63,7 +51,7 @@ def test_a_replica_that_lags_is_no_other_stream(
         consumed.update(each.message.body for each in bulk.messages)
 
     def collector(node: int) -> Any:
-        made = face(name="billing", database=database_url, broker=cluster.amqp_url(node), streams=[stream])
+        made = face(name="billing", database=engine.url, broker=cluster.amqp_url(node), streams=[stream])
         made.register_executor("order", execute, ExecutorOptions(max_age_s=0.05, joins_transaction=joins))
         return made
 
@@ -171,7 +159,7 @@ def test_a_broker_of_three_nodes_has_one_id(cluster: Cluster) -> None:
     """Recorders that come first at different nodes at once agree, and each node says the same."""
     addresses = [broker_at(cluster, node) for node in (1, 2, 3)]
 
-    def claimed(broker: Broker) -> BrokerIdentity:
+    def claimed(broker: Broker) -> Any:
         with StreamReader.open(broker) as reader:
             return claimed_identity(reader)
 
@@ -186,12 +174,9 @@ def test_a_broker_of_three_nodes_has_one_id(cluster: Cluster) -> None:
 
 @pytest.fixture
 def bed(cluster: Cluster, engine: sa.Engine) -> Iterator[SerialBed]:
-    """A super stream of one partition that the first node leads."""
     name = unique_name()
     cluster.declare(f"{name}-0", leader=1)
-    with broker_connection(cluster.amqp_url(1)) as connection:
-        channel = connection.channel()
-        channel.confirm_delivery()
+    with confirming(cluster.amqp_url(1)) as channel:
         yield SerialBed(cluster.amqp_url(1), engine, Layout.of(name, [(f"{name}-0", "0")]), channel)
 
 

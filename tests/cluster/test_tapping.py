@@ -10,6 +10,7 @@ from relatum.superstreams import StreamOptions
 from relatum.tapping import tap
 from tests.support import LIMIT_S, broker_connection, unique_name, wait_until
 from tests.support.cluster import Cluster, on_each_cluster
+from tests.support.routing import confirming
 
 
 def _publish(amqp_url: str, exchange: str, body: bytes) -> None:
@@ -17,9 +18,7 @@ def _publish(amqp_url: str, exchange: str, body: bytes) -> None:
     end = time.monotonic() + LIMIT_S
     while True:
         try:
-            with broker_connection(amqp_url) as connection:
-                channel = connection.channel()
-                channel.confirm_delivery()
+            with confirming(amqp_url) as channel:
                 channel.basic_publish(exchange, "a", body, pika.BasicProperties(delivery_mode=2))
                 return
         except ConnectionClosedByBroker:

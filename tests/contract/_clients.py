@@ -3,11 +3,14 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import aio_pika
-import aiormq
 import pika
+from aio_pika import exceptions as of_aio
+from aiormq.exceptions import ChannelClosed
+from pika import exceptions as theirs
 from pika.adapters.blocking_connection import BlockingConnection
 
 import relatum
@@ -31,12 +34,7 @@ class Errors(NamedTuple):
 class _Pika:
     """A connection of pika, not intercepted yet; what is called is called on its thread."""
 
-    errors = Errors(
-        pika.exceptions.UnroutableError,
-        pika.exceptions.NackError,
-        pika.exceptions.ChannelClosedByBroker,
-        pika.exceptions.AMQPConnectionError,
-    )
+    errors = Errors(theirs.UnroutableError, theirs.NackError, theirs.ChannelClosedByBroker, theirs.AMQPConnectionError)
     short_strings: ClassVar = (
         *("content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id", "type"),
         *("user_id", "app_id", "cluster_id"),
@@ -77,12 +75,7 @@ class _Pika:
 
 
 class _AioPika:
-    errors = Errors(
-        aio_pika.exceptions.PublishError,
-        aio_pika.exceptions.DeliveryError,
-        aiormq.exceptions.ChannelClosed,
-        aio_pika.exceptions.AMQPConnectionError,
-    )
+    errors = Errors(of_aio.PublishError, of_aio.DeliveryError, ChannelClosed, of_aio.AMQPConnectionError)
     short_strings: ClassVar = tuple(name for name in _Pika.short_strings if name not in ("expiration", "cluster_id"))
 
     def __init__(self, runner: asyncio.Runner, connection: Any) -> None:
@@ -126,10 +119,10 @@ class _AioPika:
 Line: TypeAlias = _Pika | _AioPika
 
 
+@dataclass(frozen=True)
 class Queue:
-    def __init__(self, channel: Any, name: str) -> None:
-        self.channel = channel
-        self.name = name
+    channel: Any
+    name: str
 
     def get(self) -> tuple[pika.BasicProperties, bytes]:
         """The next message. One that went out without a confirm may still be on its way."""

@@ -9,56 +9,50 @@ from typing import Any
 from relatum import MessageId
 from relatum.reading import AsyncStreamReader, Message, StreamReader
 from tests.support._waiting import result_of
+from tests.support.relations import OnLoop
 
 FACES = ("blocking", "asyncio")
 
 
-class Face:
+class Face(OnLoop):
     """A `StreamReader`, or an `AsyncStreamReader` in a loop of its own; other methods are the reader's own."""
 
     def __init__(self, name: str, reader: Any, runner: asyncio.Runner) -> None:
+        super().__init__(runner, reader)
         self.name = name
-        self._reader = reader
-        self._runner = runner
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._reader, name)
-        return lambda *args, **options: result_of(self._runner, method(*args, **options))
-
-    def _listed(self, source: Any, take: int | None, each: Callable[[Any], object] | None = None) -> list[Any]:
+    def _listed(self, source: Any, take: int | None, each: Callable[[Any], object] = lambda _: None) -> list[Any]:
         if hasattr(source, "__aiter__"):
             return result_of(self._runner, _collected(source, take, each))  # type: ignore[no-any-return]
+        found = []
         with contextlib.closing(source):
-            return [_seen(item, each) for item in islice(source, take)]
+            for item in islice(source, take):
+                each(item)
+                found.append(item)
+        return found
 
     def read_many(self, ids: Iterable[MessageId], *, take: int | None = None, **options: Any) -> list[Any]:
-        return self._listed(self._reader.read_many(ids, **options), take)
+        return self._listed(self._asked.read_many(ids, **options), take)
 
     def iterate(self, stream: str, start: Any = "first", *, take: int | None = None, **options: Any) -> list[Message]:
-        return self._listed(self._reader.iterate(stream, start, **options), take)
+        return self._listed(self._asked.iterate(stream, start, **options), take)
 
     def follow(self, stream: str, each: Callable[[Message], object], **options: Any) -> None:
-        self._listed(self._reader.iterate(stream, follow=True, **options), None, each)
+        self._listed(self._asked.iterate(stream, follow=True, **options), None, each)
 
     def batches(self, stream: str, start: Any = "first", *, take: int | None = None, **options: Any) -> list[Any]:
-        return self._listed(self._reader.batches(stream, start, **options), take)
+        return self._listed(self._asked.batches(stream, start, **options), take)
 
 
-async def _collected(source: Any, take: int | None, each: Callable[[Any], object] | None) -> list[Any]:
+async def _collected(source: Any, take: int | None, each: Callable[[Any], object]) -> list[Any]:
     found: list[Any] = []
     async with contextlib.aclosing(source) as items:
-        while take is None or len(found) < take:
-            try:
-                found.append(_seen(await anext(items), each))
-            except StopAsyncIteration:
+        async for item in items:
+            each(item)
+            found.append(item)
+            if len(found) == take:
                 break
     return found
-
-
-def _seen(item: Any, each: Callable[[Any], object] | None) -> Any:
-    if each is not None:
-        each(item)
-    return item
 
 
 @contextlib.contextmanager

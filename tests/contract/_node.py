@@ -5,11 +5,24 @@ import socket
 import ssl
 import struct
 import threading
+from collections.abc import Iterator
 from typing import Self
 
 from relatum.wire import frames
 from relatum.wire.frames import Code, Command
 from tests.unit.wire_samples import answered
+
+
+@contextlib.contextmanager
+def deaf() -> Iterator[socket.socket]:
+    """A socket at which nobody is let in any more: the system drops who connects there, who hears nothing."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield listener
 
 
 class Node:

@@ -1,7 +1,6 @@
 """Which servers a reader trusts and reaches: guessed stream ports, other nodes, and what nodes advertise."""
 
 import contextlib
-import socket
 import ssl
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from relatum.local import LocalRabbitMQ
 from relatum.reading import BrokerAddress
 from relatum.wire import frames
 from tests.contract._faces import FACES, open_and_close, open_face, ways
-from tests.contract._node import EmptyNode, SilentLeader, Stranger
+from tests.contract._node import EmptyNode, SilentLeader, Stranger, deaf
 from tests.support import START_S, declare_stream, in_a_try, publish_plain
 from tests.support.ports import STREAM_OFFSET, free_port
 from tests.support.proxy import Proxy
@@ -58,9 +57,7 @@ def login_in(url: str) -> bytes:
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_stranger_on_the_guessed_port_is_told_no_password(
-    face_name: str, answer: str, guessing: tuple[str, int]
-) -> None:
+def test_strangers_on_the_guessed_port_get_no_password(face_name: str, answer: str, guessing: tuple[str, int]) -> None:
     """A server that is another broker, gives no name, or is silent gets no credentials, and is an error."""
     url, port = guessing
     words = "in time" if answer == "silent" else "not the cluster"
@@ -160,13 +157,7 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[tuple[str, int]]:
     if request.param == "unknown":
         yield NOBODY, 5552
         return
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        # Connections that are not accepted: the system drops who comes after them.
-        for _ in range(3):
-            waiting = stack.enter_context(socket.socket())
-            waiting.setblocking(False)
-            waiting.connect_ex(listener.getsockname())
+    with deaf() as listener:
         yield listener.getsockname()
 
 

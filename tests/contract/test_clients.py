@@ -20,7 +20,6 @@ from tests.support.proxy import Proxy
 
 @pytest.fixture(params=CLIENTS)
 def line(request: pytest.FixtureRequest, amqp_url: str) -> Iterator[Line]:
-    """A connection of each client, not intercepted yet."""
     with open_line(request.param, amqp_url) as line:
         yield line
 
@@ -245,11 +244,9 @@ def test_an_unroutable_message_comes_back_as_it_was_sent(line: Line) -> None:
 
 @pytest.mark.parametrize("client", CONFIRMING)
 @pytest.mark.parametrize("arrives", [True, False])
-def test_a_half_open_link_leaves_an_outcome_that_the_stream_settles(
-    amqp_url: str, broker: Broker, stream_name: str, client: str, arrives: bool
-) -> None:
+def test_half_open_links_are_settled_by_streams(broker: Broker, stream_name: str, client: str, arrives: bool) -> None:
     """The message arrived and its confirm did not: it is found. It never arrived: in the end it is surely nowhere."""
-    with Proxy.to(amqp_url) as proxy, open_line(client, proxy.url(amqp_url), heartbeat_s=2) as line:
+    with Proxy.to(broker.url) as proxy, open_line(client, proxy.url(broker.url), heartbeat_s=2) as line:
         line.intercept(broker=broker)
         channel = line.channel()
         line.publish(channel, line.message(b"first"), stream_name)

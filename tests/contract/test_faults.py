@@ -44,10 +44,6 @@ def stream(amqp_url: str, stream_name: str) -> str:
     return stream_name
 
 
-def login_of(url: str) -> str:
-    return urlsplit(url).netloc.rpartition("@")[0]
-
-
 def test_a_frozen_broker_is_a_time_out(face: Face, proxy: Proxy, stream: str) -> None:
     """A read without an answer ends in time, and the reader works again when the broker does."""
     assert until_answered(lambda: face.read(stream, 1)).body == b"1"
@@ -59,9 +55,7 @@ def test_a_frozen_broker_is_a_time_out(face: Face, proxy: Proxy, stream: str) ->
 
 
 @pytest.mark.parametrize("last", [b"", frames.heartbeat()], ids=["at once", "after a heartbeat"])
-def test_a_connection_that_ended_while_idle(
-    face_name: str, stream_url: str, proxy: Proxy, stream: str, last: bytes
-) -> None:
+def test_a_connection_that_ended_idle(face_name: str, stream_url: str, proxy: Proxy, stream: str, last: bytes) -> None:
     """The next question opens another one, unseen by the caller; also where the program stood still meanwhile."""
     with open_face(face_name, proxy.url(stream_url)) as face:
         for offset in range(LAST + 1):
@@ -128,14 +122,13 @@ WRONG: dict[str, tuple[type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("address", WRONG)
-def test_a_wrong_address_is_named(
-    face_name: str, address: str, amqp_url: str, stream_url: str, database_server_url: str
-) -> None:
+def test_a_wrong_address_is_named(face_name: str, address: str, broker: Broker, database_server_url: str) -> None:
     """A wrong address is an error that says what answers there, or that nothing does."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        urls = {"amqp": amqp_url, "streams": stream_url, "database": database_server_url}
+        urls = {"amqp": broker.url, "streams": broker.stream_url, "database": database_server_url}
         places = {name: urlsplit(url).netloc.rpartition("@")[2] for name, url in urls.items()}
-        places |= {"silent": f"127.0.0.1:{silent.getsockname()[1]}", "login": login_of(amqp_url)}
+        login = urlsplit(broker.url).netloc.rpartition("@")[0]
+        places |= {"silent": f"127.0.0.1:{silent.getsockname()[1]}", "login": login}
         error, words = WRONG[address]
         patience_s = TIMEOUT_S if "{silent}" in address else OPENING_S
         with pytest.raises(error, match=words):
@@ -170,43 +163,11 @@ MOMENTS = {"amqp": (b"\0\x0a\0\x0b", b"\0\x0a\0\x28"), "stream": (b"\0\x13\0\1",
 
 
 @contextlib.contextmanager
-def stopping(url: str, moment: bytes, close: tuple[int, str] | None = None) -> Iterator[str]:
+def stopping(url: str, moment: bytes, close: bytes = b"") -> Iterator[str]:
     """A broker's URL that goes away when a client sends a certain frame: without a word, or with an AMQP Close."""
-    target = urlsplit(url).hostname or "", urlsplit(url).port or 0
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def accept() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = listener.accept()
-                server = socket.create_connection(target)
-                threading.Thread(target=answers, args=[server, client], daemon=True).start()
-                threading.Thread(target=questions, args=[client, server], daemon=True).start()
-
-    def answers(server: socket.socket, client: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := server.recv(65536):
-                client.sendall(data)
-
-    def questions(client: socket.socket, server: socket.socket) -> None:
-        with contextlib.suppress(OSError), client, server:
-            while data := client.recv(65536):
-                if moment not in data:
-                    server.sendall(data)
-                    continue
-                if close is not None:
-                    client.sendall(close_frame(*close))
-                # Both directions: the thread that waits for the other must end too.
-                client.shutdown(socket.SHUT_WR)
-                server.shutdown(socket.SHUT_RDWR)
-                while client.recv(65536):
-                    pass
-                return
-
-    threading.Thread(target=accept, daemon=True).start()
-    parts = urlsplit(url)
-    yield parts._replace(netloc=f"{login_of(url)}@127.0.0.1:{listener.getsockname()[1]}").geturl()
-    listener.close()
+    with Proxy.to(url) as proxy:
+        proxy.ends_at, proxy.last_words = moment, close
+        yield proxy.url(url)
 
 
 def close_frame(code: int, text: str) -> bytes:
@@ -216,11 +177,9 @@ def close_frame(code: int, text: str) -> bytes:
 
 @pytest.mark.parametrize("protocol", MOMENTS)
 @pytest.mark.parametrize("moment", [0, 1], ids=["logging-in", "opening"])
-def test_a_broker_that_hangs_up_while_a_connection_opens_refuses_nobody(
-    face_name: str, protocol: str, moment: int, amqp_url: str, stream_url: str
-) -> None:
+def test_a_broker_that_hangs_up_refuses_nobody(face_name: str, protocol: str, moment: int, broker: Broker) -> None:
     """A connection that is cut while it opens is unavailable, which can be tried again, and never a refusal."""
-    url = {"stream": stream_url, "amqp": amqp_url}[protocol]
+    url = {"stream": broker.stream_url, "amqp": broker.url}[protocol]
     with stopping(url, MOMENTS[protocol][moment]) as broken, pytest.raises(BrokerUnavailable):
         open_and_close(face_name, broken, timeout_s=OPENING_S)
 
@@ -239,7 +198,7 @@ def test_only_the_brokers_own_word_is_a_refusal(
     face_name: str, code: int, text: str, expected: type[Exception], said: str | None, amqp_url: str
 ) -> None:
     """A Close is a refusal where its code says so; that of a node that stops, or of a full virtual host, passes."""
-    with stopping(amqp_url, MOMENTS["amqp"][1], (code, text)) as broken, pytest.raises(expected, match=said):
+    with stopping(amqp_url, MOMENTS["amqp"][1], close_frame(code, text)) as broken, pytest.raises(expected, match=said):
         open_and_close(face_name, broken, timeout_s=OPENING_S)
 
 
@@ -300,9 +259,7 @@ def test_a_reader_goes_on_at_the_next_and_stays(
         assert until_answered(lambda: face.read(stream, 1)).body == b"1"
 
 
-def test_a_reader_goes_on_where_a_node_falls_silent(
-    face_name: str, address: Broker, nodes: list[Proxy], stream: str
-) -> None:
+def test_a_reader_goes_on_past_a_silent_node(face_name: str, address: Broker, nodes: list[Proxy], stream: str) -> None:
     """A call that a silent node does not answer ends in time, and another node answers the next one."""
     with reading(face_name, address, stream, timeout_s=3.0) as face:
         nodes[0].mode = "blackhole"
@@ -311,9 +268,7 @@ def test_a_reader_goes_on_where_a_node_falls_silent(
         assert until_answered(lambda: face.read(stream, 1)).body == b"1"
 
 
-def test_a_node_that_refuses_the_login_is_passed_over_and_is_the_error_to_act_on(
-    face_name: str, address: Broker, nodes: list[Proxy], stream: str
-) -> None:
+def test_a_refused_login_is_passed_over(face_name: str, address: Broker, nodes: list[Proxy], stream: str) -> None:
     """A refused login is passed over while another node answers, and is the error where none does."""
     first, *others = BrokerAddress.of(address).each
     here = replace(first, password="wrong").beside(others)

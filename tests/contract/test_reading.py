@@ -122,7 +122,6 @@ def test_a_queue_is_not_a_stream(face: Face, amqp_url: str, classic: str) -> Non
 
 @pytest.fixture
 def restless_stream(amqp_url: str) -> Iterator[str]:
-    """A stream that is deleted and declared again, all the time."""
     name, ended = unique_name(), threading.Event()
 
     def declare_and_delete() -> None:
@@ -187,9 +186,7 @@ def test_what_retention_dropped_has_expired(face: Face, amqp_url: str, short_str
     assert face.iterate(short_stream, 0)[0].offset >= first
 
 
-def test_bounds_are_the_first_and_the_last_message(
-    face: Face, numbered: str, streams: list[str], stream_name: str, classic: str
-) -> None:
+def test_bounds_of_streams(face: Face, numbered: str, streams: list[str], stream_name: str, classic: str) -> None:
     """Bounds are the same asked for one by one or together, which leaves out what is empty, missing or no stream."""
     assert face.bounds(numbered) == StreamBounds(0, LAST)
     assert face.bounds(stream_name) == StreamBounds(None, None)
@@ -285,9 +282,7 @@ def test_results_come_in_the_order_asked_for(face: Face, numbered: str, streams:
     assert [type(results[1]), type(results[3])] == [errors.StreamNotFound, errors.StreamNotFound]
 
 
-def test_a_worn_connection_is_replaced_on_the_way(
-    face: Face, streams: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worn_connection_is_replaced(face: Face, streams: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """More attaches than a connection should have give the same results."""
     monkeypatch.setattr("relatum.wire.session.ATTACHES_MAX", 50)
     ids = [MessageId(streams[9], number % 10) for number in range(70)]
@@ -358,9 +353,7 @@ def test_streams_of_an_exchange(face: Face, amqp_url: str, stream_name: str, bro
     assert bound == [stream_name]
 
 
-def test_partitions_that_a_broker_still_recovers_are_waited_for(
-    face: Face, amqp_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recovering_partitions_are_waited_for(face: Face, amqp_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """RabbitMQ 3.10 answers while it starts, and names what it has so far: keys would go to other partitions."""
     exchange = unique_name("exchange")
     answers = [["o-0"], ["o-0", "o-2"], ["o-0", "o-1", "o-2"], ["o-0", "o-1", "o-2"]]

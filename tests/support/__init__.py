@@ -1,50 +1,30 @@
 """Helpers of the tests: waiting on a condition, streams to publish to, processes, and how JVMs start."""
 
-from tests.support._jvm import JVM_VARIABLES, QUICK_START, SPARK_START
-from tests.support._processes import processes_naming
-from tests.support._recording import READERS, reader_of, record, recorded_to, recording, rows_of, wait_recorded
-from tests.support._streams import (
-    all_plain,
-    broker_connection,
-    declare_stream,
-    delete_stream,
-    make_streams_survive,
-    new_streams,
-    publish_plain,
-    read_plain,
-    server_version,
-    stream_available,
-    unique_name,
-)
-from tests.support._waiting import LIMIT_S, START_S, in_a_loop, in_a_try, until_answered, wait_until
-
-__all__ = [
-    "JVM_VARIABLES",
-    "LIMIT_S",
-    "QUICK_START",
-    "READERS",
-    "SPARK_START",
-    "START_S",
-    "all_plain",
-    "broker_connection",
-    "declare_stream",
-    "delete_stream",
-    "in_a_loop",
-    "in_a_try",
-    "make_streams_survive",
-    "new_streams",
-    "processes_naming",
-    "publish_plain",
-    "read_plain",
-    "reader_of",
-    "record",
-    "recorded_to",
-    "recording",
-    "rows_of",
-    "server_version",
-    "stream_available",
-    "unique_name",
-    "until_answered",
-    "wait_recorded",
-    "wait_until",
-]
+from tests.support._jvm import JVM_VARIABLES as JVM_VARIABLES
+from tests.support._jvm import QUICK_START as QUICK_START
+from tests.support._jvm import SPARK_START as SPARK_START
+from tests.support._processes import processes_naming as processes_naming
+from tests.support._recording import READERS as READERS
+from tests.support._recording import reader_of as reader_of
+from tests.support._recording import record as record
+from tests.support._recording import recorded_to as recorded_to
+from tests.support._recording import recording as recording
+from tests.support._recording import rows_of as rows_of
+from tests.support._recording import wait_recorded as wait_recorded
+from tests.support._streams import all_plain as all_plain
+from tests.support._streams import broker_connection as broker_connection
+from tests.support._streams import declare_stream as declare_stream
+from tests.support._streams import delete_stream as delete_stream
+from tests.support._streams import make_streams_survive as make_streams_survive
+from tests.support._streams import new_streams as new_streams
+from tests.support._streams import publish_plain as publish_plain
+from tests.support._streams import read_plain as read_plain
+from tests.support._streams import server_version as server_version
+from tests.support._streams import stream_available as stream_available
+from tests.support._streams import unique_name as unique_name
+from tests.support._waiting import LIMIT_S as LIMIT_S
+from tests.support._waiting import START_S as START_S
+from tests.support._waiting import in_a_loop as in_a_loop
+from tests.support._waiting import in_a_try as in_a_try
+from tests.support._waiting import until_answered as until_answered
+from tests.support._waiting import wait_until as wait_until

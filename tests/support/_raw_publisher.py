@@ -33,7 +33,6 @@ class RawConnection:
         self._request(_OPEN, _text(unquote(parts.path[1:]) or "/"))
 
     def create_super_stream(self, name: str, streams: Sequence[str], binding_keys: Sequence[str]) -> None:
-        """Have the broker make a super stream, as RabbitMQ 3.13 and later do for stream clients."""
         lists = (struct.pack(">I", len(texts)) + b"".join(map(_text, texts)) for texts in (streams, binding_keys))
         self._request(_CREATE_SUPER_STREAM, _text(name) + b"".join(lists) + struct.pack(">I", 0))
 

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from relatum import Broker
 from relatum.keys import KeyDefinition
-from relatum.reading import StreamReader
+from relatum.reading import AnyBroker, StreamReader
 from relatum.recording import Recorder
 
 # What a recorder is made of, without its threads: tests have it from here alone.
@@ -21,6 +21,8 @@ from relatum.recording.time_blocks import TimeBlock as TimeBlock
 from relatum.recording.time_blocks import time_blocks as time_blocks
 from relatum.recording.time_blocks import width_class as width_class
 from tests.support._waiting import LIMIT_S, wait_until
+
+Keys = Iterable[str | KeyDefinition]
 
 READERS: dict[str, StreamReader] = {}
 """Readers that stay open, by their broker's URL: a new one takes a second to find a stream of RabbitMQ 3.10 empty."""
@@ -56,9 +58,7 @@ def running(recorder: Recorder) -> Iterator[Recorder]:
     assert not failures, failures
 
 
-def recording(
-    broker: str | Broker, engine: sa.Engine, *streams: str, keys: Iterable[str | KeyDefinition] = ()
-) -> AbstractContextManager[Recorder]:
+def recording(broker: AnyBroker, engine: sa.Engine, *streams: str, keys: Keys = ()) -> AbstractContextManager[Recorder]:
     return running(Recorder(broker, engine.url, streams, keys=keys))
 
 
@@ -77,7 +77,7 @@ def _recorded_to(engine: sa.Engine, stream: str) -> int | None:
         return end
 
 
-def wait_recorded(broker: str | Broker, engine: sa.Engine, stream: str, *, limit_s: float = LIMIT_S) -> int:
+def wait_recorded(broker: AnyBroker, engine: sa.Engine, stream: str, *, limit_s: float = LIMIT_S) -> int:
     """Wait until all that is in the stream now is recorded, and the stream known; gives the end of its coverage."""
     with reader_of(broker) as reader:
         last = reader.bounds(stream).last
@@ -91,7 +91,7 @@ def wait_recorded(broker: str | Broker, engine: sa.Engine, stream: str, *, limit
     return recorded_to(engine, stream)
 
 
-def record(broker: str | Broker, engine: sa.Engine, *streams: str, keys: Iterable[str | KeyDefinition] = ()) -> None:
+def record(broker: AnyBroker, engine: sa.Engine, *streams: str, keys: Keys = ()) -> None:
     with recording(broker, engine, *streams, keys=keys):
         for stream in streams:
             wait_recorded(broker, engine, stream)

@@ -18,6 +18,8 @@ _INTERNAL_ERROR = 541
 """The code with which RabbitMQ 3.10 closes a connection whose channel's first publish to a stream finds its coordinator
 without a leader, as after the death of the node that led it. Nothing was written then."""
 
+Delivered = tuple[int, pika.BasicProperties, bytes]
+
 Plain = bytes | tuple[bytes, Mapping[str, Any] | pika.BasicProperties]
 """A body, or a body with its headers or properties."""
 
@@ -44,7 +46,6 @@ def declare_stream(amqp_url: str, name: str, **arguments: Any) -> None:
 
 
 def delete_stream(amqp_url: str, name: str) -> None:
-    """Delete a stream; one that is not there is no error."""
     with broker_connection(amqp_url) as connection:
         connection.channel().queue_delete(name)
 
@@ -84,7 +85,6 @@ def publish_plain(amqp_url: str, stream: str, messages: Iterable[Plain], *, conf
 
 
 def server_version(amqp_url: str) -> tuple[int, ...]:
-    """Return the broker's version, as (3, 10, 8)."""
     with broker_connection(amqp_url) as connection:
         version: str = connection._impl.server_properties["version"]
     return tuple(int(part) for part in version.split("-")[0].split("+")[0].split(".")[:3])
@@ -102,9 +102,8 @@ def read_plain(
     return bodies
 
 
-def all_plain(amqp_url: str, stream: str) -> list[tuple[int, pika.BasicProperties, bytes]]:
-    """Offset, properties and body of every message that is in a stream now."""
-    found: list[tuple[int, pika.BasicProperties, bytes]] = []
+def all_plain(amqp_url: str, stream: str) -> list[Delivered]:
+    found: list[Delivered] = []
     with reader_of(amqp_url) as reader:
         last = reader.bounds(stream).last
     if last is not None:
@@ -116,9 +115,7 @@ def all_plain(amqp_url: str, stream: str) -> list[tuple[int, pika.BasicPropertie
     return found
 
 
-def _deliveries(
-    amqp_url: str, stream: str, offset: int | str, more_s: float
-) -> Iterator[tuple[int, pika.BasicProperties, bytes]]:
+def _deliveries(amqp_url: str, stream: str, offset: int | str, more_s: float) -> Iterator[Delivered]:
     with broker_connection(amqp_url) as connection:
         channel = connection.channel()
         channel.basic_qos(prefetch_count=500)

@@ -1,7 +1,7 @@
 """Routers behind one blocking interface, so that a test runs against both faces; and what lies in the partitions."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,6 +15,7 @@ from relatum.reading import Message
 from relatum.superstreams import Layout
 from tests.support._recording import reader_of
 from tests.support._streams import broker_connection
+from tests.support._waiting import result_of
 from tests.support.routing import sleeping, sleeping_task
 
 SETS: Final = "affinity_set"
@@ -27,41 +28,35 @@ _KINDS: Final[dict[str, tuple[Any, Any, Any]]] = {
 """Blocking and asyncio router, and their options, by the header that names what they place."""
 
 
+@dataclass(frozen=True)
 class Face:
-    """A router on a channel of its own, in the blocking one's form; `run` runs what an asyncio router returns."""
+    """A router on a channel of its own, in the blocking one's form; an asyncio router has a runner."""
 
-    def __init__(
-        self, router: Any, channel: Any, header: str = SETS, run: Callable[[Awaitable[Any]], Any] | None = None
-    ) -> None:
-        self.router = router
-        self.channel = channel
-        self._header = header
-        self._run = run
+    router: Any
+    channel: Any
+    _header: str = SETS
+    _runner: Any = None
 
     def publish(self, body: bytes, name: Any = None, **more: Any) -> Any:
         """Publish a message of a set, or context; `more` are further headers, and the property `message_id`."""
         message_id = more.pop("message_id", None)
         headers = more if name is None else {**more, self._header: name}
-        if self._run is None:
+        if self._runner is None:
             return self.router.publish(self.channel, body, pika.BasicProperties(headers=headers, message_id=message_id))
         message = aio_pika.Message(body, headers=headers, message_id=message_id)
-        return self._run(self.router.exchange(self.channel).publish(message))
+        return result_of(self._runner, self.router.exchange(self.channel).publish(message))
 
     def settle(self, error: relatum.errors.PublishOutcomeUnknown, *timeout_s: float) -> Any:
-        found: Any = error.settle(*timeout_s)
-        return found if self._run is None else self._run(_awaited(found))
+        return result_of(self._runner, error.settle(*timeout_s))
 
     def sleep_before_next(self, meanwhile: Callable[[], Any]) -> None:
-        """Let something else happen just before the next message is sent."""
-        if self._run is None:
+        if self._runner is None:
             sleeping(self.channel, meanwhile)
         else:
             sleeping_task(self.channel, lambda: asyncio.to_thread(meanwhile))
 
     def close(self) -> None:
-        closed = self.router.close()
-        if self._run is not None:
-            self._run(_awaited(closed))
+        result_of(self._runner, self.router.close())
 
 
 @dataclass(frozen=True)
@@ -94,24 +89,24 @@ class Faces:
         broker = None if through is None else self.amqp_url
         with ExitStack() as stack:
             if self.face == "asyncio":
-                run = stack.enter_context(asyncio.Runner()).run
-                connection = run(aio_pika.connect(through or self.amqp_url))
-                stack.callback(run, _closed(connection))
+                runner = stack.enter_context(asyncio.Runner())
+                connection = runner.run(aio_pika.connect(through or self.amqp_url))
+                stack.callback(runner.run, _closed(connection))
                 router = asynchronous(*arguments, broker=broker)
             else:
-                run = None
+                runner = None
                 connection = stack.enter_context(broker_connection(through or self.amqp_url))
                 router = blocking(*arguments, broker=broker)
             if through is not None:
                 relatum.intercept(connection, broker=self.amqp_url)
                 stack.callback(relatum.release, connection)
-            if run is not None:
-                channel = run(_channel(connection, has_confirms))
+            if runner is not None:
+                channel = runner.run(_channel(connection, has_confirms))
             else:
                 channel = connection.channel()
                 if has_confirms:
                     channel.confirm_delivery()
-            face = Face(router, channel, self.header, run)
+            face = Face(router, channel, self.header, runner)
             stack.callback(face.close)
             yield face
 
@@ -120,22 +115,18 @@ async def _channel(connection: Any, has_confirms: bool) -> Any:
     return await connection.channel(publisher_confirms=has_confirms)
 
 
-async def _awaited(found: Any) -> Any:
-    return await found
-
-
 async def _closed(connection: Any) -> None:
     with suppress(ConnectionError):
         await connection.close()
 
 
+@dataclass(frozen=True)
 class Partitions:
     """The contents of a super stream's partitions."""
 
-    def __init__(self, amqp_url: str, layout: Layout, header: str = SETS) -> None:
-        self._amqp_url = amqp_url
-        self._layout = layout
-        self._header = header
+    _amqp_url: str
+    _layout: Layout
+    _header: str = SETS
 
     def messages(self) -> dict[str, list[Message]]:
         with reader_of(self._amqp_url) as reader:

@@ -57,7 +57,6 @@ class Agent:
 
 
 def text_of(result: CallToolResult) -> str:
-    """The text of a result, which is one."""
     assert len(result.content) == 1
     return str(result.content[0].text)  # type: ignore[union-attr]
 
@@ -70,7 +69,6 @@ def _agent(server: Any, **options: Any) -> Iterator[Agent]:
 
 @contextmanager
 def over_stdio(options: WebOptions, *arguments: str, mode: str = "auto") -> Iterator[Agent]:
-    """An agent that starts `relatum mcp` on the servers of these options."""
     broker = options.broker if isinstance(options.broker, Broker) else Broker(options.broker)
     given = {"RELATUM_BROKER_URL": broker.url, "RELATUM_DATABASE_URL": options.database}
     given["RELATUM_STREAM_URL"] = broker.stream_url or ""
@@ -81,7 +79,6 @@ def over_stdio(options: WebOptions, *arguments: str, mode: str = "auto") -> Iter
 
 @contextmanager
 def over_http(url: str, headers: Mapping[str, str] | None = None, *, mode: str = "auto") -> Iterator[Agent]:
-    """An agent that asks `relatum web --mcp`."""
     client = AsyncClient(headers=dict(headers or {}), timeout=60)
     with _agent(streamable_http_client(f"{url}mcp", http_client=client), mode=mode) as agent:
         try:

@@ -14,7 +14,6 @@ import relatum
 
 @contextmanager
 def running(url: str, **options: Any) -> Iterator[tuple[SelectConnection, Callable[..., Any]]]:
-    """A callback connection that runs in a thread, intercepted, and a function to call others on that thread."""
     opened: Future[SelectConnection] = Future()
 
     def on_open(connection: Any) -> None:

@@ -26,7 +26,6 @@ def now() -> Taken:
 
 
 def _living(ancestor: int) -> float:
-    """Seconds of a processor of all processes below one, and of those they have waited for."""
     below, seconds = defaultdict[int, list[int]](list), dict[int, float]()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -83,28 +82,25 @@ class Clock:
         with (self._config.rootpath / ".venv" / "suite.csv").open("w", newline="") as file:
             table = csv.writer(file)
             table.writerow(["file", "wall_s", "own_s", "started_s"])
-            table.writerows([name, *(f"{each:.2f}" for each in self._files[name])] for name in self._dearest())
+            table.writerows([name, *(f"{each:.2f}" for each in self._files[name])] for _, name in self._dearest())
         if self._config.getoption("--budget") and self._over():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def _dearest(self) -> list[str]:
-        return sorted(self._files, key=self._processor_s, reverse=True)
-
-    def _processor_s(self, file: str) -> float:
-        return sum(self._files[file][1:])
+    def _dearest(self) -> list[tuple[float, str]]:
+        return sorted(((sum(taken[1:]), file) for file, taken in self._files.items()), reverse=True)
 
     def _over(self) -> list[str]:
-        return [file for file in self._files if self._processor_s(file) > BUDGET_S]
+        return [file for seconds, file in self._dearest() if seconds > BUDGET_S]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the sum, the ten dearest files, and those over their budget."""
         if not self._files:
             return
         wall_s, own_s, started_s = (end - began for began, end in zip(self._began, now(), strict=True))
-        in_files = sum(map(self._processor_s, self._files))
+        in_files = sum(seconds for seconds, _ in self._dearest())
         terminalreporter.section("processor seconds: all of them in .venv/suite.csv")
         terminalreporter.write_line(f"{own_s + started_s:8.1f} in {wall_s:.0f} s, {in_files:.1f} of them in files")
-        for file in self._dearest()[:10]:
-            terminalreporter.write_line(f"{self._processor_s(file):8.1f} {file}")
+        for seconds, file in self._dearest()[:10]:
+            terminalreporter.write_line(f"{seconds:8.1f} {file}")
         for file in self._over():
             terminalreporter.write_line(f"{file} is over its budget of {BUDGET_S:.0f} s", red=True)

@@ -87,7 +87,6 @@ class ClusterNode(LocalRabbitMQ):
         }
 
     def run_tool(self, name: str, *arguments: str, timeout_s: float = START_S) -> str:
-        """Run one of RabbitMQ's tools on this node; gives what it printed."""
         environment = {
             **self._environment(),
             "RABBITMQ_CTL_ERL_ARGS": f"{self._cluster.distribution} -dist_listen false",
@@ -100,7 +99,6 @@ class ClusterNode(LocalRabbitMQ):
         return ended.stdout
 
     def eval(self, expression: str) -> str:
-        """Evaluate Erlang on this node, as `rabbitmq_tools.evaluate` does."""
         address = f"{self._cluster.address(self.number)}:{self._cluster.distribution_port}"
         return erl_call(address, self._cluster.directory, expression)
 
@@ -156,7 +154,6 @@ class Cluster:
             node.kill()
 
     def await_whole(self) -> None:
-        """Wait until all nodes run and know each other, and none takes another for lost."""
         names = ", ".join(f"'{self.erlang_name(number)}'" for number in NODES)
         is_whole = "[rpc:call(N, rabbit, is_running, []) andalso length(rpc:call(N, erlang, nodes, [])) == 2"
         is_whole += " andalso rpc:call(N, rabbit_node_monitor, partitions, []) == []"
@@ -176,7 +173,6 @@ class Cluster:
         self._await_places(stream, replicas=int(arguments.get("x_initial_cluster_size", len(NODES))) - 1)
 
     def places(self, stream: str) -> StreamPlaces | None:
-        """Where a stream lies, as the first node knows it that answers; None where none answers."""
         for number in (each for each in NODES if each not in self._frozen and self.nodes[each].running):
             with (
                 suppress(RelatumError),
@@ -188,7 +184,6 @@ class Cluster:
         return None
 
     def leader_of(self, stream: str) -> int | None:
-        """The number of the node that leads a stream; None while there is none."""
         places = self.places(stream)
         if places is None or places.leader is None:
             return None
@@ -240,7 +235,6 @@ class Cluster:
         wait_until(is_there, SETTLE_S, what=f"a leader and {replicas} replicas of {stream}")
 
     def stop(self, number: int) -> None:
-        """Kill a node (SIGKILL)."""
         self._had_faults = True
         self._frozen.discard(number)
         self.nodes[number].kill()
@@ -249,7 +243,6 @@ class Cluster:
         self.nodes[number].start()
 
     def freeze(self, number: int) -> None:
-        """Suspend a node (SIGSTOP)."""
         self._had_faults = True
         self._frozen.add(number)
         self.nodes[number].freeze()

@@ -35,13 +35,7 @@ class StoreMember:
     """A member of a collector, as of a process of its own, without its threads: the store's methods, called as it."""
 
     def __init__(
-        self,
-        database: Any,
-        name: str = "billing",
-        *,
-        types: Sequence[str] = ("order",),
-        lease_s: float = 60.0,
-        **of: Any,
+        self, database: Any, name: str = "billing", *, types: Sequence[str] = ("order",), lease_s: float = 60, **of: Any
     ) -> None:
         self.store = CollectorStore(name, database, **of)
         self.member = self.store.open(types, lease_s)
@@ -57,48 +51,35 @@ class StoreMember:
         return self.store.outcomes_of([message_id])[message_id]
 
 
-class Loop:
-    """An event loop in a thread."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="tests-loop")
-        self._thread.start()
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(120)
-
-    def close(self) -> list[str]:
-        """End the loop; gives the names of the tasks that were left behind."""
-        left = self.run(_others())
-        self.run(self.loop.shutdown_default_executor())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(90)
-        self.loop.close()
-        return left
-
-
-async def _others() -> list[str]:
-    return [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-
-
 @contextmanager
-def a_loop() -> Iterator[Loop]:
-    """A loop in which nothing may be left at the end."""
-    loop = Loop()
+def a_loop() -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
+    """What runs coroutines to their ends, in an event loop in a thread, in which no task may be left at the end."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="tests-loop")
+    thread.start()
+
+    def run(coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(120)
+
+    async def others() -> list[str]:
+        return [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
     try:
-        yield loop
+        yield run
     finally:
-        left = loop.close()
+        left = run(others())
+        run(loop.shutdown_default_executor())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(90)
+        loop.close()
     assert left == []
 
 
 class AsyncCollectorFace:
     """`AsyncMessageCollector` in a loop of a thread; executors and handlers are called by coroutine functions."""
 
-    def __init__(self, loop: Loop, **options: Any) -> None:
-        self._loop = loop
+    def __init__(self, run: Callable[[Coroutine[Any, Any, Any]], Any], **options: Any) -> None:
+        self._run = run
         self._collector = AsyncMessageCollector(**options)
 
     def register_executor(self, type_: str, executor: Callable[[Bulk], Any], *options: ExecutorOptions) -> None:
@@ -129,7 +110,7 @@ class AsyncCollectorFace:
         found = getattr(self._collector, name)
         if not iscoroutinefunction(found):
             return found
-        return lambda *arguments, **options: self._loop.run(found(*arguments, **options))
+        return lambda *arguments, **options: self._run(found(*arguments, **options))
 
 
 COLLECTOR_FACES = ["threads", "asyncio"]
@@ -141,8 +122,8 @@ def collectors_of(face: str) -> Iterator[Callable[..., Any]]:
     if face == "threads":
         yield MessageCollector
         return
-    with a_loop() as loop:
-        yield partial(AsyncCollectorFace, loop)
+    with a_loop() as run:
+        yield partial(AsyncCollectorFace, run)
 
 
 FOREVER: dict[str, Any] = {"max_age_s": 600.0, "bulk_messages": 1000}
@@ -210,13 +191,11 @@ class Collecting:
 
 
 def is_attached(collector: Any, stream: str) -> bool:
-    """Whether a collector reads a stream."""
     following = collector._shared.following
     return stream in following.streams and following.streams[stream].is_attached
 
 
 def wait_status(collector: Any, status: OutcomeStatus, *ids: str) -> list[Outcome]:
-    """Wait until messages have a status; gives their outcomes."""
     wait_until(
         lambda: {collector.outcome(message_id).status for message_id in ids} == {status}, what=f"{status} of {ids}"
     )

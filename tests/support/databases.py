@@ -62,19 +62,7 @@ def administer(server_url: str, statement: LiteralString, *names: str) -> None:
         connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
 
 
-@contextmanager
-def new_database(server_url: str, statement: LiteralString, *names: str) -> Iterator[str]:
-    """The URL of a database that a statement makes by a name and others; it goes at the end."""
-    name = database_name()
-    administer(server_url, statement, name, *names)
-    try:
-        yield named(server_url, name)
-    finally:
-        administer(server_url, "DROP DATABASE {} WITH (FORCE)", name)
-
-
 def clear(url: str) -> None:
-    """Drop all that a test made in a database, whoever is connected."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"{_ENDS} AND pid <> pg_backend_pid()".encode(), [urlsplit(url).path[1:]])
         connection.execute("DROP SCHEMA IF EXISTS relatum, public CASCADE")
@@ -88,6 +76,17 @@ def named(server_url: str, database: str) -> str:
 
 def database_name(of: str = "relatum_test") -> str:
     return unique_name(of).replace("-", "_")
+
+
+@contextmanager
+def new_database(server_url: str, statement: LiteralString, *names: str) -> Iterator[str]:
+    """The URL of a database that a statement makes by a name and others; it goes at the end."""
+    name = database_name()
+    administer(server_url, statement, name, *names)
+    try:
+        yield named(server_url, name)
+    finally:
+        administer(server_url, "DROP DATABASE {} WITH (FORCE)", name)
 
 
 class Databases:

@@ -1,6 +1,7 @@
 """A server that says what a test has it say to whoever connects, as PostgreSQL would in a state hard to bring about."""
 
 import socket
+import socketserver
 import struct
 import threading
 from collections.abc import Iterator
@@ -11,13 +12,11 @@ _GSS_REQUEST = 80877104
 
 
 def refusal(sqlstate: str, text: str) -> bytes:
-    """The answer of a server that takes no session: FATAL, with a text."""
     fields = b"".join(kind + value.encode() + b"\0" for kind, value in ((b"S", "FATAL"), (b"V", "FATAL")))
     return _message(b"E", fields + b"C" + sqlstate.encode() + b"\0M" + text.encode() + b"\0\0")
 
 
 def welcome(version: str) -> bytes:
-    """The answer of a server of a version that lets anybody in."""
     settings = {"server_version": version, "client_encoding": "UTF8", "standard_conforming_strings": "on"}
     said = b"".join(_message(b"S", f"{name}\0{value}\0".encode()) for name, value in settings.items())
     return _message(b"R", struct.pack("!I", 0)) + said + _message(b"K", struct.pack("!II", 1, 2)) + _message(b"Z", b"I")
@@ -29,34 +28,21 @@ def _message(kind: bytes, body: bytes) -> bytes:
 
 @contextmanager
 def answering(answer: bytes) -> Iterator[str]:
-    """Answer each connection so; gives the URL to connect to."""
-    stopped = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = listener.getsockname()
-        thread = threading.Thread(target=_serve, args=(listener, answer, stopped))
-        thread.start()
-        try:
-            yield f"postgresql://user:secret@127.0.0.1:{address[1]}/name"
-        finally:
-            stopped.set()
-            socket.create_connection(address).close()  # accept() does not hear of the listener's close
-            thread.join(90)
-
-
-def _serve(listener: socket.socket, answer: bytes, stopped: threading.Event) -> None:
-    while not stopped.is_set():
-        connection, _ = listener.accept()
-        with connection, suppress(OSError, struct.error):
+    def serve(connection: socket.socket, *_: object) -> None:
+        with suppress(OSError, struct.error):
             connection.settimeout(90)
-            _talk(connection, answer)
+            length, code = struct.unpack("!II", connection.recv(8, socket.MSG_WAITALL))
+            while code in (_SSL_REQUEST, _GSS_REQUEST):
+                connection.sendall(b"N" if answer[:1] in b"ER" else answer)
+                length, code = struct.unpack("!II", connection.recv(8, socket.MSG_WAITALL))
+            connection.recv(length - 8, socket.MSG_WAITALL)
+            connection.sendall(answer)
+            while connection.recv(4096):
+                pass
 
-
-def _talk(connection: socket.socket, answer: bytes) -> None:
-    length, code = struct.unpack("!II", connection.recv(8, socket.MSG_WAITALL))
-    while code in (_SSL_REQUEST, _GSS_REQUEST):
-        connection.sendall(b"N" if answer[:1] in b"ER" else answer)
-        length, code = struct.unpack("!II", connection.recv(8, socket.MSG_WAITALL))
-    connection.recv(length - 8, socket.MSG_WAITALL)
-    connection.sendall(answer)
-    while connection.recv(4096):
-        pass
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), serve) as server:  # type: ignore[arg-type]
+        threading.Thread(target=server.serve_forever, args=[0.05]).start()
+        try:
+            yield f"postgresql://user:secret@127.0.0.1:{server.server_address[1]}/name"
+        finally:
+            server.shutdown()

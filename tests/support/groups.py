@@ -25,7 +25,6 @@ def ids_of(groups: Iterable[Any]) -> list[str]:
 
 
 def of_group(number: int, sequence: int, *, last: bool = False, time_us: int | None = None) -> Plain:
-    """A message of a group, as a bare publisher sends it."""
     headers = Membership(group_id(number), sequence, last).headers
     time = {} if time_us is None else {"relatum_time": time_us}
     return b"%d-%d" % (number, sequence), headers | time
@@ -36,7 +35,6 @@ def whole_group(number: int, size: int, **options: Any) -> list[Plain]:
 
 
 def shuffled(messages: Iterable[Plain], seed: int) -> list[Plain]:
-    """The messages in another order, the same for one seed."""
     mixed = list(messages)
     random.Random(seed).shuffle(mixed)
     return mixed
@@ -56,7 +54,6 @@ class Naive:
                     self.groups[headers["group_id"]].append(found)
 
     def complete(self, order: str) -> list[list[At]]:
-        """Where the messages of each complete group lie, groups and messages in order."""
         whole = []
         for members in self.groups.values():
             first: dict[int, Found] = {}

@@ -43,35 +43,27 @@ def _guard(owner: Any, name: str, *, may_block: Callable[..., bool] = lambda *_a
     setattr(owner, name, guarded)
 
 
-def _blocks(self: socket.socket, *_args: object, **_options: object) -> bool:
-    return self.gettimeout() != 0
-
-
 def _waits(_self: object, timeout: float | None = None) -> bool:
     return timeout is None or timeout > 0
 
 
-def _guard_start() -> None:
-    original = threading.Thread.start
+def install() -> None:
+    start = threading.Thread.start
 
-    def start(self: threading.Thread) -> None:
+    def starting(self: threading.Thread) -> None:
         _starting.thread = self
         try:
-            original(self)
+            start(self)
         finally:
             del _starting.thread
 
-    threading.Thread.start = start  # type: ignore[method-assign]
-
-
-def install() -> None:
-    _guard_start()
+    threading.Thread.start = starting  # type: ignore[method-assign]
     _guard(time, "sleep")
     _guard(socket, "getaddrinfo")
     _guard(socket, "create_connection")
     for kind in (socket.socket, ssl.SSLSocket):
         for name in ("connect", "recv", "recv_into", "send", "sendall"):
-            _guard(kind, name, may_block=_blocks)
+            _guard(kind, name, may_block=lambda self, *_args, **_options: self.gettimeout() != 0)
     _guard(threading.Condition, "wait", may_block=_waits)
     _guard(threading.Thread, "join", may_block=_waits)
     _guard(queue.Queue, "get", may_block=lambda _self, block=True, timeout=None: block)

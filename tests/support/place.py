@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +11,10 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import Broker
-from relatum.keys import KeyDefinition
 from relatum.reading import Message
 from relatum.recording import BackfillReport, Recorder, StreamStatus, VerifyReport, backfill, status, verify
 from relatum.superstreams import Layout
-from tests.support._recording import reader_of, record, recorded_to, recording, rows_of, wait_recorded
+from tests.support._recording import Keys, reader_of, record, recorded_to, recording, rows_of, wait_recorded
 from tests.support._streams import Plain, declare_stream, delete_stream, publish_plain
 from tests.support._waiting import result_of
 from tests.support.proxy import Proxy
@@ -31,7 +30,7 @@ class Place:
     database: str
     engine: sa.Engine
     stream: str
-    keys: Iterable[str | KeyDefinition] = ()
+    keys: Keys = ()
 
     @property
     def broker(self) -> Broker:
@@ -40,13 +39,11 @@ class Place:
     def put(self, *messages: Plain, to: str | None = None) -> None:
         publish_plain(self.amqp, to or self.stream, messages)
 
-    def put_recorded(
-        self, *messages: Plain, to: str | None = None, keys: Iterable[str | KeyDefinition] | None = None
-    ) -> None:
+    def put_recorded(self, *messages: Plain, to: str | None = None, keys: Keys | None = None) -> None:
         self.put(*messages, to=to)
         self.record(to or self.stream, keys=keys)
 
-    def record(self, *streams: str, keys: Iterable[str | KeyDefinition] | None = None) -> None:
+    def record(self, *streams: str, keys: Keys | None = None) -> None:
         """Record all that is in the stream, or in others, now: by the file's `KEYS`, or by others."""
         record(self.amqp, self.engine, *(streams or (self.stream,)), keys=self.keys if keys is None else keys)
 
@@ -56,9 +53,7 @@ class Place:
             for each in layout:
                 wait_recorded(self.amqp, self.engine, each.stream)
 
-    def recording(
-        self, *streams: str, keys: Iterable[str | KeyDefinition] | None = None
-    ) -> AbstractContextManager[Recorder]:
+    def recording(self, *streams: str, keys: Keys | None = None) -> AbstractContextManager[Recorder]:
         """Record the stream, or others, until the block ends: by the file's `KEYS`, or by others."""
         given = self.keys if keys is None else keys
         return recording(self.amqp, self.engine, *(streams or (self.stream,)), keys=given)

@@ -37,9 +37,7 @@ _NAMES = ("Relation Name", "Index Name")
 
 
 @contextmanager
-def filled_database(
-    server_url: str, template: str, fill: str, *, then: str = "VACUUM ANALYZE"
-) -> Iterator[psycopg.Connection[Any]]:
+def filled_database(server_url: str, template: str, fill: str, *, then: str = "VACUUM ANALYZE") -> Iterator[Any]:
     """A connection to a new database of the schema, with rows by `fill`, then analysed unless `then` says otherwise."""
     with (
         new_database(server_url, "CREATE DATABASE {} TEMPLATE {}", template) as url,
@@ -50,10 +48,7 @@ def filled_database(
         yield connection
 
 
-def plan_of_statement(
-    connection: psycopg.Connection[Any], mode: str, statement: Any, parameters: dict[str, Any]
-) -> dict[str, Any]:
-    """The plan of a statement of SQLAlchemy's, with the parameters that it brings itself."""
+def plan_of_statement(connection: Any, mode: str, statement: Any, parameters: dict[str, Any]) -> dict[str, Any]:
     compiled = statement.compile(dialect=dialect.dialect())
     return plan_of(connection, mode, str(compiled), {**compiled.params, **parameters})
 
@@ -63,7 +58,6 @@ def text_of(statement: Any) -> str:
 
 
 def plan_of(connection: psycopg.Connection[Any], mode: str, sql: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """The plan of a prepared statement as it ran, with what it read; what it wrote is rolled back."""
     names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", sql)))
     numbered = re.sub(r"%\((\w+)\)s", lambda found: f"${names.index(found[1]) + 1}", sql)
     values = SQL(", ").join(Literal(parameters[name]) for name in names)

@@ -22,7 +22,6 @@ channels: dict[int, Any] = {}
 
 
 def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    """Publish a message, and tell which process did."""
     worker = os.getpid()
     if worker not in channels:
         channels[worker] = opened(BROKER, DATABASE)

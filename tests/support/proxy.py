@@ -16,6 +16,7 @@ class Proxy:
 
     `mode` is "pass", "frozen" (all arrives later), "blackhole" (nothing arrives), or "blackhole_replies" (only
     what the client sends arrives: a half-open link). `opened`, `most` (at once) and `refused` count connections.
+    A client that sends `ends_at` gets `last_words`, and its connection ends.
     """
 
     def __init__(self, host: str, port: int, *, listens_on: int = 0) -> None:
@@ -34,6 +35,7 @@ class Proxy:
         self.accepts = True
         self.opened = self.most = self.refused = 0
         self.bytes_per_s: float | None = None
+        self.ends_at = self.last_words = b""
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._thread.start()
 
@@ -53,7 +55,6 @@ class Proxy:
         return port
 
     def reset(self) -> None:
-        """End all connections at once, without a farewell."""
         with self._lock:
             for one in list(self._peers):
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
@@ -68,7 +69,6 @@ class Proxy:
                 self._forget(one)
 
     def close(self) -> None:
-        """Stop, and end all connections."""
         if self._closing:
             return
         self._closing = True
@@ -126,6 +126,9 @@ class Proxy:
                 return
             try:
                 data = one.recv(65536 if self.bytes_per_s is None else SLOW_PART)
+                if self.ends_at and self.ends_at in data and one not in self._from_server:
+                    one.sendall(self.last_words)
+                    data = b""
                 dropped = self.mode == "blackhole" or (self.mode == "blackhole_replies" and one in self._from_server)
                 if data and not dropped:
                     peer.sendall(data)

@@ -1,20 +1,19 @@
 """What publishes in a thread while a test does something else."""
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Self
+from typing import Any, Self
 
 import pika
 
 
-class Load(ABC):
+class Load:
     """Publishes in a thread until its block is left; what it publishes, its `_run` says, which looks at `_stop`."""
 
     def __init__(self) -> None:
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="load")
+        self._thread = threading.Thread(target=self._run, name="load")  # type: ignore[attr-defined]
         self.published = 0
 
     def __enter__(self) -> Self:
@@ -29,24 +28,13 @@ class Load(ABC):
         self._thread.join(90)
         assert not self._thread.is_alive()
 
-    @abstractmethod
-    def _run(self) -> None: ...
-
 
 class StubbornLoad(Load):
     """Publishes `each_s` messages a second whatever happens to the broker; connects again, and repeats no number."""
 
-    def __init__(
-        self,
-        broker_url: str,
-        message_of: Callable[[int], tuple[str, pika.BasicProperties]],
-        *,
-        each_s: int,
-        published: int = 0,
-    ) -> None:
+    def __init__(self, broker_url: str, message_of: Callable[[int], Any], *, each_s: int) -> None:
         self._url, self._message_of, self._each_s = broker_url, message_of, each_s
         super().__init__()
-        self.published = published
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -9,7 +9,6 @@ from tests.support.ports import DISTRIBUTION_OFFSET
 
 
 def run_tool(server: LocalRabbitMQ, name: str, *arguments: str) -> str:
-    """Run a tool, "rabbitmqctl" or "rabbitmq-streams", on a broker; gives what it printed."""
     script = Path(server._command()[0]).with_name(name)
     environment = {
         **server._environment(),

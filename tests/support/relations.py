@@ -14,20 +14,18 @@ FACES = ["blocking", "asyncio"]
 
 
 class OnLoop:
-    """`AsyncRelations`, each call run to its end on one event loop."""
+    """What is asked by coroutines, each call run to its end on one event loop."""
 
-    def __init__(self, runner: asyncio.Runner, relations: AsyncRelations) -> None:
-        self._runner = runner
-        self._relations = relations
+    def __init__(self, runner: asyncio.Runner, asked: Any) -> None:
+        self._runner, self._asked = runner, asked
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._relations, name)
+        method = getattr(self._asked, name)
         return lambda *args, **options: result_of(self._runner, method(*args, **options))
 
 
 @contextmanager
 def open_relations(face: str, broker: str | Broker, database: str, **options: Any) -> Iterator[Relations]:
-    """Look-ups through one of `FACES`."""
     if face == "blocking":
         with Relations(broker, database, **options) as relations:
             yield relations

@@ -9,7 +9,7 @@ import pika
 import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel
 
-from relatum.contexts import MoveProgress, SerialConsumer, SerializationContexts
+from relatum.contexts import MoveProgress, SerialConsumer
 from relatum.superstreams import Layout
 from tests.support import LIMIT_S, broker_connection
 from tests.support.leases import let_last
@@ -40,7 +40,6 @@ def sleeping(channel: Any, meanwhile: Callable[[], None]) -> None:
 
 
 def sleeping_task(channel: Any, meanwhile: Callable[[], Awaitable[Any]]) -> None:
-    """As `sleeping`, of aio-pika's channel."""
     get_exchange = channel.get_exchange
 
     async def get_sleeper(*args: Any, **kwargs: Any) -> Any:
@@ -65,9 +64,7 @@ def other_than(layout: Layout, stream: str) -> str:
 class HeldMove:
     """A move of contexts that stops in a state ("fencing" or "fenced") until `go`. Meanwhile nobody resumes it."""
 
-    def __init__(
-        self, contexts: SerializationContexts, names: list[str], to: str, state: str, engine: sa.Engine
-    ) -> None:
+    def __init__(self, contexts: Any, names: list[str], to: str, state: str, engine: sa.Engine) -> None:
         self._state = state
         self._engine = engine
         self._is_there = threading.Event()

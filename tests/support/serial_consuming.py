@@ -13,9 +13,9 @@ from relatum.contexts._entries import Adoption, Control, Fence, Marker, Placed, 
 from relatum.headers import CONTEXT_HEADER, PLACED_HEADER
 from relatum.superstreams import Layout, Partition
 from tests.support._recording import reader_of
-from tests.support._streams import broker_connection
 from tests.support.leases import LEASE_S
 from tests.support.place import Place
+from tests.support.routing import confirming
 from tests.support.super_streams import super_stream
 from tests.support.tables import context_moves, moved_contexts, placement_epochs, super_stream_partitions, super_streams
 
@@ -41,7 +41,6 @@ class SerialBed:
             self._know(partition)
 
     def add(self, partition: Partition) -> None:
-        """Take a partition that was added to the super stream into its rows."""
         self._know(partition)
         self.streams.append(partition.stream)
 
@@ -97,21 +96,11 @@ class SerialBed:
     def begin(self, contexts: Iterable[str], source: int, target: int) -> "HandMove":
         names, epoch = sorted(contexts), self.epoch()
         with self._engine.begin() as connection:
-            move_id = connection.execute(
-                sa.insert(context_moves)
-                .values(
-                    super_stream_id=self._super_stream_id,
-                    source_id=self._ids[self.streams[source]],
-                    target_id=self._ids[self.streams[target]],
-                    contexts=len(names),
-                    fence_epoch=epoch,
-                    epoch=epoch,
-                    scan_from=max(0, self.end(source)),
-                    target_scan_from=max(0, self.end(target)),
-                    generation=0,
-                )
-                .returning(context_moves.c.move_id)
-            ).scalar_one()
+            row = {"super_stream_id": self._super_stream_id, "contexts": len(names), "generation": 0}
+            row |= {"source_id": self._ids[self.streams[source]], "scan_from": max(0, self.end(source))}
+            row |= {"target_id": self._ids[self.streams[target]], "target_scan_from": max(0, self.end(target))}
+            new = sa.insert(context_moves).values(row | {"fence_epoch": epoch, "epoch": epoch})
+            move_id = connection.execute(new.returning(context_moves.c.move_id)).scalar_one()
             rows = [{"move_id": move_id, "name": name, "from_epoch": self._epochs.get(name, 0)} for name in names]
             connection.execute(sa.insert(moved_contexts), rows)
         return HandMove(self, move_id, frozenset(names), source, target, epoch)
@@ -165,9 +154,7 @@ class HandMove:
 @contextmanager
 def serial_bed(amqp_url: str, engine: sa.Engine, partitions: int = 2) -> Iterator[SerialBed]:
     """A new super stream; it is deleted at the end."""
-    with super_stream(amqp_url, partitions) as layout, broker_connection(amqp_url) as connection:
-        channel = connection.channel()
-        channel.confirm_delivery()
+    with super_stream(amqp_url, partitions) as layout, confirming(amqp_url) as channel:
         yield SerialBed(amqp_url, engine, layout, channel)
 
 
@@ -180,9 +167,7 @@ class Stage:
     amqp_url: str
     engine: sa.Engine
 
-    def made(
-        self, name: str = "test", kind: Any = SerialConsumer, *, database_url: str | None = None, **options: Any
-    ) -> Any:
+    def made(self, name: str = "test", kind: Any = SerialConsumer, *, database_url: str = "", **options: Any) -> Any:
         chosen = SerialOptions(**{"lease_s": LEASE_S, **options})
         return kind(self.bed.name, name, chosen, database=database_url or self.database_url, broker=self.amqp_url)
 

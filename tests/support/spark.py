@@ -17,7 +17,6 @@ JDBC_JAR = Path(os.environ.get("RELATUM_JDBC_JAR", "/usr/share/java/postgresql.j
 
 
 def fixed_settings(directory: Path) -> dict[str, str]:
-    """What is set for any session of the tests, whose files lie in `directory`."""
     return {
         "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",
@@ -88,7 +87,6 @@ class Here:
 
     @property
     def sparkContext(self) -> "Here":  # noqa: N802
-        """What says how many tasks run at once."""
         return self
 
     def range(self, start: int, end: int, step: int, partitions: int) -> Frame:

@@ -15,8 +15,6 @@ from tests.support.spark import make_session
 
 
 def use(spark: SparkSession, directory: Path) -> None:
-    """Have the JVM load what tests use: joins, aggregates, files, Arrow and Python, and a query that streams."""
-
     def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
 

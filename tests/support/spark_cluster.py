@@ -77,7 +77,6 @@ def build_wheel_zip(project: Path, directory: Path) -> Path:
 
 
 def make_bare_interpreter(directory: Path) -> Path:
-    """Make an interpreter that has what PySpark asks of a node and not Relatum; return its path."""
     venv.create(directory, with_pip=False, symlinks=True)
     python = directory / "bin" / "python"
     (site,) = directory.glob("lib/python*/site-packages")
@@ -149,7 +148,6 @@ class SparkCluster:
         }
 
     def _workers_alive(self) -> int | None:
-        """How many workers the master counts; None while it does not answer."""
         assert self._processes[0].poll() is None, (self.directory / "master.log").read_text()
         try:
             with urllib.request.urlopen(f"http://{HOST}:{self._ui_port}/json/", timeout=10) as answer:

@@ -19,7 +19,6 @@ class Standby(LocalPostgreSQL):
 
     @property
     def database_url(self) -> str:
-        """The URL of the database `postgres`; user and password are the primary's."""
         return self._primary.database_url.replace(f":{self._primary.port}/", f":{self.port}/")
 
     @property

@@ -17,7 +17,6 @@ from tests.support import broker_connection, unique_name
 
 @contextmanager
 def super_stream(broker: str | Broker, partitions: int | None = None, **options: Any) -> Iterator[Layout]:
-    """Declare a super stream of a new name; delete it, and what was added to it, afterwards."""
     name = unique_name("relatum-super")
     layout = declare_super_stream(broker, name, partitions, **options)
     try:

@@ -10,7 +10,6 @@ PASSWORD = "secret"
 
 
 def add_users(server: LocalRabbitMQ, users: Mapping[str, tuple[str, str, str]]) -> None:
-    """Make users by what they may configure, write and read."""
     rows = ",".join("{" + ",".join(f'<<"{text}">>' for text in (name, *rights)) + "}" for name, rights in users.items())
     made = (
         f'[begin ok = rabbit_auth_backend_internal:add_user(U, <<"{PASSWORD}">>, <<"x">>),'

@@ -193,7 +193,6 @@ class TlsBroker:
         return template.format(**names)
 
     def context(self, certificate: str | None = None) -> ssl.SSLContext:
-        """A context that trusts the authority, with a client's certificate or without."""
         context = ssl.create_default_context(cafile=self.file("authority.pem"))
         if certificate is not None:
             context.load_cert_chain(self.file(f"{certificate}.pem"), self.file(f"{certificate}.key"))

@@ -28,7 +28,6 @@ class Asking:
         return self.request("GET", path, **options)
 
     def answer(self, path: str, **query: Any) -> Any:
-        """What the API answers to a question, with its lists as they are repeated."""
         response = self.get(f"/api{path}?{urlencode(query, doseq=True)}")
         assert response.status_code == 200, response.text
         return response.json()

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -39,9 +39,7 @@ class Zygote:
         self._asking, self._lock = ours, threading.Lock()
         self._asking.send(json.dumps({"modules": list(modules), "call": call}).encode())
 
-    def run(
-        self, arguments: Sequence[str], *, environment: Mapping[str, str], timeout_s: float
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, arguments: Sequence[str], *, environment: Any, timeout_s: float) -> subprocess.CompletedProcess[str]:
         """Run a command to its end, as `subprocess.run` does with text that is captured."""
         asked = {"arguments": list(map(str, arguments)), "environment": dict(environment), "directory": str(Path.cwd())}
         ended, child_ended = os.pipe()

@@ -9,6 +9,7 @@ from relatum_cli.app import app, load
 
 SERVERS = ("--broker", "--stream-url", "--database")
 BROKER = ("--broker", "--stream-url", "--json")
+OF_STREAMS = ("--max-length-bytes", "--max-age", "--segment-bytes-max", "--leader-locator", "--initial-cluster-size")
 
 TAKEN = {
     "affinity close": ("SUPER_STREAM", "NAMES?…", "--idle", *SERVERS, "--json"),
@@ -31,17 +32,7 @@ TAKEN = {
     "contexts show": ("SUPER_STREAM", "NAMES…", *SERVERS, "--json"),
     "contexts status": ("SUPER_STREAM", *SERVERS, "--json"),
     "contexts verify": ("SUPER_STREAM", "--header", *SERVERS, "--json"),
-    "super-stream declare": (
-        "NAME",
-        "--partitions",
-        "--binding-key…",
-        "--max-length-bytes",
-        "--max-age",
-        "--segment-bytes-max",
-        "--leader-locator",
-        "--initial-cluster-size",
-        *BROKER,
-    ),
+    "super-stream declare": ("NAME", "--partitions", "--binding-key…", *OF_STREAMS, *BROKER),
     "super-stream delete": ("NAME", "--yes", *BROKER),
     "super-stream describe": ("NAME", *BROKER),
     "super-stream route": ("NAME", "KEYS…", "--partitions", *BROKER),

@@ -259,9 +259,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_outage_is_one_line_and_one_at_its_end(
-    case: str, outages: Outages, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_outage_is_a_line_and_one_at_its_end(case: str, outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
     """An outage is logged once at its start and once at its end, whoever waits for the server."""
     steps, expected = CASES[case]
     for who, what in steps:
@@ -290,10 +288,7 @@ def test_a_pool_that_others_use_up_is_no_outage(outages: Outages, caplog: pytest
 
 @pytest.mark.parametrize("kind", [errors.StreamUnavailable, errors.StreamNotFound])
 def test_a_stream_that_starts_after_its_broker_is_no_news_unless_it_lasts(
-    outages: Outages,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: Any,
+    outages: Outages, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     """A stream that is not ready just after its broker is back is logged only if that lasts."""
     starts = kind("starts", stream="s")
@@ -316,9 +311,7 @@ def test_a_defect_is_told_with_its_traceback_once(outages: Outages, caplog: pyte
     assert [(line.levelname, bool(line.exc_info)) for line in caplog.records] == [("ERROR", True), ("WARNING", False)]
 
 
-def test_a_server_that_was_never_asked_or_says_nothing_is_not_up(
-    outages: Outages, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_never_asked_or_silent_is_not_up(outages: Outages, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server is up once it has answered, unless a question has been open for long."""
     assert not outages.is_up(Server.DATABASE)
     outages.answered(Server.DATABASE)

@@ -60,9 +60,7 @@ ranges = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(sorted)
     ranges,
     st.sets(st.integers(0, 2)),
 )
-def test_a_gap_is_what_some_key_is_not_recorded_for(
-    recorded: list[tuple[list[int], set[int], bool]], retained: list[int], keys: set[int]
-) -> None:
+def test_a_gap_is_what_is_not_recorded_of_some_key(recorded: list[Any], retained: list[int], keys: set[int]) -> None:
     """Offset by offset; holes record nothing; what is not retained does not count."""
     rows = [covers(*each, *held, kind="hole" if is_hole else "recorded") for each, held, is_hole in recorded]
     first, last = retained
@@ -113,9 +111,7 @@ def test_the_rule_of_statuses(known: Evidence, options: dict[str, bool], status:
 class Broker(Servers):
     """Answers a scan with these messages, and each question about the last recorded message with an agreement."""
 
-    def __init__(
-        self, messages: Sequence[Message] = (), agreements: Sequence[Agreement] = (), patience_s: float = 10.0
-    ) -> None:
+    def __init__(self, messages: Sequence[Message] = (), agreements: Any = (), patience_s: float = 10.0) -> None:
         def nobody(*_: Any) -> Any:
             raise AssertionError("nothing else is asked")
 
@@ -198,11 +194,7 @@ def test_a_row_without_its_message_has_expired_or_belongs_to_another_stream() ->
     ],
 )
 def test_a_stream_is_the_same_by_its_furthest_message(
-    is_proven: bool,
-    agreements: list[Agreement],
-    patience_s: float,
-    ends: list[str] | type[Exception],
-    monkeypatch: pytest.MonkeyPatch,
+    is_proven: bool, agreements: list[Agreement], patience_s: float, ends: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What may be concluded from what a broker says of the last message that was recorded."""
     broker = Broker(agreements=agreements, patience_s=patience_s)

@@ -184,9 +184,7 @@ def test_going_on_through_a_super_stream_passes_every_message_once(parts: list[l
 
 
 @given(any_times, st.integers(0, 400), st.integers(-1, 1001 * SECOND), st.sampled_from([1, 16]))
-def test_what_retention_dropped_is_passed_over_and_told(
-    times: list[int | None], first: int, time: int, witness: int
-) -> None:
+def test_what_retention_dropped_is_passed_over(times: list[int | None], first: int, time: int, witness: int) -> None:
     """The answer is exact for the retained messages; it is `expired` where only a dropped message fits."""
     # Retention never takes the last segment, so that something always stays.
     first = max(0, min(first, len(times) - 1))

@@ -123,7 +123,6 @@ def test_nothing_in_hand_asks_whether_anything_was_found() -> None:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether a look-up takes them for the same message, at whatever offset."""
     is_copy = given_message(one).is_copy
     assert is_copy is not None
     return is_copy(given_message(other).message)

@@ -92,7 +92,6 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 
 def expected_values(message: Message) -> tuple[list[tuple[int, str]], list[tuple[int, SkipReason]]]:
-    """What each definition makes of the message as a reader sees it."""
     found, skipped = [], []
     for definition in DEFINITIONS if message.is_amqp else ():
         values, reasons = definition.read(bases_of(message))

@@ -20,7 +20,6 @@ OF_CLIENTS = {"publish", *(name for name in dir(Target) if not name.startswith("
 
 
 def methods(kind: type, *special: str, names: dict[str, str]) -> dict[str, str]:
-    """The public methods of a face by their names in asyncio, with their arguments and what they give."""
     public = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
     public = [name for name in public if not (name in OF_CLIENTS and kind.__name__.endswith("Router"))]
     return {
@@ -53,9 +52,7 @@ def without_asyncio(signature: str) -> str:
         (StreamReader, AsyncStreamReader, ("__enter__", "__exit__"), {}),
     ],
 )
-def test_both_faces_have_the_same_methods(
-    blocking: type, asynchronous: type, special: tuple[str, ...], names: dict[str, str]
-) -> None:
+def test_both_faces_agree(blocking: type, asynchronous: type, special: tuple[str, ...], names: dict[str, str]) -> None:
     """Each with the same arguments, defaults and results."""
     expected = methods(blocking, *special, names=IN_ASYNCIO | names)
     for name in BLOCKING_ALONE:

@@ -55,9 +55,7 @@ class _Logged(Delivery):
 class Bench:
     """A follower's streams without a broker: the test delivers chunks and answers for the leader."""
 
-    def __init__(
-        self, on_event: Callable[[Event], object] = lambda _event: None, *, held_bytes_max: int = 1 << 30
-    ) -> None:
+    def __init__(self, on_event: Callable[[Event], object] = lambda _: None, *, held_bytes_max: int = 1 << 30) -> None:
         self.seen: list[str] = []
         self.events: list[Event] = []
         self.is_away = False
@@ -90,26 +88,21 @@ class Bench:
         self.seen.append(f"begin at {self.begun_at}")
         return Subscription(followed, 0, WINDOW_BYTES)
 
-    def unsubscribe(self, _subscription: Subscription) -> None:
-        """As of `Connections`."""
-
-    def grant(self, _subscription: Subscription) -> None:
-        """As of `Connections`."""
-
     async def look(self, _stream: str, position: Position | None, is_end: bool) -> Finding:
         of = f" of {position.offset}" if position else ""
         self.seen.append("ask" + of + (" and not of the begin" if is_end else ""))
         self.asked, self.is_end = asyncio.get_running_loop().create_future(), is_end
         return await self.asked
 
-    def on_attached(self, _followed: Followed) -> None:
-        """As of `StreamFollower`."""
+    def on_attached(self, _: object) -> None:
+        """Nothing, as `unsubscribe` and `grant` of `Connections`."""
+
+    unsubscribe = grant = on_attached
 
     def on_failed(self, followed: Followed, error: Exception) -> None:
         self.delivery.put(followed, Failed(followed.stream, followed.number, error))
 
     async def after(self) -> str:
-        """What has happened, once nothing is left to be done."""
         for _ in range(20):
             await asyncio.sleep(0)
         said = ", ".join(self.seen)
@@ -188,7 +181,6 @@ COURSES: dict[str, tuple[int, int | None, list[str]]] = {
 
 
 def happen(bench: Bench, followed: Followed, what: str) -> None:
-    """Let happen what the table says: what is read, nothing, a break, or the leader's answer."""
     word, *numbers = what.split()
     if word == "break":
         followed.on_ended(Interrupted())

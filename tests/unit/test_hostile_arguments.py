@@ -56,7 +56,6 @@ CASES: dict[str, tuple[Call, list[Any]]] = {}
 
 
 def take(what: str, function: Callable[..., Any], given: dict[str, Any], **refused: list[Any]) -> None:
-    """Note a callable with arguments that would do, and what it refuses for which argument."""
     for argument, values in refused.items():
 
         def call(value: Any, argument: str = argument) -> Any:

@@ -79,9 +79,7 @@ def test_equal_values_have_one_canonical_form(value: Any, key_type: KeyType, exp
         *((value, TIMESTAMP, SkipReason.NOT_TIMESTAMP) for value in ("2020-01-01T00:00:00", "yesterday", True)),
     ],
 )
-def test_values_that_cannot_be_keys_are_refused_for_a_named_reason(
-    value: Any, key_type: KeyType, reason: SkipReason
-) -> None:
+def test_values_that_cannot_be_keys_are_refused_by_reason(value: Any, key_type: KeyType, reason: SkipReason) -> None:
     """Each kind of bad value has its own reason, which the publisher's error names together with the key."""
     with pytest.raises(InvalidValue) as caught:
         canonical(value, key_type)
@@ -175,9 +173,7 @@ def test_errors_keep_their_fields_through_pickle() -> None:
         ),
     ],
 )
-def test_a_definition_is_written_as_code_and_hints_at_properties(
-    definition: KeyDefinition, code: str, hint: bool
-) -> None:
+def test_a_definition_is_code_and_hints_at_properties(definition: KeyDefinition, code: str, hint: bool) -> None:
     """The code means the same; a hint comes where a bare name became a header's and a property has it."""
     assert definition.code == code
     same = eval(code, {"KeyDefinition": KeyDefinition})

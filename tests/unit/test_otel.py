@@ -126,9 +126,7 @@ PROVIDERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", PROVIDERS)
-def test_what_is_done_in_a_span_goes_on_whatever_raises_around_it(
-    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_span_stops_no_block(name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The block runs, once; its own error is the one that leaves it; the log says what went wrong, once."""
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", PROVIDERS[name]())
     for _ in range(3):

@@ -73,7 +73,6 @@ class Stream:
 
 
 def stream_of(sizes: list[int], gaps: bool = False) -> Stream:
-    """A stream with chunks of these sizes, an offset missing after each where `gaps`."""
     chunks, first = [], 0
     for size in sizes:
         chunks.append((first, size))
@@ -82,7 +81,6 @@ def stream_of(sizes: list[int], gaps: bool = False) -> Stream:
 
 
 def learned(records: int) -> Density:
-    """The density of chunks with so many records of 200 bytes."""
     density = Density()
     density.learn(records, 200 * records)
     return density
@@ -153,9 +151,7 @@ def end(connection: SocketConnection, number: int) -> None:
 @pytest.mark.parametrize(
     ("version", "is_used_up"), [("3.10.8", True), ("3.11.28", True), ("3.12.0", False), ("4.3.6", False), ("", False)]
 )
-def test_a_connection_wears_out_where_the_broker_keeps_files_open(
-    connection: SocketConnection, version: str, is_used_up: bool
-) -> None:
+def test_a_connection_wears_out_at_a_leaky_broker(connection: SocketConnection, version: str, is_used_up: bool) -> None:
     """A connection is used up after ATTACHES_MAX attaches, and only at a broker that leaks files."""
     connection.session.server_properties = {"version": version}
     for _ in range(ATTACHES_MAX):
@@ -237,9 +233,7 @@ def chunk(first: int, records: int, size: int = 100) -> Chunk:
     offsets=st.sets(st.integers(0, 400)),
     chance=st.randoms(use_true_random=False),
 )
-def test_each_offset_is_found_in_its_chunk(
-    lengths: list[tuple[int, int]], offsets: set[int], chance: random.Random
-) -> None:
+def test_offsets_are_found_in_chunks(lengths: list[tuple[int, int]], offsets: set[int], chance: random.Random) -> None:
     """An offset is found in its cached chunk, whatever order, gaps and repetitions chunks came with."""
     chunks, first = [], 0
     for records, gap in lengths:

@@ -16,7 +16,6 @@ AB = frozenset({"a", "b"})
 
 
 def data(context: str | None, epoch: int | None) -> Data:
-    """A message of a context, placed under an epoch or by nobody."""
     return Data(context, None if epoch is None else Placed(epoch, "0", 1))
 
 

@@ -160,9 +160,7 @@ def test_pauses_grow_to_a_limit_and_leave_a_slow_server_to_others(table: Table, 
     assert len(table.polls) <= 3
 
 
-def test_a_wait_ends_without_an_answer_at_the_calls_deadline_or_when_all_end(
-    table: Table, waits: SharedWait[int, str]
-) -> None:
+def test_a_wait_ends_at_the_calls_deadline_or_when_all_end(table: Table, waits: SharedWait[int, str]) -> None:
     """A wait returns None once the deadline of its call has passed, or once all waits are ended."""
     with within(0.05):
         assert waits.wait(1, in_time(LIMIT_S)) is None
@@ -197,9 +195,7 @@ def test_the_poll_that_nobody_waits_for_can_be_waited_for(table: Table) -> None:
     assert not polling("joined")
 
 
-def test_a_loop_that_has_ended_is_told_nothing(
-    table: Table, waits: SharedWait[int, str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_ended_loops_get_nothing(table: Table, waits: SharedWait[int, str], caplog: pytest.LogCaptureFixture) -> None:
     """The thread goes on for others, and nothing is logged."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(waits.wait_in_task(1, in_time(LIMIT_S)))

@@ -100,9 +100,7 @@ PROPERTIES = {
 
 
 @given(st.binary(max_size=400), st.dictionaries(NAMES, VALUES, max_size=5), st.booleans(), st.booleans())
-def test_what_is_encoded_is_what_is_read(
-    body: bytes, headers: dict[str, object], new: bool, has_properties: bool
-) -> None:
+def test_what_is_encoded_is_read(body: bytes, headers: dict[str, object], new: bool, has_properties: bool) -> None:
     """In both layouts a message reads as it was given, and every property."""
     properties = PROPERTIES if has_properties else {"message_id": "id"}
     given_headers = headers | {"x-own": "y"}

@@ -64,9 +64,7 @@ def of(streams: dict[str, tuple[int, int]]) -> tuple[dict[str, int], dict[str, i
 
 
 @given(STREAMS, LIMITS)
-def test_a_batch_takes_as_much_as_the_limit_allows_and_nothing_that_is_not_there(
-    streams: dict[str, tuple[int, int]], limit: int
-) -> None:
+def test_a_batch_takes_what_is_there_up_to_the_limit(streams: dict[str, tuple[int, int]], limit: int) -> None:
     """A batch ends between its start and the streams' ends, and its size is the smaller of limit and lag."""
     start, ends = of(streams)
     end = plan_end(start, ends, limit)
@@ -113,9 +111,7 @@ SEGMENTS = st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 500), st.inte
 
 
 @given(st.lists(SEGMENTS, max_size=3), st.integers(1, 20), st.integers(1, 700))
-def test_a_back_fill_is_cut_into_enough_small_parts(
-    found: list[list[tuple[int, int, int]]], at_once: int, slice_offsets: int
-) -> None:
+def test_a_back_fill_is_cut_small(found: list[list[tuple[int, int, int]]], at_once: int, slice_offsets: int) -> None:
     """Every offset that lacks a key is in one part with the same keys, in order; there are parts for all slots."""
     plans = [
         plan_of(f"s{number}", *(Segment(at, at + size, frozenset([key])) for at, size, key in parts))
@@ -167,9 +163,7 @@ def test_cuts_share_rows_out_evenly(rows: dict[tuple[int, int], int], parts: int
     looked_for=st.tuples(st.integers(1, 4), st.integers(0, 60)),
     parts=st.integers(1, 8),
 )
-def test_each_place_is_in_exactly_one_range(
-    places: dict[tuple[int, int], int], looked_for: tuple[int, int], parts: int
-) -> None:
+def test_places_are_in_one_range(places: dict[tuple[int, int], int], looked_for: tuple[int, int], parts: int) -> None:
     """Also places that nobody saw when the cuts were made, such as pages behind the last one of a part."""
     cuts = cuts_of(sorted(places.items()), parts)
     for value in ("{}", "'({},0)'::tid"):
@@ -194,8 +188,6 @@ def test_each_place_is_in_exactly_one_range(
         ),
     ],
 )
-def test_ranges_are_of_one_part_where_they_can_be(
-    parts: list[int], cuts: list[tuple[int, int]], conditions: list[str]
-) -> None:
+def test_ranges_keep_to_one_part(parts: list[int], cuts: list[tuple[int, int]], conditions: list[str]) -> None:
     """PostgreSQL then reads the pages of a range and no others."""
     assert ranges(parts, cuts, "part", "place", "'({},0)'::tid") == conditions

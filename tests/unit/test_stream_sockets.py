@@ -21,7 +21,7 @@ from relatum.waiting import within
 from relatum.wire import frames
 from relatum.wire.frames import Code, Command
 from relatum.wire.session import StreamSession
-from tests.contract._node import Node
+from tests.contract._node import Node, deaf
 from tests.support.standstill import in_time
 from tests.unit.wire_samples import answered
 
@@ -48,13 +48,7 @@ def test_what_cannot_be_sent_in_time_ends_the_connection(near: socket.socket) ->
 
 @pytest.fixture
 def silent() -> Iterator[socket.socket]:
-    """A socket at which nobody is let in any more: who connects there hears nothing."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        for _ in range(4):
-            waiting = stack.enter_context(socket.socket())
-            waiting.setblocking(False)
-            waiting.connect_ex(listener.getsockname())
+    with deaf() as listener:
         yield listener
 
 

