@@ -41,10 +41,15 @@ def end_all_connections(url: str) -> None:
 
 
 def test_a_statement_by_itself_is_kept_or_rolled_back(database: Database) -> None:
-    """Its rows are named; what it wrote is there, if the rows that it gave are accepted."""
+    """Rows that are accepted are kept, and a refused value is an error at once that leaves its connection in use."""
     assert database.rows(ADD, {"named": "a"}, accept=lambda rows: rows[0].name == "b") == []
     ((_, name),) = database.rows(ADD, {"named": "b"}, accept=lambda rows: rows[0].name == "b")
     assert [row.name for row in database.rows(NAMES, {})] == [name] == ["b"]
+    database.rows(ADD, {"named": "a"})
+    (before,) = database.rows(PID, {})
+    with pytest.raises(RowRefused):
+        database.rows(ADD, {"named": "a"})
+    assert database.rows(PID, {}) == [before]
 
 
 def test_no_way_to_a_connection_leaves_a_row_of_a_transaction_that_was_rolled_back(database_url: str) -> None:
@@ -121,17 +126,8 @@ def test_what_was_dead_in_the_pool_is_replaced(database: Database, database_url:
     assert database.run(lambda connection: connection.scalars(NAMES).all()) == ["b"]
 
 
-def test_a_refused_value_is_not_repeated_and_harms_no_connection(database: Database) -> None:
-    """A refused value is an error at once, and its connection stays in use."""
-    database.rows(ADD, {"named": "a"})
-    (before,) = database.rows(PID, {})
-    with pytest.raises(RowRefused):
-        database.rows(ADD, {"named": "a"})
-    assert database.rows(PID, {}) == [before]
-
-
 def test_a_shared_database_is_as_it_was(database_url: str) -> None:
-    """None of its connections is kept, and the next who has it finds it as ever."""
+    """None of its connections is kept, and each is left as ever; a closed one fails with its `refusing` text."""
     shared = Database(database_url)
     engine, database = shared.engine, Database(shared)
     database.rows(ADD, {"named": "a"})
@@ -146,13 +142,9 @@ def test_a_shared_database_is_as_it_was(database_url: str) -> None:
     with pytest.raises(UsedAfterClose):
         database.rows(NAMES, {})
     shared.close()
-
-
-def test_what_is_closed_says_so(database_url: str) -> None:
-    """Statements and transactions of a closed database fail with its `refusing` text."""
-    with closing(Database(database_url, refusing="closed; go home")) as database:
-        database.rows(NAMES, {})
-    for use in (lambda: database.rows(NAMES, {}), lambda: database.run(lambda connection: connection.execute(NAMES))):
+    with closing(Database(database_url, refusing="closed; go home")) as refusing:
+        refusing.rows(NAMES, {})
+    for use in (lambda: refusing.rows(NAMES, {}), lambda: refusing.run(lambda connection: connection.execute(NAMES))):
         with pytest.raises(UsedAfterClose, match="go home"):
             use()
 
