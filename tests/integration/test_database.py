@@ -9,7 +9,6 @@ from threading import Barrier
 from typing import Any
 from urllib.parse import quote
 
-import psycopg
 import pytest
 import sqlalchemy as sa
 
@@ -17,6 +16,7 @@ from relatum.errors import DatabaseUnavailable, RowRefused, UsedAfterClose
 from relatum.store.database import Database, as_engine, sql
 from relatum.store.translation import translated_errors
 from relatum.waiting import Threads, in_thread
+from tests.support.standstill import end_sessions
 
 ADD = sql("INSERT INTO relatum.keys (name, sources, type) VALUES (:named::text, '{}', 'text') RETURNING key_id, name")
 NAMES = sql("SELECT name FROM relatum.keys ORDER BY key_id")
@@ -30,14 +30,6 @@ def database(database_url: str) -> Iterator[Database]:
     made = Database(database_url, pool_size=4)
     yield made
     made.close()
-
-
-def end_all_connections(url: str) -> None:
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
 
 
 def test_a_statement_by_itself_is_kept_or_rolled_back(database: Database) -> None:
@@ -118,11 +110,11 @@ def test_what_was_dead_in_the_pool_is_replaced(database: Database, database_url:
         list(threads.map(use, range(4)))
     with database.transaction() as connection:
         connection.execute(NAMES)
-    end_all_connections(database_url)
+    end_sessions(database_url)
     with pytest.raises(DatabaseUnavailable):
         database.rows(ADD, {"named": "a"}, once=True)
     assert database.rows(ADD, {"named": "b"})
-    end_all_connections(database_url)
+    end_sessions(database_url)
     assert database.run(lambda connection: connection.scalars(NAMES).all()) == ["b"]
 
 

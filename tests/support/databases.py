@@ -6,6 +6,8 @@ that only had rows put into it is emptied, and gets a name that nobody knows: wh
 find it. One whose tables, rights or statistics are not the template's any more is dropped.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final, LiteralString
 from urllib.parse import urlsplit, urlunsplit
 
@@ -61,6 +63,17 @@ def administer(server_url: str, statement: LiteralString, *names: str) -> None:
     """Carry out one statement about databases, outside of a transaction."""
     with psycopg.connect(server_url, autocommit=True) as connection:
         connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+
+
+@contextmanager
+def user_in(url: str, role: LiteralString, *, connections_max: LiteralString = "-1") -> Iterator[str]:
+    """The URL of a new user, who may do what a role may, and no more."""
+    name, parts = database_name("relatum_user"), urlsplit(url)
+    limit: LiteralString = " LOGIN PASSWORD 'x' CONNECTION LIMIT " + connections_max
+    administer(url, "CREATE ROLE {}" + limit + " IN ROLE " + role, name)
+    yield parts._replace(netloc=f"{name}:x@{parts.netloc.rpartition('@')[2]}").geturl()
+    administer(url, "DROP OWNED BY {}", name)
+    administer(url, "DROP ROLE {}", name)
 
 
 def clear(url: str) -> None:
