@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
-from relatum import Broker
+from relatum import Broker, otel
 from relatum.contexts import SerializationContexts
 from relatum.errors import StreamNotFound
 from relatum.recording import verify
@@ -28,6 +28,7 @@ from tests.support.place import FailingPlace, Place
 from tests.support.plans import filled_database
 from tests.support.relations import FACES, open_relations
 from tests.support.serial_consuming import SerialBed, Stage
+from tests.support.spans import Spans, collected_spans
 from tests.support.super_streams import super_stream
 
 _RECORDED = "SELECT name FROM relatum.streams WHERE vhost = '/' AND replaced_at IS NULL"
@@ -173,6 +174,14 @@ def relations(one_face: str, amqp_url: str, database_url: str) -> Iterator[Relat
     """Look-ups through a face."""
     with open_relations(one_face, amqp_url, database_url) as relations:
         yield relations
+
+
+@pytest.fixture
+def spans() -> Iterator[Spans]:
+    """The spans that the test makes, with OpenTelemetry set up for it alone."""
+    with collected_spans() as spans:
+        yield spans
+    otel.configure()
 
 
 @pytest.fixture(scope="module")

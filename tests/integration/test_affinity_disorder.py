@@ -8,8 +8,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import psycopg
-
 import relatum
 from relatum import Broker
 from relatum.contexts._entries import Placed
@@ -26,6 +24,7 @@ from relatum.superstreams import Layout
 from tests.support.affinity import Face, Faces
 from tests.support.place import Place
 from tests.support.routing import confirming
+from tests.support.standstill import end_sessions
 
 MESSAGES: Final = 200
 """Messages of each publisher."""
@@ -85,14 +84,9 @@ def publish(face: Face, publisher: Publisher) -> None:
 def disturb(super_stream: str, database_url: str, amqp_url: str, chance: random.Random, done: threading.Event) -> int:
     """Move sets, and end the publishers' connections to PostgreSQL, until they are done; gives the number of moves."""
     moves = 0
-    end_others = (
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    )
     while not done.wait(chance.random() * 0.3):
         if chance.random() < 0.3:
-            with psycopg.connect(database_url) as connection:
-                connection.execute(end_others)
+            end_sessions(database_url)
             continue
         with (
             suppress(PlacementNotFound, SuperStreamNotFound, MoveConflict, DatabaseUnavailable),

@@ -208,34 +208,26 @@ async def test_joined_executors_may_use_threads_as_many_as_they_are(
     assert ledger() == sorted(ids)
 
 
-async def test_an_executor_that_is_cancelled_by_itself_is_a_failed_attempt(apart: Apart) -> None:
-    """A `CancelledError` of the executor's own is a result, not the end of the worker."""
+async def test_what_is_cancelled_by_itself_has_failed_as_by_any_other_error(apart: Apart) -> None:
+    """A `CancelledError` of its own is an executor's failed attempt, and keeps no other handler from being told."""
     attempts: list[int] = []
+    told: list[tuple[str, str]] = []
 
     async def cancelled(bulk: Bulk) -> None:
         attempts.append(bulk.messages[0].attempts)
         if len(attempts) == 1:
             raise asyncio.CancelledError
 
-    async with no_task_left(), apart(cancelled, backoff_s=0.01) as collector:
-        assert await collector.collect(messages(1)[0])
-        await until_succeeded(collector, "made:0")
-    assert attempts == [1, 2]
-
-
-async def test_a_handler_that_is_cancelled_by_itself_keeps_no_other_from_being_told(apart: Apart) -> None:
-    """A `CancelledError` of the handler's own is its failure, as any other error."""
-    told: list[tuple[str, str]] = []
-
-    async def cancelled(outcome: Outcome) -> None:
+    async def cancelled_handler(outcome: Outcome) -> None:
         raise asyncio.CancelledError
 
-    collector = apart(lambda bulk: None)
-    collector.register_result_handler(cancelled)
+    collector = apart(cancelled, bulk_messages=2, max_age_s=1.0, backoff_s=0.01)
+    collector.register_result_handler(cancelled_handler)
     collector.register_result_handler(lambda outcome: told.append((outcome.message_id, outcome.status.value)))
     async with no_task_left(), collector:
         assert await collector.collect_many(messages(2)) == [True, True]
         await until_succeeded(collector, "made:0", "made:1")
+    assert attempts == [1, 2]
     assert sorted(told) == [(each, status) for each in ("made:0", "made:1") for status in ("collected", "succeeded")]
 
 

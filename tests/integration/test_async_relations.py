@@ -197,7 +197,7 @@ async def test_who_finds_no_thread_in_time_is_told(recorded: Place) -> None:
 
 
 async def test_iterations_that_stand_still_hold_neither_threads_nor_connections(recorded: Place) -> None:
-    """Open iterations hold no thread and no connection while they are not advanced."""
+    """Open iterations hold neither between their steps, and one that is left, dropped or cancelled gives them back."""
     wanted = [(recorded.stream, number % 3) for number in range(10_000)]
     async with few_threads(recorded) as few, contextlib.AsyncExitStack() as stack:
         open_ones = [await stack.enter_async_context(contextlib.aclosing(few.read_many(wanted))) for _ in range(20)]
@@ -205,6 +205,16 @@ async def test_iterations_that_stand_still_hold_neither_threads_nor_connections(
             assert len([await anext(each) for each in open_ones]) == 20
             assert (await few.find("order_id", 1)).status is Status.FOUND
             assert few.statistics().in_use == 0
+    async with few_threads(recorded) as few:
+        for number in range(10):
+            async with contextlib.aclosing(few.read_many(wanted)) as messages:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(number * 0.003):
+                        async for _ in messages:
+                            pass
+        async for _ in few.read_many(wanted):
+            break
+        await asyncio.to_thread(wait_until, lambda: few.statistics().in_use == 0, what="all given back")
 
 
 @pytest.mark.parametrize("deliveries_max", [None, 100])
@@ -228,21 +238,6 @@ async def test_a_task_that_is_cancelled_loses_no_group(place: Place, deliveries_
         held = groups.statistics().held
         assert (held, sorted(given), groups.statistics().given) == (count, ids(*range(1, count + 1)), count)
     assert place.sql("SELECT DISTINCT state FROM relatum.group_states") == [("ready",)]
-
-
-async def test_an_iteration_that_is_left_gives_its_connection_back(recorded: Place) -> None:
-    """An iteration that is left early, dropped or cancelled gives its connection back."""
-    async with few_threads(recorded) as few:
-        wanted = [(recorded.stream, number % 3) for number in range(10_000)]
-        for number in range(10):
-            async with contextlib.aclosing(few.read_many(wanted)) as messages:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(number * 0.003):
-                        async for _ in messages:
-                            pass
-        async for _ in few.read_many(wanted):
-            break
-        await asyncio.to_thread(wait_until, lambda: few.statistics().in_use == 0, what="all given back")
 
 
 async def test_lookups_are_closed_also_if_the_task_that_closes_them_is_cancelled(recorded: Place) -> None:

@@ -49,24 +49,28 @@ ROUTES: Uses = [lambda router, _: router.open()]
 OUTCOMES: Uses = [lambda outcomes, _: outcomes.of("nothing")]
 
 
-def consumer(name: str, database: str, broker: str) -> relatum.SerialConsumer:
-    return relatum.SerialConsumer(name, "reader", database=database, broker=broker)
-
-
-OF_A_STREAM: list[tuple[Callable[[Place], Any], Uses]] = [
-    (lambda at: StreamReader.open(at.amqp), READS),
-    (lambda at: AsyncStreamReader.open(at.amqp), READS),
-    (lambda at: Relations(at.amqp, at.database), LOOKS),
-    (lambda at: AsyncRelations(at.amqp, at.database), LOOKS),
-    (lambda at: Outcomes(at.database), OUTCOMES),
-    (lambda at: AsyncOutcomes(at.database), OUTCOMES),
-]
-OF_A_SUPER_STREAM: list[tuple[Callable[..., Any], Uses]] = [
-    (relatum.ContextRouter, ROUTES),
-    (SerializationContexts, CONTEXTS),
-    (consumer, [lambda consumer, _: consumer.status()]),
-]
-OF_SETS: list[tuple[Callable[..., Any], Uses]] = [(relatum.AffinityRouter, ROUTES), (AffinitySets, SETS)]
+COMPONENTS: dict[str, list[tuple[Callable[[Place, str], Any], Uses]]] = {
+    "streams": [
+        (lambda at, _: StreamReader.open(at.amqp), READS),
+        (lambda at, _: AsyncStreamReader.open(at.amqp), READS),
+        (lambda at, _: Relations(at.amqp, at.database), LOOKS),
+        (lambda at, _: AsyncRelations(at.amqp, at.database), LOOKS),
+        (lambda at, _: Outcomes(at.database), OUTCOMES),
+        (lambda at, _: AsyncOutcomes(at.database), OUTCOMES),
+    ],
+    "contexts": [
+        (lambda at, name: relatum.ContextRouter(name, at.database, broker=at.amqp), ROUTES),
+        (lambda at, name: SerializationContexts(name, at.database, broker=at.amqp), CONTEXTS),
+        (
+            lambda at, name: relatum.SerialConsumer(name, "reader", database=at.database, broker=at.amqp),
+            [lambda consumer, _: consumer.status()],
+        ),
+    ],
+    "sets": [
+        (lambda at, name: relatum.AffinityRouter(name, at.database, broker=at.amqp), ROUTES),
+        (lambda at, name: AffinitySets(name, at.database, broker=at.amqp), SETS),
+    ],
+}
 
 
 async def _result(asked: Any) -> Any:
@@ -77,28 +81,18 @@ async def _result(asked: Any) -> Any:
     return await asked if isinstance(asked, Awaitable) else asked
 
 
-async def _check(component: Any, uses: Uses, stream: str) -> None:
-    is_async = hasattr(component, "__aenter__")
-    async with component if is_async else nullcontext():
-        with nullcontext() if is_async else component:
-            await _result(uses[0](component, stream))
-    for use in uses:
-        with pytest.raises(UsedAfterClose) as caught:
-            await _result(use(component, stream))
-        assert not isinstance(caught.value, Transient)
-
-
-async def test_what_was_closed_says_so(place: Place) -> None:
-    """Each question to it ends as `UsedAfterClose`, which nobody repeats."""
+@pytest.mark.parametrize("kind", COMPONENTS)
+async def test_what_was_closed_says_so(kind: str, place: Place, super_stream: str) -> None:
+    """Each question to it ends as `UsedAfterClose`, which nobody repeats, and opens no connection again."""
     place.put(b"x")
-    for make, uses in OF_A_STREAM:
-        await _check(await _result(make(place)), uses, place.stream)
-
-
-@pytest.mark.parametrize("components", [OF_A_SUPER_STREAM, OF_SETS], ids=["contexts", "sets"])
-async def test_what_keeps_contexts_and_sets_says_that_it_is_closed(
-    components: list[Any], super_stream: str, place: Place
-) -> None:
-    """Routers, sets, contexts and consumers of them open no connection again."""
-    for make, uses in components:
-        await _check(make(super_stream, place.database, broker=place.amqp), uses, super_stream)
+    name = place.stream if kind == "streams" else super_stream
+    for make, uses in COMPONENTS[kind]:
+        component = await _result(make(place, name))
+        is_async = hasattr(component, "__aenter__")
+        async with component if is_async else nullcontext():
+            with nullcontext() if is_async else component:
+                await _result(uses[0](component, name))
+        for use in uses:
+            with pytest.raises(UsedAfterClose) as caught:
+                await _result(use(component, name))
+            assert not isinstance(caught.value, Transient)

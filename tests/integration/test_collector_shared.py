@@ -302,8 +302,8 @@ def test_a_queue_is_refused_and_a_missing_stream_waited_for(
     assert len(warnings()) == 1
 
 
-def test_what_cannot_work_is_refused(collecting: Collecting) -> None:
-    """A collector is refused without its broker, executor or dead-letter stream, or with a wrong or second executor."""
+def test_what_cannot_work_is_refused(collecting: Collecting, layout: Layout) -> None:
+    """A collector is refused without a broker, executor or dead-letter stream, or with a wrong one, or its own."""
     for options in ({"streams": ["orders"]}, {"dead_letter_stream": "dead"}):
         with pytest.raises(ConfigurationError, match="broker"):
             MessageCollector("billing", database=NOWHERE, **options)  # type: ignore[arg-type]
@@ -321,10 +321,6 @@ def test_what_cannot_work_is_refused(collecting: Collecting) -> None:
         collecting.collector().start()
     with pytest.raises(StreamNotFound):
         collecting.collector(Consumer(), dead_letter_stream=unique_name("missing")).start()
-
-
-def test_dead_letters_are_not_collected_again(collecting: Collecting, layout: Layout) -> None:
-    """A collector is refused a dead-letter stream that it follows, by its name or as a partition."""
     with pytest.raises(ConfigurationError, match="for ever"):
         collecting.collector(dead_letter_stream=collecting.place.stream)
     partition = layout.partitions[0].stream

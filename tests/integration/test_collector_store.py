@@ -84,7 +84,7 @@ def consumed(member: StoreMember, *offsets: int) -> None:
 
 
 def test_a_message_goes_from_collected_to_succeeded(member: StoreMember) -> None:
-    """Each step stores its time, and returns the time that it stored."""
+    """Each step stores its time and returns it; no other result, bulk or collecting changes a final outcome."""
     added = member.add(entries(0, 1))
     assert added.places == places(0, 1)
     forwarded = member.forward(BULK, places(0, 1))
@@ -97,11 +97,6 @@ def test_a_message_goes_from_collected_to_succeeded(member: StoreMember) -> None
     assert (outcome.collected_at, outcome.forwarded_at, outcome.finished_at) == (added.at, forwarded.at, finished.at)
     assert (outcome.attempts, outcome.reason, outcome.others) == (1, None, ())
     assert statuses(member, 1, 2) == ["forwarded", "unknown"]
-
-
-def test_final_states_never_change(member: StoreMember) -> None:
-    """Another result of the same bulk, another bulk, and collecting again leave a final outcome as it is."""
-    consumed(member, 0)
     before = member.store.outcomes_of(["orders-0"])
     assert member.finish(BULK, results(OutcomeStatus.DEAD, 0)).places == frozenset()
     assert member.forward(BULK + 1, places(0)).places == frozenset()
@@ -427,17 +422,13 @@ def test_one_id_at_several_places_has_succeeded_only_where_all_have(member: Stor
 
 
 def test_ids_and_types_may_be_any_text(member: StoreMember) -> None:
-    """Ids and types with special characters of COPY, quotes and other alphabets are stored unchanged."""
+    """Special characters of COPY, quotes and other alphabets stay as they are; empty calls answer with nothing."""
     ids = ["a\tb", "a\\nb", "new\nline", "'", "ж漢\U0001f600", "x" * 255, "\\."]
     member.add([Collected(MessageId("orders", offset), text, text, 0, None) for offset, text in enumerate(ids)])
     found = member.store.outcomes_of(ids)
     assert {text: (found[text].type, found[text].status) for text in ids} == {
         text: (text, OutcomeStatus.COLLECTED) for text in ids
     }
-
-
-def test_nothing_to_do_is_no_error(member: StoreMember) -> None:
-    """Empty calls answer with nothing."""
     assert member.add([]).places == frozenset()
     assert member.forward(BULK, []).places == frozenset()
     assert member.finish(BULK, []).places == frozenset()

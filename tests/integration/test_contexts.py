@@ -104,7 +104,7 @@ def check_ended(contexts: SerializationContexts, ended: Move, names: list[str]) 
 
 
 def test_contexts_are_moved(contexts: SerializationContexts) -> None:
-    """A move takes contexts to another partition under a higher epoch, and gives the length of the pause."""
+    """A move goes to a partition under a higher epoch and gives its pause; contexts that are there already stay."""
     names = place(contexts, 3)
     before = contexts.assignment_of(names[0])
     [move] = contexts.move(names, f"{contexts.super_stream}-1")
@@ -114,11 +114,7 @@ def test_contexts_are_moved(contexts: SerializationContexts) -> None:
     assert contexts.assignment_of(names[0]).epoch > before.epoch
     check_ended(contexts, move, names)
     assert contexts.moves(latest=5) == [move]
-
-
-def test_contexts_that_are_there_stay(contexts: SerializationContexts) -> None:
-    """A move leaves out contexts that are already in the target, and does nothing if all are."""
-    names = place(contexts, 2) + place(contexts, 2, 1) + place(contexts, 1, 2)
+    names = [name for there, count in enumerate((2, 2, 1)) for name in place(contexts, count, there, label="b")]
     moves = contexts.move(names, f"{contexts.super_stream}-1")
     assert sorted((move.source[-1], move.contexts) for move in moves) == [("0", 2), ("2", 1)]
     assert set(where(contexts).values()) == {"1"}

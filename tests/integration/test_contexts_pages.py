@@ -28,14 +28,22 @@ def test_what_the_page_shows_of_publishing_works(layout: Layout, amqp_url: str, 
     assert found == {"account 17": [b"opened", b"credited", b"debited", b"closed", b"archived"]}
 
 
-def test_the_page_names_the_routers_options_and_defaults() -> None:
-    """Each option of the table is one of the routers', with the default given there, and none is left out."""
+def test_the_page_names_options_and_defaults() -> None:
+    """Each option of the tables is one of the routers' or consumers', with its default, and none is left out."""
     rows = re.findall(r"^\| `(\w+)` \| `?\"?([\w,. ]+?)\"?`? \|", PUBLISHING, re.MULTILINE)
     told = {name: value for name, value in rows if name.islower() or "_" in name}
     wanted = {each.name: each.default for each in fields(ContextOptions)}
     assert set(told) == set(wanted)
     for name, default in wanted.items():
         assert told[name].replace(",", "") == (f"{default:g}" if isinstance(default, float) else str(default))
+    table = dict(re.findall(r"^\| (`.*?`) \| (.*?) \|", CONSUMING, re.MULTILINE))
+    named = {name for names in table for name in re.findall(r"`(\w+)`", names) if not hasattr(errors, name)}
+    defaults = {each.name: each for each in fields(SerialOptions)}
+    assert named == set(defaults)
+    assert table["`batch_s`"] == str(defaults["batch_s"].default)
+    assert table["`lease_s`"] == f"{defaults['lease_s'].default:g}"
+    assert table["`batch_messages`, `batch_bytes`"] == "1,000, 4 MiB"
+    assert (defaults["batch_messages"].default, defaults["batch_bytes"].default) == (1_000, 4 << 20)
 
 
 def test_what_the_page_shows_of_consuming_works(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,18 +65,6 @@ def test_what_the_page_shows_of_consuming_works(place: Place, capsys: pytest.Cap
     booked = place.sql("SELECT account, body FROM booked ORDER BY id")
     assert booked == [("account 17", b"opened"), ("account 17", b"closed")] * 2
     assert f"{streams[1]} 2 0 " in capsys.readouterr().out
-
-
-def test_the_page_names_the_consumers_options_and_errors() -> None:
-    """Each option is in the table, with the default of it; the errors named there are there."""
-    table = dict(re.findall(r"^\| (`.*?`) \| (.*?) \|", CONSUMING, re.MULTILINE))
-    told = {name for names in table for name in re.findall(r"`(\w+)`", names) if not hasattr(errors, name)}
-    defaults = {each.name: each for each in fields(SerialOptions)}
-    assert told == set(defaults)
-    assert table["`batch_s`"] == str(defaults["batch_s"].default)
-    assert table["`lease_s`"] == f"{defaults['lease_s'].default:g}"
-    assert table["`batch_messages`, `batch_bytes`"] == "1,000, 4 MiB"
-    assert (defaults["batch_messages"].default, defaults["batch_bytes"].default) == (1_000, 4 << 20)
 
 
 MOVED = """
@@ -110,7 +106,7 @@ def connection(database_url: str) -> Iterator[psycopg.Connection[tuple[object, .
 
 
 def test_the_queries_give_what_they_say(connection: psycopg.Connection[tuple[object, ...]]) -> None:
-    """The queries of docs/sql.md give counts, names, pauses, positions and holds."""
+    """The queries of docs/sql.md give what they say, and docs/troubleshooting.md leaves no row of a super stream."""
     partitions, names, moves, consumers = (
         connection.execute(statement.encode()).fetchall() for statement in section("sql.md", "Placements and moves")
     )
@@ -123,10 +119,6 @@ def test_the_queries_give_what_they_say(connection: psycopg.Connection[tuple[obj
         ("billing", "orders-0", 8, "host:1:a", None, None),
         ("billing", "orders-1", 9, "host:1:a", 1, 3),
     ]
-
-
-def test_a_super_stream_is_removed_as_the_page_says(connection: psycopg.Connection[tuple[object, ...]]) -> None:
-    """The statements of docs/troubleshooting.md leave no row of a super stream."""
     *of_super_stream, of_consumer = section("troubleshooting.md", "Placements")
     cells = re.findall(r"^\| (`[^|]*) \|", text_of("troubleshooting.md", "Placements\n"), re.MULTILINE)
     tables = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]

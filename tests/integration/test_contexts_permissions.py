@@ -139,10 +139,10 @@ def test_contexts_of_two_virtual_hosts_do_not_mix(
         assert consumed(NAME, database_url, url, 4) == {"": [url.encode()], "c": [url.encode()] * 3}
 
 
-def test_a_router_is_of_one_virtual_host(
+async def test_a_router_is_of_one_virtual_host(
     vhosts: tuple[str, str], channels: list[BlockingChannel], database_url: str
 ) -> None:
-    """A router refuses a channel of another virtual host than that of its first channel or its `broker=`."""
+    """A router, in asyncio too, refuses a channel of another virtual host than its first channel's or its `broker=`."""
     ours, others = channels
     context, plain = of_context("d"), BasicProperties()
     for first, second in ((context, context), (plain, plain), (plain, context)):
@@ -154,15 +154,11 @@ def test_a_router_is_of_one_virtual_host(
         router = relatum.ContextRouter(NAME, database_url, broker=vhosts[0])
         with router, pytest.raises(ConfigurationError, match="north/east"):
             router.publish(others, b"theirs", properties)
-
-
-async def test_an_asyncio_router_is_of_one_virtual_host(vhosts: tuple[str, str], database_url: str) -> None:
-    """An asyncio router refuses a channel of another virtual host."""
-    ours, others = [await aio_pika.connect(url) for url in vhosts]
+    us, them = [await aio_pika.connect(url) for url in vhosts]
     message = aio_pika.Message(b"1", headers={"serialization_context": "e"})
-    async with ours, others, relatum.AsyncContextRouter(NAME, database_url) as router:
-        await router.publish(await ours.channel(), message)
-        channel = await others.channel()
+    async with us, them, relatum.AsyncContextRouter(NAME, database_url) as asynchronous:
+        await asynchronous.publish(await us.channel(), message)
+        channel = await them.channel()
         for each in (message, aio_pika.Message(b"1")):
             with pytest.raises(ConfigurationError, match="north/east"):
-                await router.publish(channel, each)
+                await asynchronous.publish(channel, each)

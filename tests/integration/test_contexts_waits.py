@@ -40,8 +40,10 @@ def router(layout: Layout, database_url: str, amqp_url: str) -> Iterator[Context
         yield opened
 
 
-def test_who_publishes_asks_no_more(router: ContextRouter, channel: BlockingChannel) -> None:
-    """Publishing does not query PostgreSQL while the router's thread looks for changes."""
+def test_who_publishes_asks_no_more(
+    router: ContextRouter, channel: BlockingChannel, layout: Layout, place: Place
+) -> None:
+    """Publishing asks PostgreSQL nothing while the router looks for changes; without its clock, once a message."""
 
     def told_by_the_clock() -> bool:
         asked, until = router.statistics().asked, time.monotonic() + 0.5
@@ -50,15 +52,11 @@ def test_who_publishes_asks_no_more(router: ContextRouter, channel: BlockingChan
         return router.statistics().asked == asked
 
     wait_until(told_by_the_clock, what="messages that ask for nothing")
-
-
-def test_who_trusts_no_clock_asks_for_each_message(layout: Layout, channel: BlockingChannel, database_url: str) -> None:
-    """A router with `trust_clock=False` queries PostgreSQL once for each message."""
     options = ContextOptions(trust_clock=False)
-    with ContextRouter(layout.super_stream, database_url, options) as router:
+    with ContextRouter(layout.super_stream, place.database, options) as asking:
         for _ in range(5):
-            router.publish(channel, b"", of_context("x"))
-        assert router.statistics().asked == 5
+            asking.publish(channel, b"", of_context("x"))
+        assert asking.statistics().asked == 5
 
 
 def test_moves_go_on_as_soon_as_publishers_know(

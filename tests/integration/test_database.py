@@ -9,7 +9,6 @@ from threading import Barrier
 from typing import Any
 from urllib.parse import quote
 
-import psycopg
 import pytest
 import sqlalchemy as sa
 
@@ -17,6 +16,7 @@ from relatum.errors import DatabaseUnavailable, RowRefused, UsedAfterClose
 from relatum.store.database import Database, as_engine, sql
 from relatum.store.translation import translated_errors
 from relatum.waiting import Threads, in_thread
+from tests.support.standstill import end_sessions
 
 ADD = sql("INSERT INTO relatum.keys (name, sources, type) VALUES (:named::text, '{}', 'text') RETURNING key_id, name")
 NAMES = sql("SELECT name FROM relatum.keys ORDER BY key_id")
@@ -32,19 +32,16 @@ def database(database_url: str) -> Iterator[Database]:
     made.close()
 
 
-def end_all_connections(url: str) -> None:
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
-
-
 def test_a_statement_by_itself_is_kept_or_rolled_back(database: Database) -> None:
-    """Its rows are named; what it wrote is there, if the rows that it gave are accepted."""
+    """Rows that are accepted are kept, and a refused value is an error at once that leaves its connection in use."""
     assert database.rows(ADD, {"named": "a"}, accept=lambda rows: rows[0].name == "b") == []
     ((_, name),) = database.rows(ADD, {"named": "b"}, accept=lambda rows: rows[0].name == "b")
     assert [row.name for row in database.rows(NAMES, {})] == [name] == ["b"]
+    database.rows(ADD, {"named": "a"})
+    (before,) = database.rows(PID, {})
+    with pytest.raises(RowRefused):
+        database.rows(ADD, {"named": "a"})
+    assert database.rows(PID, {}) == [before]
 
 
 def test_no_way_to_a_connection_leaves_a_row_of_a_transaction_that_was_rolled_back(database_url: str) -> None:
@@ -113,25 +110,16 @@ def test_what_was_dead_in_the_pool_is_replaced(database: Database, database_url:
         list(threads.map(use, range(4)))
     with database.transaction() as connection:
         connection.execute(NAMES)
-    end_all_connections(database_url)
+    end_sessions(database_url)
     with pytest.raises(DatabaseUnavailable):
         database.rows(ADD, {"named": "a"}, once=True)
     assert database.rows(ADD, {"named": "b"})
-    end_all_connections(database_url)
+    end_sessions(database_url)
     assert database.run(lambda connection: connection.scalars(NAMES).all()) == ["b"]
 
 
-def test_a_refused_value_is_not_repeated_and_harms_no_connection(database: Database) -> None:
-    """A refused value is an error at once, and its connection stays in use."""
-    database.rows(ADD, {"named": "a"})
-    (before,) = database.rows(PID, {})
-    with pytest.raises(RowRefused):
-        database.rows(ADD, {"named": "a"})
-    assert database.rows(PID, {}) == [before]
-
-
 def test_a_shared_database_is_as_it_was(database_url: str) -> None:
-    """None of its connections is kept, and the next who has it finds it as ever."""
+    """None of its connections is kept, and each is left as ever; a closed one fails with its `refusing` text."""
     shared = Database(database_url)
     engine, database = shared.engine, Database(shared)
     database.rows(ADD, {"named": "a"})
@@ -146,13 +134,9 @@ def test_a_shared_database_is_as_it_was(database_url: str) -> None:
     with pytest.raises(UsedAfterClose):
         database.rows(NAMES, {})
     shared.close()
-
-
-def test_what_is_closed_says_so(database_url: str) -> None:
-    """Statements and transactions of a closed database fail with its `refusing` text."""
-    with closing(Database(database_url, refusing="closed; go home")) as database:
-        database.rows(NAMES, {})
-    for use in (lambda: database.rows(NAMES, {}), lambda: database.run(lambda connection: connection.execute(NAMES))):
+    with closing(Database(database_url, refusing="closed; go home")) as refusing:
+        refusing.rows(NAMES, {})
+    for use in (lambda: refusing.rows(NAMES, {}), lambda: refusing.run(lambda connection: connection.execute(NAMES))):
         with pytest.raises(UsedAfterClose, match="go home"):
             use()
 

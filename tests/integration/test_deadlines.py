@@ -125,7 +125,7 @@ def test_a_pool_gives_no_connection_that_was_given_up(database_url: str) -> None
 
 
 def test_an_answer_that_is_there_is_taken(engine: sa.Engine) -> None:
-    """What comes while the deadline passes is an answer, and nothing is begun behind the deadline."""
+    """What comes as the deadline passes is an answer; nothing begins behind it; an engine's end closes connections."""
     with engine.connect() as connection:
         driver: psycopg.Connection = connection.connection.driver_connection  # type: ignore[assignment]
         with within(Deadline(0.0)), pytest.raises(DatabaseUnavailable), translated_errors():
@@ -135,10 +135,6 @@ def test_an_answer_that_is_there_is_taken(engine: sa.Engine) -> None:
         with within(SHORT_S):
             driver.execute("SELECT pg_sleep(0.05)")
         assert time.monotonic() - began >= 0.05
-
-
-def test_what_comes_back_or_is_opened_after_an_engines_end_is_closed(engine: sa.Engine) -> None:
-    """A connection that is returned or opened after the end of its engine is closed."""
     with engine.connect() as connection:
         still_used: psycopg.Connection = connection.connection.driver_connection  # type: ignore[assignment]
         engine.dispose()

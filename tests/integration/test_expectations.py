@@ -156,7 +156,7 @@ def test_what_retention_may_have_dropped_is_not_known(shop: Shop, short_stream: 
 
 
 def test_expectations_are_defined_in_the_database(shop: Shop) -> None:
-    """As keys are: once, by what they say; another of the name is refused, and one is taken back."""
+    """Once, by what they say; another of the name is refused, one is taken back; a consumer's role only reads them."""
     paid, database, relations = shop.expects(10), shop.place.database, shop.relations
     with pytest.raises(KeyNotDefined):
         add_expectations(database, paid)
@@ -178,6 +178,11 @@ def test_expectations_are_defined_in_the_database(shop: Shop) -> None:
     with pytest.raises(NotFound):
         remove_expectation(database, "paid")
     assert relations.expectations() == ()
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("SET ROLE relatum_consumer")
+        assert connection.execute("SELECT count(*) FROM relatum.expectations").fetchone() == (0,)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute("DELETE FROM relatum.expectations")
 
 
 def test_wrong_questions_are_refused(shop: Shop) -> None:
@@ -190,12 +195,3 @@ def test_wrong_questions_are_refused(shop: Shop) -> None:
     set_record_time(shop.place.amqp, shop.place.database, shop.orders, on=False)
     with pytest.raises(TimeNotRecorded):
         shop.missing(1)
-
-
-def test_one_who_reads_sees_expectations_and_defines_none(place: Place) -> None:
-    """They are definitions: a consumer's role has them to read."""
-    with psycopg.connect(place.database, autocommit=True) as connection:
-        connection.execute("SET ROLE relatum_consumer")
-        assert connection.execute("SELECT count(*) FROM relatum.expectations").fetchone() == (0,)
-        with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            connection.execute("DELETE FROM relatum.expectations")

@@ -28,6 +28,8 @@ from tests.support.tables import receipts
 
 KEYS = ["order_id", GROUP_KEY]
 
+pytestmark = pytest.mark.differs
+
 COLLECTED = """
 WITH collector AS (INSERT INTO relatum.collectors (name) VALUES ('mail') RETURNING collector_id),
   source AS (
@@ -62,7 +64,6 @@ def fill(place: Place) -> None:
         place.sql(f"INSERT INTO {statement} FROM relatum.streams WHERE name = :name", name=place.stream)
 
 
-@pytest.mark.differs
 def test_everything_derived_is_deleted_and_other_streams_are_left_alone(place: Place, other_stream: str) -> None:
     """A forgotten stream has no row in any table, lookups do not know it, and it can be recorded again."""
     fill(replace(place, stream=other_stream))
@@ -109,7 +110,6 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("is_pruned", [False, True], ids=["repeated", "pruned"])
 @pytest.mark.parametrize("steps", [1, 12])
-@pytest.mark.differs
 def test_what_a_kill_left_is_deleted_by_the_next_one(place: Place, steps: int, is_pruned: bool) -> None:
     """Lookups ignore a stream from the first transaction of `forget` on; a repetition or `prune` deletes the rest."""
     fill(place)
@@ -130,7 +130,6 @@ def test_what_a_kill_left_is_deleted_by_the_next_one(place: Place, steps: int, i
     assert rows_by_table(place) == {}
 
 
-@pytest.mark.differs
 def test_it_is_not_forgotten_while_a_recorder_works(place: Place) -> None:
     """`forget` names a recorder that works, and deletes nothing until it has stopped; a dry run counts the rows."""
     place.put((b"", {"order_id": 1}))
@@ -150,7 +149,6 @@ def test_it_is_not_forgotten_while_a_recorder_works(place: Place) -> None:
     assert rows_by_table(place) == {}
 
 
-@pytest.mark.differs
 def test_who_was_about_to_write_is_refused(place: Place) -> None:
     """Neither a recorder without its lease nor a back-fill writes to a stream that was forgotten."""
     place.put((b"", {"order_id": 1}))
@@ -164,7 +162,6 @@ def test_who_was_about_to_write_is_refused(place: Place) -> None:
         assert advance_all(connection, [move]) == (set(), set())
 
 
-@pytest.mark.differs
 def test_what_a_recorder_commits_in_its_midst_is_deleted(place: Place) -> None:
     """What a recorder without its lease commits before the coverage is deleted is deleted, too."""
     fill(place)
@@ -185,7 +182,6 @@ def test_what_a_recorder_commits_in_its_midst_is_deleted(place: Place) -> None:
     assert rows_by_table(place) == {}
 
 
-@pytest.mark.differs
 def test_primary_data_that_refers_to_it_stops_it(place: Place) -> None:
     """`forget` names collectors and consumers of groups that use the stream, and deletes nothing."""
     fill(place)
@@ -212,7 +208,6 @@ def test_primary_data_that_refers_to_it_stops_it(place: Place) -> None:
     assert rows_by_table(place) == {}
 
 
-@pytest.mark.differs
 def test_a_super_stream_stands_for_its_partitions(place: Place, layout: Layout) -> None:
     """All partitions are forgotten together, and none while contexts are placed in one."""
     name, partitions = layout.super_stream, [each.stream for each in layout.partitions]
@@ -251,7 +246,6 @@ def test_a_stream_that_cannot_be_read_stops_no_other(own_broker: LocalRabbitMQ, 
     assert isinstance(report.failed[streams[0]], DataError)
 
 
-@pytest.mark.differs
 def test_a_name_that_is_not_recorded_is_refused_before_anything_is_deleted(place: Place) -> None:
     """`prune` refuses an unknown name, and deletes nothing of the streams named beside it."""
     add_keys(place.engine, ["order_id"])
@@ -280,7 +274,6 @@ def declare_anew(place: Place) -> None:
     place.put_recorded(*[(b"", {"order_id": number}) for number in range(3)])
 
 
-@pytest.mark.differs
 def test_a_stream_that_is_declared_anew_in_its_midst_keeps_its_rows(dropped_front: Place) -> None:
     """`prune` deletes no rows of a stream that was declared anew after the broker was asked."""
     done: list[str] = []
@@ -297,7 +290,6 @@ def test_a_stream_that_is_declared_anew_in_its_midst_keeps_its_rows(dropped_fron
     assert [offset for _, _, offset in dropped_front.rows()] == [0, 1, 2]
 
 
-@pytest.mark.differs
 def test_a_part_of_a_stream_that_was_declared_anew_is_not_dropped(dropped_front: Place) -> None:
     """`prune` drops no part that holds rows of a stream that was declared anew."""
     prune(dropped_front.amqp, dropped_front.database)

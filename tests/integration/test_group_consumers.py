@@ -198,8 +198,8 @@ def test_members_must_agree(place: Place, relations: Relations, streams: list[st
         given(relations, streams, order="physical")
 
 
-def test_what_cannot_be_meant_is_refused(relations: Relations) -> None:
-    """Options past their limits and options that need another one are refused before anything is asked."""
+def test_what_cannot_be_meant_is_refused(relations: Relations, place: Place) -> None:
+    """Options past their limits or without another one are refused, and so is a consumer without the key of groups."""
     for options in ({"complete": False}, {"consumer": ""}, {"consumer": 5}, {"on_conflict": "dead_letter"}):
         with pytest.raises(InvalidInput):
             relations.groups("any", **{"consumer": "billing"} | options)
@@ -207,10 +207,6 @@ def test_what_cannot_be_meant_is_refused(relations: Relations) -> None:
     for option, value in limits.items():
         with pytest.raises(InvalidInput):
             GroupConsumer("billing", **{option: value})  # type: ignore[arg-type]
-
-
-def test_the_key_must_be_defined(place: Place, relations: Relations) -> None:
-    """Without it nothing is found, which is said."""
     place.record(keys=["order_id"])
     with pytest.raises(KeyNotDefined, match="message_group"):
         next(relations.groups(place.stream, consumer="billing"))

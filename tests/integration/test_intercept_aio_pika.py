@@ -19,7 +19,7 @@ from relatum.uuid7 import time_us_of
 from tests.support import unique_name, wait_until
 from tests.support.place import Place
 from tests.support.proxy import Proxy
-from tests.support.spans import Spans, collected_spans
+from tests.support.spans import Spans
 
 CONNECT = [aio_pika.connect, aio_pika.connect_robust]
 
@@ -138,9 +138,8 @@ async def test_a_robust_connection_comes_back_intercepted(amqp_url: str, stream_
 
 
 @pytest.fixture
-def spans() -> Iterator[Spans]:
-    with collected_spans() as spans:
-        yield spans
+def spans(spans: Spans) -> Iterator[Spans]:
+    yield spans
     if AioPikaInstrumentor().is_instrumented_by_opentelemetry:
         AioPikaInstrumentor().uninstrument()
 

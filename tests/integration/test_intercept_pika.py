@@ -14,7 +14,7 @@ from relatum.errors import HeadersRefused, PublishOutcomeUnknown, PublishRejecte
 from tests.contract._clients import Queue, new_queue
 from tests.support import unique_name
 from tests.support.proxy import Proxy
-from tests.support.spans import Spans, collected_spans
+from tests.support.spans import Spans
 
 
 @pytest.fixture
@@ -137,12 +137,6 @@ def test_a_reset_connection_leaves_the_outcome_unknown(amqp_url: str, stream_nam
         with pytest.raises(pika.exceptions.AMQPError) as after:
             channel.basic_publish("", stream_name, b"")
         assert not isinstance(after.value, PublishOutcomeUnknown)
-
-
-@pytest.fixture
-def spans() -> Iterator[Spans]:
-    with collected_spans() as spans:
-        yield spans
 
 
 @pytest.mark.parametrize("ours_first", [True, False])

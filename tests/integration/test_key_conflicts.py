@@ -200,7 +200,7 @@ def names_of(engine: sa.Engine) -> dict[str, str | None]:
 
 
 def test_a_key_may_name_another_that_is_defined_with_it_or_before(engine: sa.Engine) -> None:
-    """A key may name another one when it is defined or later, but naming a different one is a conflict."""
+    """A key may name one that is defined now or later, but no second one, nor an unknown or unlike one."""
     add_keys(engine, [KeyDefinition("cause", names="id"), "id", "reply", "other"])
     assert names_of(engine) == {"cause": "id", "id": None, "reply": None, "other": None}
     (told,) = add_keys(engine, [KeyDefinition("reply", names="id")])
@@ -217,15 +217,11 @@ def test_a_key_may_name_another_that_is_defined_with_it_or_before(engine: sa.Eng
     add_keys(engine, ["id"])
     add_keys(engine, [KeyDefinition("cause", names="id")])
     assert names_of(engine)["cause"] == "id"
-
-
-def test_a_key_names_only_one_that_can_have_its_values(engine: sa.Engine) -> None:
-    """A key that names one of another type, of other parts or an unknown one is refused, and nothing is written."""
-    add_keys(engine, ["id", KeyDefinition("number", type="integer"), KeyDefinition("pair", source=("a", "b"))])
+    add_keys(engine, [KeyDefinition("number", type="integer"), KeyDefinition("pair", source=("a", "b"))])
     for named, what in {"idd": "is no key", "number": "the same type", "pair": "number of parts"}.items():
         with pytest.raises(InvalidKeyDefinition, match=what):
-            add_keys(engine, [KeyDefinition("cause", names=named)])
-    assert set(names_of(engine)) == {"id", "number", "pair"}
+            add_keys(engine, [KeyDefinition("effect", names=named)])
+    assert set(names_of(engine)) == {"cause", "id", "reply", "other", "number", "pair"}
 
 
 def test_a_key_is_masked_by_who_says_so_and_shown_again_by_name_alone(engine: sa.Engine) -> None:

@@ -1,7 +1,7 @@
 """Spans of look-ups, recorders, collectors and consumers on real servers, and what they link to."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest.mock import Mock
@@ -24,17 +24,10 @@ from tests.support import wait_until
 from tests.support.collectors import FOREVER, Collecting, Gate
 from tests.support.place import Place
 from tests.support.serial_consuming import serial_bed
-from tests.support.spans import Spans, collected_spans
+from tests.support.spans import Spans
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PROCESS = {"messaging.system": "rabbitmq", "messaging.operation.name": "process", "messaging.operation.type": "process"}
-
-
-@pytest.fixture
-def spans() -> Iterator[Spans]:
-    with collected_spans() as spans:
-        yield spans
-    otel.configure()
 
 
 def sender(spans: Spans, name: str = "send") -> tuple[SpanContext, dict[str, Any]]:

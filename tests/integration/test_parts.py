@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
@@ -15,11 +14,12 @@ import sqlalchemy as sa
 
 from relatum.recording import upkeep, verify
 from relatum.store.catalog import add_keys, ensure_stream
-from relatum.store.database import make_engine
+from relatum.store.database import as_engine
 from relatum.store.parts import Part, copy_rows, drop_parts, empty_parts, part_may_hold_values, turn_parts
 from relatum.store.rows import copy_text
 from relatum_consumer.lookups.by_key import probe_statement
-from tests.support import new_streams, unique_name, wait_until
+from tests.support import new_streams, wait_until
+from tests.support.databases import user_in
 from tests.support.parts import MESSAGES, Parts
 from tests.support.place import Place
 from tests.support.plans import nodes_of, plan_of, text_of
@@ -39,14 +39,8 @@ def parts(engine: sa.Engine) -> Parts:
 @pytest.fixture
 def of_recorder(parts: Parts, database_url: str) -> Iterator[Parts]:
     """The same of a user that may do what recorders may, and no more."""
-    name = unique_name("parts").replace("-", "_")
-    host = urlsplit(database_url)
-    with psycopg.connect(database_url, autocommit=True) as administrator:
-        administrator.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'x' IN ROLE relatum_recorder".encode())
-        engine = make_engine(urlunsplit(host._replace(netloc=f"{name}:x@{host.hostname}:{host.port}")))
+    with user_in(database_url, "relatum_recorder") as url, as_engine(url) as engine:
         yield replace(parts, engine=engine)
-        engine.dispose()
-        administrator.execute(f"DROP ROLE {name}".encode())
 
 
 def test_a_recorder_may_do_all_of_it_and_change_nothing_else(of_recorder: Parts) -> None:

@@ -8,9 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from urllib.parse import urlsplit
 
-import psycopg
 import pytest
 import sqlalchemy as sa
 
@@ -18,6 +16,7 @@ from relatum.limits import RECORDER_CONNECTIONS_MAX
 from relatum.recording import Recorder
 from tests.support import broker_connection, delete_stream, new_streams, recording, unique_name, wait_until
 from tests.support._recording import running
+from tests.support.databases import user_in
 from tests.support.place import Place
 from tests.support.proxy import Proxy
 from tests.support.threads import Threads
@@ -82,12 +81,8 @@ def wait_all_recorded(engine: sa.Engine, streams: Streams, count: int) -> None:
 @pytest.fixture
 def limited_url(request: pytest.FixtureRequest, database_url: str) -> Iterator[str]:
     """The database's URL of a recorder that PostgreSQL gives so many connections and no more."""
-    role, parts = unique_name("few").replace("-", "_"), urlsplit(database_url)
-    with psycopg.connect(database_url, autocommit=True) as administrator:
-        administrator.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'p' CONNECTION LIMIT {request.param}")
-        administrator.execute(f"GRANT relatum_recorder TO {role}")
-        yield parts._replace(netloc=f"{role}:p@{parts.netloc.rpartition('@')[2]}").geturl()
-        administrator.execute(f"DROP ROLE {role}")
+    with user_in(database_url, "relatum_recorder", connections_max=str(request.param)) as url:
+        yield url
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 import pika
-import psycopg
 import pytest
 
 from relatum import MessageId
@@ -22,6 +21,7 @@ from relatum.superstreams import add_partition
 from relatum_consumer import AsyncRelations, Relations, Status
 from tests.support import delete_stream, unique_name, wait_until
 from tests.support.place import Place
+from tests.support.standstill import end_sessions
 from tests.support.super_streams import super_stream
 
 KEYS = ["order_id", "host"]
@@ -312,11 +312,7 @@ def test_a_connection_that_the_database_closed_is_replaced(place: Place, relatio
     place.engine.dispose()
     for _ in range(3):
         assert relations.find("order_id", "a").ids == ((place.stream, 0),)
-        with psycopg.connect(place.database, autocommit=True) as connection:
-            connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
+        end_sessions(place.database)
 
 
 async def test_tasks_may_share_one_and_be_cancelled(place: Place) -> None:

@@ -248,18 +248,14 @@ async def test_any_channel_of_aio_pika_will_do(
     assert all(PLACED_HEADER in each.headers for each in messages)
 
 
-def test_another_connection_of_pika_is_refused(layout: Layout, database_url: str, amqp_url: str) -> None:
-    """A connection of pika whose publishes give no confirm is refused."""
+async def test_what_gives_no_confirms_is_refused(layout: Layout, database_url: str, amqp_url: str) -> None:
+    """Neither another connection of pika nor what is no channel will do, nor a router where a receipt is asked for."""
     with (
-        broker_connection(amqp_url) as connection,
-        relatum.ContextRouter(layout.super_stream, database_url) as router,
+        broker_connection(amqp_url) as bare,
+        relatum.ContextRouter(layout.super_stream, database_url) as blocking,
         pytest.raises(ConfigurationError, match="BlockingChannel"),
     ):
-        router.publish(connection._impl, b"", of_context("x"))
-
-
-async def test_what_is_no_channel_of_aio_pika_is_refused(amqp_url: str, database_url: str) -> None:
-    """An object that is no channel is refused, and so is a router where a receipt is asked for."""
+        blocking.publish(bare._impl, b"", of_context("x"))
     async with (
         await aio_pika.connect(amqp_url) as connection,
         relatum.AsyncContextRouter(unique_name(), database_url) as router,

@@ -1,7 +1,7 @@
 """Traces against real streams and a real database; a walk over all says what is connected."""
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from random import Random
 from typing import Any
 
@@ -16,7 +16,7 @@ from relatum.store.database import Database
 from relatum_consumer import Relations, Status, Trace
 from relatum_consumer.lookups.proof import Uncovered
 from relatum_consumer.traces import Edge, Stop, StopReason
-from tests.support import delete_stream, new_streams, recording, wait_recorded
+from tests.support import delete_stream, recording, wait_recorded
 from tests.support.pages import blocks_of, run
 from tests.support.place import Place
 from tests.support.relations import questions
@@ -25,12 +25,6 @@ KEYS = ["order_id", "host", "id", *[KeyDefinition(name, names="id") for name in 
 IDS = ["id", "cause", "reply"]
 LEADS_TO = {name: [name] for name in ("order_id", "host")} | dict.fromkeys(IDS, IDS)
 """By which keys messages are sought that a value leads to: another description of what `names=` means."""
-
-
-@pytest.fixture
-def streams(place: Place) -> Iterator[list[str]]:
-    with new_streams(place.amqp, 3) as names:
-        yield names
 
 
 def said(at_us: int, **values: Any) -> tuple[bytes, dict[str, Any]]:

@@ -11,16 +11,11 @@ KEYS = [KeyDefinition("order_id"), KeyDefinition("number", type="integer"), KeyD
 ORDERS = ["a", "a", "ab", "ab%", "ab_", "abc", "aé", "a\U0001f600", "b", "東", "ab", "B"]
 
 
-@pytest.fixture
-def recorded(place: Place, other_stream: str) -> None:
+def test_values_begin_with_the_prefix(place: Place, relations: Relations, other_stream: str) -> None:
+    """Each once, in order of bytes; no pattern; none of other virtual hosts or of streams that were replaced."""
     for name in (place.stream, other_stream):
         place.put(*[(b"", {"order_id": each, "number": n}) for n, each in enumerate(ORDERS)], to=name)
     place.record(place.stream, other_stream)
-
-
-@pytest.mark.usefixtures("recorded")
-def test_values_begin_with_the_prefix_and_come_in_order_each_once(relations: Relations) -> None:
-    """By their bytes; nothing of a prefix is a pattern; so many as are asked for, and none where none begins so."""
     whole = sorted(set(ORDERS), key=str.encode)
     for prefix in ("", "a", "ab", "ab%", "ab_", "b", "東", "a\U0001f600", "c", "abcd", "'", "A", "B"):
         expected = tuple(each for each in whole if each.startswith(prefix))
@@ -32,14 +27,7 @@ def test_values_begin_with_the_prefix_and_come_in_order_each_once(relations: Rel
     for key, error in (("nope", KeyNotDefined), ("at", InvalidInput)):
         with pytest.raises(error):
             relations.values(key)
-
-
-def test_values_of_streams_that_are_not_meant_are_passed_over(
-    place: Place, relations: Relations, recorded: None, other_stream: str
-) -> None:
-    """Those of other virtual hosts, and of streams that were replaced; what another stream has too stays."""
-    expected = relations.values("order_id")
     place.sql("UPDATE relatum.streams SET vhost = 'other' WHERE name = :name", name=place.stream)
-    assert relations.values("order_id") == expected
+    assert relations.values("order_id") == tuple(whole)
     place.sql("UPDATE relatum.streams SET replaced_at = now() WHERE name = :name", name=other_stream)
     assert relations.values("order_id") == ()

@@ -62,6 +62,17 @@ def administer(server_url: str, statement: LiteralString, *names: str) -> None:
         connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
 
 
+@contextmanager
+def user_in(url: str, role: LiteralString, *, connections_max: LiteralString = "-1") -> Iterator[str]:
+    """The URL of a new user, who may do what a role may, and no more."""
+    name, parts = database_name("relatum_user"), urlsplit(url)
+    limit: LiteralString = " LOGIN PASSWORD 'x' CONNECTION LIMIT " + connections_max
+    administer(url, "CREATE ROLE {}" + limit + " IN ROLE " + role, name)
+    yield parts._replace(netloc=f"{name}:x@{parts.netloc.rpartition('@')[2]}").geturl()
+    administer(url, "DROP OWNED BY {}", name)
+    administer(url, "DROP ROLE {}", name)
+
+
 def clear(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"{_ENDS} AND pid <> pg_backend_pid()".encode(), [urlsplit(url).path[1:]])

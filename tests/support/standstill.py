@@ -60,6 +60,13 @@ def in_time(most_s: float) -> Iterator[None]:
     assert took < most_s + SLACK_S, f"{took:.1f} s and not {most_s} s"
 
 
+def end_sessions(database_url: str) -> None:
+    """End all sessions of the database but one's own."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        others = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        connection.execute(f"SELECT pg_terminate_backend(pid) FROM ({others}) AS others".encode())
+
+
 def nobody_waits(database_url: str) -> None:
     """Wait until no session waits for a lock any more: the server was told that nobody wants the answer."""
     _wait_for(False, database_url)

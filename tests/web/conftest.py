@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
-from urllib.parse import urlencode, urlsplit, urlunsplit
+from urllib.parse import urlencode
 
 import psycopg
 import pytest
-from psycopg import sql
 
 import relatum
 from relatum import Broker, MessageCollector, SerialConsumer, SerializationContexts
@@ -33,7 +32,7 @@ from tests.support import (
     wait_recorded,
     wait_until,
 )
-from tests.support.databases import Databases
+from tests.support.databases import Databases, user_in
 from tests.support.groups import group_id, of_group, whole_group
 from tests.support.place import Place
 from tests.support.super_streams import super_stream
@@ -160,14 +159,8 @@ def web_database_url(_databases: Databases) -> Iterator[str]:
 @pytest.fixture
 def reader_url(web_database_url: str) -> Iterator[str]:
     """The URL of a user in `relatum_reader`, for the database that is shared."""
-    name = unique_name("page").replace("-", "_")
-    with psycopg.connect(web_database_url, autocommit=True) as administrator:
-        made = sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'x' IN ROLE relatum_reader")
-        administrator.execute(made.format(sql.Identifier(name)))
-        parts = urlsplit(web_database_url)
-        yield urlunsplit(parts._replace(netloc=f"{name}:x@{parts.hostname}:{parts.port}"))
-        administrator.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(name)))
-        administrator.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
+    with user_in(web_database_url, "relatum_reader") as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

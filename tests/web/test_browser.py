@@ -244,7 +244,7 @@ def test_values_are_offered_while_one_is_typed(tab: Page) -> None:
 
 
 def test_all_of_it_goes_by_keyboard(tab: Page, world: World) -> None:
-    """From the search to a message, on to the next and back, without a pointer; what has the focus is seen."""
+    """From the search to a message, on and back, without a pointer; letters are turned off for good where one likes."""
     tab.goto("/")
     tab.keyboard.press("Tab")
     expect(tab.get_by_text("Skip to the content")).to_be_focused()
@@ -271,10 +271,6 @@ def test_all_of_it_goes_by_keyboard(tab: Page, world: World) -> None:
     tab.keyboard.type("3")
     tab.keyboard.press("Enter")
     expect(tab.locator("h1")).to_contain_text(" 3")
-
-
-def test_letters_do_nothing_where_that_is_wished(tab: Page, world: World) -> None:
-    """They are named on the page, and turned off there for good: who dictates says many."""
     tab.goto(f"/message?stream={world.orders}&offset=3")
     tab.get_by_label("Shortcuts").uncheck()
     tab.reload()

@@ -23,7 +23,7 @@ from tests.web.test_api import harmless, hostile_names, links, pages
 
 
 def test_groups_that_are_not_whole_say_what_they_lack(page: Asking, world: World) -> None:
-    """Groups that are not whole are listed by age, the contradictory ones last, each with what it lacks."""
+    """Listed by age with what they lack, the contradictory ones last; a group's page lists its messages by number."""
     answer = page.get("/api/groups").json()
     assert (answer["incomplete"], answer["contradictory"]) == (2, 1)
     facts = [each["position"] for each in answer["groups"]]
@@ -47,6 +47,10 @@ def test_groups_that_are_not_whole_say_what_they_lack(page: Asking, world: World
     rows = page.get("/api/groups?limit=2").json()["groups"]
     assert [row["group_id"] for row in rows] == [each["group_id"] for each in facts[:2]]
     assert "and 1 more" in page.get("/groups?limit=2").text
+    whole = page.get(f"/api/groups/group?id={group_id(1)}").json()
+    assert (whole["group"]["contiguous"], [each["sequence"] for each in whole["results"]]) == (3, [1, 2, 3])
+    assert [each["is_last"] for each in whole["results"]] == [False, False, True]
+    assert "The group has no messages" in page.get(f"/groups/group?id={group_id(9)}").text
 
 
 def test_what_is_not_recorded_by_the_key_of_groups_is_named_and_not_read(
@@ -66,14 +70,6 @@ def test_what_is_not_recorded_by_the_key_of_groups_is_named_and_not_read(
         harmless(text)
     shown = own.get(f"/api/groups/group?id={group_id(2)}").json()
     assert (len(shown["results"]), shown["group"]["is_proven"]) == (1, False)
-
-
-def test_a_group_is_shown_by_number(page: Asking, world: World) -> None:
-    """A group's page lists its messages by number; a group without messages says so."""
-    whole = page.get(f"/api/groups/group?id={group_id(1)}").json()
-    assert (whole["group"]["contiguous"], [each["sequence"] for each in whole["results"]]) == (3, [1, 2, 3])
-    assert [each["is_last"] for each in whole["results"]] == [False, False, True]
-    assert "The group has no messages" in page.get(f"/groups/group?id={group_id(9)}").text
 
 
 def test_without_the_key_of_groups_it_says_how_to_define_it(own: Asking) -> None:
@@ -98,12 +94,22 @@ def test_a_consumer_of_groups_is_shown(world: World, database_url: str) -> None:
 
 
 def test_collectors_are_shown_with_what_became_of_messages(page: Asking, world: World) -> None:
-    """Counts by state, each with a list; who collects, and how far."""
+    """Counts by state, who collects and how far; a message has its outcome, with a reason unless bodies are masked."""
     (row,) = page.get("/api/collectors").json()["collectors"]
     counts = {"collected": 0, "forwarded": 0, "succeeded": TAKEN - FAILED, "failed": FAILED, "dead": 0}
     assert row["counts"] == counts
     assert [(each["stream"], each["position"]) for each in row["sources"]] == [(world.payments, TAKEN)]
     harmless(page.get("/collectors").text)
+    first = page.get("/api/collectors/collector?name=books").json()["results"][0]
+    place = at(first["stream"], first["offset"])
+    assert page.get(f"/api{place}").json()["outcomes"] == [first]
+    shown = page.get(place).text
+    harmless(shown)
+    assert "no such account" in shown
+    assert page.get(f"/api{at(world.orders, 0)}").json()["outcomes"] == []
+    with asking(world.page(mask_bodies=True)) as masked:
+        for path in ("/collectors/collector?name=books", place):
+            assert "no such account" not in masked.get(path).text
 
 
 @pytest.mark.parametrize("limit", [1, 3, 1000])
@@ -117,20 +123,6 @@ def test_what_failed_is_listed_with_why(page: Asking, limit: int) -> None:
     good = pages(page, "/collectors/collector", "results", name="books", limit=limit, state="succeeded")
     assert sorted(row["offset"] for row in good) == list(range(FAILED, TAKEN))
     assert pages(page, "/collectors/collector", "results", name="books", limit=limit, state="waiting") == []
-
-
-def test_a_message_has_its_outcome(page: Asking, world: World) -> None:
-    """With the reason, which is not shown where bodies are not; none where no collector took it."""
-    row = page.get("/api/collectors/collector?name=books").json()["results"][0]
-    place = at(row["stream"], row["offset"])
-    assert page.get(f"/api{place}").json()["outcomes"] == [row]
-    shown = page.get(place).text
-    harmless(shown)
-    assert "no such account" in shown
-    assert page.get(f"/api{at(world.orders, 0)}").json()["outcomes"] == []
-    with asking(world.page(mask_bodies=True)) as masked:
-        for path in ("/collectors/collector?name=books", place):
-            assert "no such account" not in masked.get(path).text
 
 
 COLLECTOR = "INSERT INTO relatum.collectors (vhost, name) VALUES ('/', :name) RETURNING collector_id"
@@ -236,7 +228,7 @@ NAMES = ["answered <b>", "paid", "patient", "shelved", "swift"]
 
 
 def test_expectations_are_counted(page: Asking, world: World) -> None:
-    """Expectations are counted by name; what has time left is listed as not known, and never as missing."""
+    """By name; what has time left is not known; a span without messages has no green tick and a link to all times."""
     answer = page.get("/api/missing?span=all").json()
     rows = {row["expectation"]["name"]: row for row in answer["expectations"]}
     assert (list(rows), answer["total"]) == (NAMES, len(NAMES))
@@ -255,10 +247,6 @@ def test_expectations_are_counted(page: Asking, world: World) -> None:
     assert (patient["finding"], {row["why"] for row in patient["results"]}) == ("not_known", {"not_due"})
     assert page.answer("/missing/expectation", span="all", name="patient", finding="missing")["results"] == []
     assert "None is missing" in page.get("/missing/expectation?name=patient&span=all&finding=missing").text
-
-
-def test_where_nothing_was_looked_at_nothing_is_praised(page: Asking) -> None:
-    """A span without messages has no green tick, and a link to the one that has some."""
     for path, wider in (
         ("/missing?span=5m", "/missing?span=all"),
         ("/missing/expectation?name=paid&span=5m", "/missing/expectation?name=paid&amp;span=all"),

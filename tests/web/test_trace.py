@@ -41,18 +41,6 @@ def test_a_conversation_is_what_is_connected_by_time_and_by_cause(talk: Asking, 
         assert answer["hops"].count(0) == 1
 
 
-def test_one_that_begins_with_a_value_has_no_start_among_its_messages(talk: Asking, talks: Talks) -> None:
-    """Also that of a composite key; what is named and not there is told."""
-    answer = talk.answer("/trace", key="order_id", value=FORMULA, by="cause")
-    assert answer["hops"] == [1, 1, 1]
-    (named,) = answer["edges"]
-    effect = answer["messages"][1]
-    assert (named["cause"], named["effect"]) == (None, {name: effect[name] for name in ("stream", "offset")})
-    composite = talk.answer("/trace", key="place", value=["a|b", "7"], by="place")
-    assert {each["stream"] for each in composite["messages"]} == {talks.orders, talks.payments}
-    assert composite["start"] == "place a|b + 7"
-
-
 @pytest.mark.parametrize(
     ("query", "reason", "count"),
     [
@@ -83,7 +71,7 @@ def test_what_a_bound_leaves_out_is_said(talk: Asking, query: dict[str, Any], re
 
 
 def test_nothing_connected_is_said_with_what_is_known(talk: Asking, talks: Talks) -> None:
-    """An answer without connections says whether the value, the message's keys or other messages are missing."""
+    """What is missing is said where nothing is connected; one that begins with a value, composite too, has no start."""
     absent = talk.answer("/trace", key="order_id", value="nobody")
     assert (absent["status"], absent["messages"]) == ("absent", [])
     found = talk.answer("/trace", stream=talks.orders, offset=4)
@@ -95,6 +83,14 @@ def test_nothing_connected_is_said_with_what_is_known(talk: Asking, talks: Talks
         shown = talk.get(f"/trace?{query}")
         assert shown.status_code == 200
         harmless(shown.text)
+    answer = talk.answer("/trace", key="order_id", value=FORMULA, by="cause")
+    assert answer["hops"] == [1, 1, 1]
+    (named,) = answer["edges"]
+    effect = answer["messages"][1]
+    assert (named["cause"], named["effect"]) == (None, {name: effect[name] for name in ("stream", "offset")})
+    composite = talk.answer("/trace", key="place", value=["a|b", "7"], by="place")
+    assert {each["stream"] for each in composite["messages"]} == {talks.orders, talks.payments}
+    assert composite["start"] == "place a|b + 7"
 
 
 def test_large_conversations_are_whole_and_weigh_little(talk: Asking) -> None:

@@ -47,8 +47,8 @@ def test_a_deleted_stream_is_not_said_to_have_expired(place: Place, own: Asking,
     assert relatum.ok("status", stream).startswith(f"{stream}: deleted: relatum forget {stream}")
 
 
-def test_a_stream_that_is_recorded_to_its_end_is_complete(place: Place) -> None:
-    """That nobody records it now is nothing to worry about, until there is something that is not recorded."""
+def test_a_stream_that_is_recorded_to_its_end_is_complete(place: Place, own: Asking) -> None:
+    """That nobody records now is nothing to worry about until a part is not recorded; a NUL in a text is seen."""
     place.put_recorded((b"", {"order_id": "a"}), keys=["order_id"])
     for state, words in (("complete", "complete, no recorder now"), ("unattended", "a part is not recorded")):
         with asking(page_of(place)) as page:
@@ -57,6 +57,10 @@ def test_a_stream_that_is_recorded_to_its_end_is_complete(place: Place) -> None:
             for path in ("/streams", at(place.stream)):
                 assert words in page.get(path).text
         place.put(b"later")
+    place.put_recorded((b"before\0after", {"order_id": "a"}), keys=["order_id"])
+    body = own.get(f"/api{at(place.stream, 3)}").json()["body"]
+    assert (body["kind"], body["part"]) == ("text", "before\0after")
+    assert "before⟨0⟩after" in own.get(at(place.stream, 3)).text
 
 
 def test_keys_keep_their_letters(place: Place) -> None:
@@ -94,14 +98,6 @@ def test_live_lists_what_arrived_last(place: Place, own: Asking, other_stream: s
         shown = own.get(f"/live{query}").text
         places = [shown.index(f"<code>{each}</code>") for each in wanted]
         assert places == sorted(places)
-
-
-def test_a_text_with_a_nul_is_shown_as_text(place: Place, own: Asking) -> None:
-    """The NUL is seen, and the bytes are there as well."""
-    place.put_recorded((b"before\0after", {"order_id": "a"}), keys=["order_id"])
-    body = own.get(f"/api{at(place.stream, 0)}").json()["body"]
-    assert (body["kind"], body["part"]) == ("text", "before\0after")
-    assert "before⟨0⟩after" in own.get(at(place.stream, 0)).text
 
 
 def named(rows: list[dict[str, Any]]) -> dict[str, str]:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -22,6 +21,7 @@ from relatum.store.catalog import remove_key
 from relatum.store.parts import drop_parts
 from tests.support import publish_plain, recording, unique_name, wait_until
 from tests.support.databases import named
+from tests.support.pages import blocks_of, run
 from tests.support.place import Place
 from tests.support.plans import filled_database
 
@@ -391,15 +391,11 @@ def test_the_catalog_works_inside_postgresql(
 
 def test_what_the_page_shows_of_spark_runs(spark: SparkSession, skewed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each Python block of docs/sql.md, one after the other, on this database."""
-    page = (Path(__file__).parents[3] / "docs" / "sql.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) >= 3
     url = sa.make_url(skewed)
     monkeypatch.setenv("RELATUM_DATABASE_URL", skewed)
     names: dict[str, Any] = {"spark": spark}
+    blocks = blocks_of("sql.md", renamed={"reader": str(url.username), "…": url.password or ""})
+    assert len(blocks) >= 3
     for block in blocks:
-        here = block.replace("db.example.com:5432/shop", f"{url.host}:{url.port}/{url.database}")
-        here = here.replace('"user": "reader"', f'"user": "{url.username}"')
-        here = here.replace('"password": "…"', f'"password": "{url.password or ""}"')
-        exec(compile(here, "docs/sql.md", "exec"), names)
+        run("sql.md", block.replace("db.example.com:5432/shop", f"{url.host}:{url.port}/{url.database}"), names)
     assert names["rows"].count() == len(_view(skewed, "key = 'order_id'"))

@@ -277,7 +277,7 @@ def test_deduplication_outlives_the_broker(private_servers: LocalServers) -> Non
 
 
 def test_a_bad_row_is_refused_before_anything_is_sent(sink: Sink, place: Place) -> None:
-    """One value that cannot be recorded, in the last row of many, a row without a body, or too large a header."""
+    """A value, row or option that cannot be is refused with the reason, without credentials, and nothing is sent."""
     add_keys(place.engine, [KeyDefinition("number", type="integer")])
     headers = pa.array([[("a", "x" * 200_000)]], TEXTS)
     many = {"value": ["v"] * 20_000, "number": ["1"] * 19_999 + ["x"]}
@@ -294,21 +294,17 @@ def test_a_bad_row_is_refused_before_anything_is_sent(sink: Sink, place: Place) 
             sink.write(columns, **options)
         assert fields is None or (caught.value.key, caught.value.reason) == fields  # type: ignore[attr-defined]
     assert sink.bodies() == []
-
-
-AWAY = {"broker": "amqp://guest:sesame@127.0.0.1:1/", "streamUrl": "rabbitmq-stream://guest:sesame@127.0.0.1:1/"}
-
-
-def test_bad_options_are_refused_before_a_job_runs(sink: Sink) -> None:
-    """A write that cannot be is refused with the reason, without credentials."""
-    bad: list[tuple[dict[str, Any], type[Exception], str]] = [
+    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"stream": "relatum-no-such-stream"}, StreamNotFound, "relatum-no-such-stream"),
         ({"superStream": "no-such-super", "routingKey": "value", "stream": None}, StreamNotFound, "no-such-super"),
         ({"keyColumns": "nothing"}, InvalidInput, "'nothing'"),
         (AWAY, BrokerUnavailable, "127.0.0.1:1"),
     ]
-    for options, error, words in bad:
+    for options, error, words in wrong:
         given = {name: value for name, value in (sink.options | options).items() if value is not None}
-        with pytest.raises(error, match=words) as caught:
+        with pytest.raises(error, match=words) as refused:
             DefaultSource(given).writer(VALUE, False)
-        assert "sesame" not in str(caught.value)
+        assert "sesame" not in str(refused.value)
+
+
+AWAY = {"broker": "amqp://guest:sesame@127.0.0.1:1/", "streamUrl": "rabbitmq-stream://guest:sesame@127.0.0.1:1/"}
