@@ -14,12 +14,9 @@ from typing import Any
 import pytest
 
 from relatum import Broker, MessageId
-from relatum.collecting._named_streams import NamedStreams
-from relatum.contexts._control_streams import ControlStreams
 from relatum.errors import BrokerUnavailable, ConnectionLost, ConnectionsInUse, StreamNotFound, UsedAfterClose
 from relatum.reading import (
     AsyncStreamReader,
-    BrokerAddress,
     Message,
     ReaderStatistics,
     RecordBatch,
@@ -331,18 +328,13 @@ def test_connections_for_attaches_are_those_that_can_be_had(
         assert (reader.statistics().opened, reader.statistics().in_use) == (opened, 0)
 
 
-@pytest.mark.parametrize(
-    "sharing",
-    [ControlStreams, lambda address: NamedStreams(address, ["any"], "first", None)],
-    ids=["router", "collector"],
-)
-def test_a_late_thread_opens_no_reader_after_the_close(address: Broker, sharing: Callable[[Any], Any]) -> None:
+def test_a_late_thread_opens_no_shared_reader_after_the_close(address: Broker) -> None:
     """Nobody would close it."""
-    shared = sharing(BrokerAddress.of(address))
-    assert shared.reader() is shared.reader()
+    shared = SharedReader(address)
+    assert shared.get() is shared.get()
     shared.close()
     with pytest.raises(UsedAfterClose):
-        shared.reader()
+        shared.get()
 
 
 def test_a_reader_that_is_opened_during_the_close_is_closed(address: Broker, proxy: Proxy) -> None:
