@@ -4,6 +4,7 @@ from typing import Any, Final
 
 import typer
 
+from relatum.checks import size_text
 from relatum.documents import document
 from relatum.superstreams.streams import KEPT
 from relatum.tapping import Tap, defined_taps
@@ -38,6 +39,7 @@ def tap(
 
     `--json` prints one document: a list of exchange, type, stream, binding_key, created_at.
     """
+    options = settings.over(KEPT)
     if show_list:
         taps = defined_taps(given.database_url, vhost=given.vhost)
     elif exchanges:
@@ -47,7 +49,7 @@ def tap(
             exchanges,
             stream=stream,
             binding_keys=binding_keys or (),
-            options=settings.over(KEPT),
+            options=options,
         )
     else:
         raise typer.BadParameter("give an EXCHANGE, or --list")
@@ -60,7 +62,8 @@ def tap(
             "This user may not read an exchange's type. No key binds all messages of a direct exchange: only those "
             "with a --binding-key are copied."
         )
-    say("A new stream keeps at most 5 GB and 7 days on each node, or what --max-length-bytes and --max-age say.")
+    limits = f"{size_text(options.max_length_bytes)} and {settings.max_age or '7d'}"
+    say(f"A new stream keeps at most {limits} on each node: --max-length-bytes, --max-age.")
     say(f"Record it: relatum record {' '.join(dict.fromkeys(each.stream for each in taps))}")
 
 

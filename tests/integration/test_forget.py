@@ -81,7 +81,9 @@ def test_everything_derived_is_deleted_and_other_streams_are_left_alone(place: P
         (done,) = forget(place.database, [place.stream], batch_rows=7, progress=lambda each: told.append(each.total))
         assert max(after - before for before, after in pairwise([0, *told])) <= 7
         assert (done.stream, done.rows["relationships"]) == (place.stream, 63)
-        assert dry.rows == {"relationships": 63}
+        assert {name: count for name, count in dry.rows.items() if count} == {
+            name: count for name, count in done.rows.items() if count and name != "group_states"
+        }
         assert rows_by_table(place).items() >= others.items()
         assert [each.stream for each in status(place.amqp, place.database)] == [other_stream]
         assert [each.stream for each in relations.find("order_id", "o1").ids] == [other_stream]

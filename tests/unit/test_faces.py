@@ -32,11 +32,7 @@ def without_asyncio(signature: str) -> str:
     # A generator of asyncio has one type less: it returns nothing.
     text = re.sub(r"AsyncGenerator\[(.*?), None\]", r"Generator[\1, None, None]", signature)
     text = re.sub(r"collections\.abc\.Awaitable\[(\w+)\]", r"\1", text)
-    return (
-        text.replace("Async", "")
-        .replace("_async_shared_groups", "_shared_groups")
-        .replace("asyncio.locks", "threading")
-    )
+    return text.replace("Async", "").replace("._async_", "._").replace("asyncio.locks", "threading")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from relatum.checks import checked_count, checked_name, checked_names, meant
 from relatum.errors import StreamInUse, StreamNotFound
 from relatum.recording.overview import row_counts
-from relatum.recording.pruning import BATCH_ROWS, delete_ended
+from relatum.recording.pruning import BATCH_ROWS, DERIVED, delete_ended
 from relatum.store.catalog import FORGOTTEN, STREAM_COLUMNS, StreamRow
 from relatum.store.database import AnyDatabase, as_engine, sql, transaction
 from relatum.store.members import RECORDERS, holders_of
@@ -71,10 +71,15 @@ _RETIRE: Final = sql(f"""
     UPDATE relatum.streams
     SET state = :state::text, replaced_at = coalesce(replaced_at, now()), lease_holder = NULL WHERE {_OF_NAMES}""")
 
+_COUNTS: Final = {
+    table: sql(f"SELECT count(*) FROM relatum.{table} WHERE stream_id = ANY (:ids::integer[])")
+    for table in (*DERIVED, "coverage")
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ForgottenStream:
-    """A stream that was forgotten, with the rows deleted by table; or that would be, with its rows of keys, about.
+    """A stream that was forgotten, or would be, with its number of rows by table; estimated in a large table.
 
     `needed` says why it cannot be forgotten now, and what to do; None if it can be, or was.
     """
@@ -108,8 +113,7 @@ def forget(
         database: PostgreSQL's URL, or a `Database`.
         names: Streams and super streams, which stand for their recorded partitions.
         vhost: Their virtual host.
-        dry_run: Return how many rows of keys would be deleted, about, even for streams that are needed, and change
-            nothing. Default: False.
+        dry_run: Return what would be deleted, even for streams that are needed, and change nothing. Default: False.
         batch_rows: Maximum rows deleted in one transaction.
         progress: Called after each transaction that deleted rows.
 
@@ -130,15 +134,7 @@ def forget(
             found = _generations(connection, vhost, names)
             if dry_run:
                 counts = row_counts(connection)
-                return [
-                    ForgottenStream(
-                        name,
-                        rows[-1].super_stream,
-                        Counter(relationships=sum(counts[row.stream_id] for row in rows)),
-                        reason_of(connection, rows),
-                    )
-                    for name, rows in found.items()
-                ]
+                return [_counted(connection, name, rows, counts) for name, rows in found.items()]
             _retire(connection, vhost, list(found))
         done = [ForgottenStream(name, rows[-1].super_stream) for name, rows in found.items()]
         for each in done:
@@ -194,6 +190,18 @@ def check_free(name: str, needed: str | None) -> None:
     """Raise `StreamInUse` if there is a reason why the stream is needed."""
     if needed is not None:
         raise StreamInUse(f"the stream {name!r} cannot be forgotten: {needed}", stream=name, reason=needed)
+
+
+def _counted(
+    connection: sa.Connection, name: str, rows: Sequence[StreamRow], counts: dict[int, int]
+) -> ForgottenStream:
+    ids = [row.stream_id for row in rows]
+    found = ForgottenStream(name, rows[-1].super_stream, needed=reason_of(connection, rows))
+    found.rows["relationships"] = sum(counts.get(stream_id, 0) for stream_id in ids)
+    for table, query in _COUNTS.items():
+        found.rows[table] = connection.execute(query, {"ids": ids}).scalar_one()
+    found.rows["streams"] = len(ids)
+    return found
 
 
 def _retire(connection: sa.Connection, vhost: str, names: Sequence[str]) -> None:
