@@ -11,13 +11,14 @@ import pika
 import pytest
 import sqlalchemy as sa
 
-from relatum import AsyncMessageCollector, Outcome, OutcomeStatus
+from relatum import AsyncMessageCollector, Broker, Outcome, OutcomeStatus
 from relatum.collecting import Bulk, ExecutorOptions
 from relatum.errors import ConfigurationError
 from relatum.reading import Message
 from tests.support import LIMIT_S, wait_until
 from tests.support.collectors import Collecting
 from tests.support.place import Place
+from tests.support.proxy import Proxy
 from tests.support.threads import Threads
 
 SUCCEEDED = OutcomeStatus.SUCCEEDED
@@ -142,6 +143,22 @@ async def test_collects_that_are_cancelled_at_any_moment_lose_nothing(apart: Apa
         await collector.flush()
         await until_succeeded(collector, *(f"made:{number}" for number in range(len(given))))
     assert sorted(seen) == sorted(f"made:{number}" for number in range(len(given)))
+
+
+async def test_a_run_waits_for_a_broker_that_is_away_when_it_starts(collecting: Collecting, place: Place) -> None:
+    """A start that failed leaves nothing behind, and may be repeated."""
+    place.put((b"0", pika.BasicProperties(type="order")))
+    stop, taken = asyncio.Event(), list[Any]()
+    with Proxy.to(place.stream_url) as proxy:
+        proxy.accepts = False
+        broker = Broker(place.amqp, stream_url=proxy.url(place.stream_url))
+        collector = collecting.collector(lambda bulk: taken.extend(bulk.messages), broker=broker)
+        running = asyncio.create_task(collector.run(stop))
+        await asyncio.to_thread(wait_until, lambda: proxy.refused, what="a start that failed")
+        proxy.accepts = True
+        await asyncio.to_thread(wait_until, lambda: taken, what="the message")
+        stop.set()
+        await running
 
 
 @pytest.mark.parametrize("joins", [False, True])

@@ -203,6 +203,7 @@ class Collector:
             shared.member = shared.store.open(shared.core.types, shared.lease_s)
         except BaseException:
             self._streams.close()
+            self._streams.open()
             shared.store.dispose()
             raise
         return names

@@ -35,7 +35,8 @@ class NamedStreams:
         self._start = start
         self._dead_letters = dead_letters
         self._plain: set[str] = set()
-        self._reader = None if address is None else SharedReader(address)
+        self._address = address
+        self.open()
         is_offset = isinstance(start, int) and not isinstance(start, bool) and 0 <= start <= INTEGER_MAX
         if start not in ("first", "next") and not is_offset:
             raise InvalidInput(f"start= takes 'first', 'next' or an offset, not {shown(start)}")
@@ -50,6 +51,10 @@ class NamedStreams:
                 "again, for ever"
             )
         return names
+
+    def open(self) -> None:
+        """Have a reader, which connects when it is needed: the first, or another after a start that failed."""
+        self._reader = None if self._address is None else SharedReader(self._address)
 
     def reader(self) -> StreamReader:
         """Return the reader for bodies and for questions about streams; `close` closes it."""
