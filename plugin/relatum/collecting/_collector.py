@@ -199,11 +199,11 @@ class Collector:
                 "the collector follows streams but has no executor for their messages: register one before the start"
             )
         try:
+            self._streams.open()
             names = self._streams.checked()
             shared.member = shared.store.open(shared.core.types, shared.lease_s)
         except BaseException:
             self._streams.close()
-            self._streams.open()
             shared.store.dispose()
             raise
         return names

@@ -36,7 +36,7 @@ class NamedStreams:
         self._dead_letters = dead_letters
         self._plain: set[str] = set()
         self._address = address
-        self.open()
+        self._reader: SharedReader | None = None
         is_offset = isinstance(start, int) and not isinstance(start, bool) and 0 <= start <= INTEGER_MAX
         if start not in ("first", "next") and not is_offset:
             raise InvalidInput(f"start= takes 'first', 'next' or an offset, not {shown(start)}")
@@ -53,7 +53,7 @@ class NamedStreams:
         return names
 
     def open(self) -> None:
-        """Have a reader, which connects when it is needed: the first, or another after a start that failed."""
+        """Have a new reader for each start; it connects when it is needed."""
         self._reader = None if self._address is None else SharedReader(self._address)
 
     def reader(self) -> StreamReader:
