@@ -140,7 +140,7 @@ def _rows(face: str, taken: dict[tuple[str, int], Taken]) -> Iterator[Row]:
         has_aim = at_once > 1
         yield Row(
             GROUP,
-            f"look-ups a second, {face}, {at_once} at once",
+            f"lookups a second, {face}, {at_once} at once",
             f"{own_rate:,.0f}/s",
             f"{bare_rate:,.0f}/s: bare probe and read, the same pools",
             rate,

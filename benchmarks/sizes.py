@@ -35,7 +35,7 @@ def _row_bytes(connection: psycopg.Connection[Any]) -> Row:
     return Row(
         GROUP,
         f"bytes a row, {rows:,} rows",
-        f"table {heap:.1f}, look-up index {index:.1f}, offset ranges {ranges:.3f}",
+        f"table {heap:.1f}, lookup index {index:.1f}, offset ranges {ranges:.3f}",
         aim="reported",
         figures={"table_bytes": heap, "index_bytes": index, "ranges_bytes": ranges, "rows": rows},
     )
