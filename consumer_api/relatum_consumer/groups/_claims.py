@@ -1,7 +1,6 @@
 """A member's claims of groups: how it takes, renews and ends them."""
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,8 +9,8 @@ import sqlalchemy as sa
 from relatum.errors import ClaimLost, DatabaseUnavailable
 from relatum.store.database import sql
 from relatum.store.members import RENEWED
+from relatum.waiting import has_passed, pause
 from relatum_consumer.lookups.servers import Servers
-from relatum_consumer.lookups.waiting import Pause
 
 
 @dataclass(slots=True)
@@ -161,20 +160,17 @@ class Claims:
         self.forget(claim)
         return bool(rows)
 
-    def acknowledging(self, claim: Claim) -> Iterator[Pause]:
-        """End a claim as done. While the database is unavailable, yield a rest before each retry.
-
-        Retries end when the lease may have expired.
-        """
+    def acknowledge(self, claim: Claim) -> None:
+        """End a claim as done. While the database is unavailable, retry until the lease may have expired."""
         until = time.monotonic() + self._lease_s
         while True:
             try:
                 is_done = self.end(claim, DONE) or self._was_done(claim)
                 break
             except DatabaseUnavailable:
-                if self.is_closed or time.monotonic() > until:
+                if self.is_closed or has_passed() or time.monotonic() > until:
                     raise
-            yield Pause(ACKNOWLEDGE_PAUSE_S)
+            pause(ACKNOWLEDGE_PAUSE_S)
         if not is_done:
             raise ClaimLost(
                 f"this member has lost the group {claim.group_id}; it was not acknowledged, and is delivered again",

@@ -200,15 +200,10 @@ def evidence(
     needs_firsts: bool = False,
     is_proof: bool = True,
 ) -> Evidence:
-    """Return what is known of the streams: which exist, and which ranges are not recorded for each key.
+    """Return what is known of the streams: which exist, and which ranges are not recorded for each key, or `TIME`.
 
-    Args:
-        catalog: Keys and streams.
-        names: Streams and super streams, which mean their partitions; None for all recorded streams.
-        key_ids: The keys' ids; `relatum.store.TIME` for times.
-        kept: A cache, to which chunks that are read are added.
-        needs_firsts: Always ask where each stream begins.
-        is_proof: False also counts ranges recorded over AMQP 0.9.1 by release 0.4, which may lack rows.
+    `kept` gets the chunks that are read. `needs_firsts` always asks where each stream begins. Without `is_proof`,
+    ranges recorded over AMQP 0.9.1 by release 0.4 count, too, which may lack rows.
 
     Raises:
         StreamNotFound, NotAStream, AccessRefused: a named stream is unknown to the database and the broker, was
@@ -257,8 +252,8 @@ def evidence_together(catalog: Catalog, names: Sequence[str] | None, key_ids: It
     known: Evidence = catalog.servers.flights.run(
         ("evidence", streams, keys), partial(evidence, catalog, streams, keys)
     )
-    # Copies, because scans change them.
-    return replace(known, uncovered=list(known.uncovered), unproven=set(known.unproven))
+    # A copy, because scans change it.
+    return replace(known, unproven=set(known.unproven))
 
 
 def gaps(
