@@ -211,7 +211,7 @@ class AsyncRelations(AsyncClosing):
         """
         if consumer is not None:
             shared = self._relations.groups(streams, consumer=consumer, **options)
-            return AsyncSharedGroups(partial(self._in_thread, threads=self._for_waits), self._end, shared)
+            return AsyncSharedGroups(self._in_thread, self._end, shared)
         given = self._relations._groups(names_of("streams", streams), **options)
         return self._in_parts(lambda: given)
 

@@ -21,7 +21,7 @@ from relatum.reading import BrokerAddress, Message, StreamBounds
 from relatum.store.members import renewal_s
 from relatum.waiting import Outages, Pauses, ended, has_passed, may_repeat, pause
 from relatum_consumer.groups._assembly import Assembled, named
-from relatum_consumer.groups._claims import DEAD, OPEN, READY, Claim, Claims
+from relatum_consumer.groups._claims import ACKNOWLEDGE_PAUSE_S, DEAD, OPEN, READY, Claim, Claims
 from relatum_consumer.groups._consumer import SharedGroupsStatistics, check_dead_letters, find_consumer
 from relatum_consumer.groups._finding import Idle, Scanner
 from relatum_consumer.groups._options import GroupOptions
@@ -71,9 +71,9 @@ class SharedGroup(Group):
             DatabaseUnavailable: PostgreSQL does not answer; acknowledging again is safe.
         """
         claims = self._shared._claims
-        is_first = claims.has(self._claim)
-        claims.acknowledge(self._claim)
-        self._shared._counts["acknowledged"] += is_first
+        until = time.monotonic() + claims.lease_s
+        while not claims.acknowledge(self._claim, until):
+            pause(ACKNOWLEDGE_PAUSE_S)
 
 
 def _fields_of(group: Group) -> dict[str, Any]:
@@ -97,10 +97,9 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
 
     def __init__(self, catalog: Catalog, address: BrokerAddress, options: GroupOptions) -> None:
         assert options.consumer is not None, "it is shared"
-        consumer = options.consumer
         self._catalog = catalog
         self._options = options
-        self._consumer = consumer
+        self._consumer = consumer = options.consumer
         self._who = f"the group consumer {consumer.name!r}"
         self._outages = Outages(logger, broker=str(address))
         stream = consumer.dead_letter_stream
@@ -113,7 +112,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         """Groups and conflicts that were read, to be delivered, raised or given up at their turn."""
         self._idle = Idle(options.idle_timeout_s, POLL_S_MAX)
         self._pauses = Pauses()
-        self._counts = dict.fromkeys(("given", "redelivered", "acknowledged", "given_up"), 0)
+        self._counts = dict.fromkeys(("given", "redelivered", "given_up"), 0)
         self._keeper: Keeper | None = None
         self._taking = threading.Lock()
         of_one_process(self, "a group consumer")
@@ -174,7 +173,8 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
 
     def statistics(self) -> SharedGroupsStatistics:
         """Return this member's counters and how many groups it holds. No I/O."""
-        return SharedGroupsStatistics(**self._counts, held=len(self._claims.held))
+        claims = self._claims
+        return SharedGroupsStatistics(**self._counts, acknowledged=claims.acknowledged, held=len(claims.held))
 
     def _renew(self) -> None:
         who = f"renewing the leases of {self._who}"
@@ -342,9 +342,6 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         return Pause(0.0)
 
 
-# --- asyncio: calls in threads ------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class AsyncSharedGroup(Group):
     """A group claimed by this member until it is acknowledged, or the member dies; as `SharedGroup`."""
@@ -355,7 +352,10 @@ class AsyncSharedGroup(Group):
 
     async def acknowledge(self) -> None:
         """Mark the group as done, as `SharedGroup.acknowledge` does. Any task may call this. Idempotent."""
-        await self._call(self._group.acknowledge)
+        claims, claim = self._group._shared._claims, self._group._claim
+        until = time.monotonic() + claims.lease_s
+        while not await self._call(claims.acknowledge, claim, until):  # noqa: ASYNC110
+            await asyncio.sleep(ACKNOWLEDGE_PAUSE_S)
 
 
 class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):

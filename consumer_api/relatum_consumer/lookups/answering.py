@@ -43,16 +43,14 @@ def again_if_replaced(catalog: Catalog, ask: Callable[[], _Result], *, leaves_ou
     Raises:
         StreamReplaced: a stream is not the recorded one.
     """
-    try:
-        return ask()
-    except StreamReplaced:
-        pass
+    is_first = True
     while True:
         try:
             return ask()
         except StreamReplaced as error:
-            if not (leaves_out and catalog.leave_out(error)):
+            if not (is_first or (leaves_out and catalog.leave_out(error))):
                 raise
+            is_first = False
 
 
 _SPARE: Final = 64
