@@ -4,17 +4,12 @@ from collections.abc import Generator
 from typing import Any, Unpack, overload
 from weakref import WeakSet
 
+from relatum.errors import InvalidInput
 from relatum.reading import BrokerAddress
 from relatum_consumer.groups._consumer import NAMES, GroupConsumerStatus, consumer_status
 from relatum_consumer.groups._finding import whole_groups
 from relatum_consumer.groups._one_group import OneGroupMethods
-from relatum_consumer.groups._options import (
-    GroupArguments,
-    GroupConsumer,
-    GroupOptions,
-    SharingArguments,
-    consumer_of,
-)
+from relatum_consumer.groups._options import GroupArguments, GroupConsumer, GroupOptions, SharingArguments
 from relatum_consumer.groups._reading import Group
 from relatum_consumer.groups._shared_groups import SharedGroups
 from relatum_consumer.lookups.arguments import Names, names_of
@@ -87,7 +82,10 @@ class GroupMethods(OneGroupMethods):
         """
         names = names_of("streams", streams)
         if consumer is not None:
-            shared = SharedGroups(self._catalog, self._address, GroupOptions(names, consumer_of(consumer), **options))
+            member = GroupConsumer(consumer) if isinstance(consumer, str) else consumer
+            if not isinstance(member, GroupConsumer):
+                raise InvalidInput("consumer= takes a name or a GroupConsumer")
+            shared = SharedGroups(self._catalog, self._address, GroupOptions(names, member, **options))
             self._sharing.add(shared)
             return shared
         return without_pauses(self._groups(names, **options))

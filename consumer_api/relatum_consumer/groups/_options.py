@@ -101,15 +101,6 @@ class GroupConsumer:
             checked_name("dead_letter_stream", self.dead_letter_stream)
 
 
-def consumer_of(given: str | GroupConsumer) -> GroupConsumer:
-    """Return the consumer options, with defaults if only a name is given."""
-    if isinstance(given, str):
-        return GroupConsumer(given)
-    if not isinstance(given, GroupConsumer):
-        raise InvalidInput("consumer= takes a name or a GroupConsumer")
-    return given
-
-
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
     """The options of `Relations.groups`, documented there. `names` are the streams."""

@@ -87,14 +87,8 @@ logger = logging.getLogger("relatum.groups")
 class View:
     """The streams to read, and how far they are read.
 
-    Attributes:
-        servers: The database and the broker.
-        key_id: The id of the key of groups.
-        numbers: The streams' ids in the database, by name.
-        floors: The first retained offset of each stream.
-        stops: The end of the view of each stream, exclusive.
-        gaps: The retained ranges that are not in the table.
-        unrecorded_groups: The members that are not in the table, by group.
+    By stream: `numbers` are the ids in the database, `floors` the first retained offsets, `stops` the ends of the view,
+    exclusive. The table lacks the retained ranges `gaps`, and the members of `unrecorded_groups`.
     """
 
     servers: Servers

@@ -117,13 +117,10 @@ def in_time(each: Row | Message) -> tuple[bool, int, MessageId]:
 
 @dataclass(slots=True)
 class Lost:
-    """Indexed messages that are not there, by what became of them.
+    """Ids of indexed messages that are not there, by what became of them, as in `Covered`.
 
     Attributes:
         floors: The first retained offset, by stream, as far as it mattered; `INTEGER_MAX` skips the whole stream.
-        expired: Ids of messages that retention has certainly dropped.
-        deleted: Ids of messages whose streams are certainly deleted.
-        unread: Ids of messages that could not be read and are not certainly gone.
         is_sure: Whether retention certainly dropped a matching message, its id known or not.
     """
 

@@ -101,10 +101,8 @@ _PLAIN: Final = (str, int, float, bytes, datetime)
 class GivenMessage:
     """The message a lookup was given.
 
-    Attributes:
-        message: The message. If `id` is None, the message's own id is a placeholder.
-        id: Its stream and offset; None if the client does not say them, or the message is in a queue.
-        is_copy: If `id` is None: tells whether a message of a stream is the consumed message or its copy.
+    If the client does not say its stream and offset, or it is in a queue, `id` is None and the message's own id a
+    placeholder; `is_copy` then tells whether a message of a stream is this one or its copy.
     """
 
     message: Message

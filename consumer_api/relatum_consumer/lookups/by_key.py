@@ -264,14 +264,9 @@ def probe_statement(order: Order, *, keys: int, names: int | None, floored: bool
     It probes each part's index once for each key and stream, and stops at the limit: a value shared by a million
     messages costs no more than any other. Ordering by offset must sort the rows of one value in a stream.
 
-    The text depends on the number of keys and names: with arrays the probe takes 1.5 times as long.
-
-    Args:
-        order: The order in which rows are taken up to the limit.
-        keys: The number of pairs of `key_id_…` and `value_…`.
-        names: The number of streams and super streams `name_…`; None for every recorded stream.
-        floored: Only offsets from `floors` on, one for each of `floor_names`.
-        many: Find the streams that have the value first. The result is the same.
+    The text depends on the number of keys (`key_id_…`, `value_…`) and of names (`name_…`, None for every recorded
+    stream): with arrays the probe takes 1.5 times as long. `floored` takes only offsets from `floors` on, one for each
+    of `floor_names`. `many` finds the streams that have the value first, with the same result.
     """
     key_id, value, wanted = ":key_id_0::smallint", ":value_0::text", ""
     if keys > 1:

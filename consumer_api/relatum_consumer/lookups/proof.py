@@ -60,13 +60,11 @@ class Evidence:
     """What is known of the streams searched, from before the index was asked.
 
     Attributes:
-        streams: The existing streams, ordered by name. The proof covers these.
+        streams: The names of the existing streams, in order. The proof covers these.
         gone: Recorded streams that the broker certainly has no more. They hold no messages.
         refused: Recorded streams that this user may not read.
         unusable: Without named streams: streams of other brokers, and streams that are not the recorded ones. The index
             may have rows of them that cannot be checked.
-        recorded: The recorded streams.
-        ends: The ends of the existing streams.
         held: The coverage of each existing stream.
         uncovered: The ranges that are retained and not recorded for all keys, by stream and offset.
         unproven: Streams whose content cannot be proven, whatever is recorded or read.
