@@ -11,7 +11,7 @@ from relatum_cli.find import LookupOptions, end_with, incomplete_lines, one_or_a
 from relatum_cli.options import KeyNames, LookIn, Since, Until, argument, option
 from relatum_cli.show import counted, first_few, message_document, print_json, say
 from relatum_consumer import Relations, Trace
-from relatum_consumer.trace_tree import Tree
+from relatum_consumer.traces import Tree
 
 _WORDS: Final = {
     "found": "found: there is no more, within these bounds",

@@ -4,28 +4,23 @@
 messages with a `Status`. The types for groups are defined in `relatum_consumer.groups`, and most are exported here.
 """
 
-from typing import TYPE_CHECKING
-
-from relatum.faces import imported_later
-
-if TYPE_CHECKING:
-    from relatum_consumer._async_relations import AsyncRelations
-    from relatum_consumer._relations import Relations
-    from relatum_consumer.expectations import Expectation, ExpectationResult, MissingReport, Reason, UnmetExpectation
-    from relatum_consumer.groups import (
-        AsyncSharedGroup,
-        AsyncSharedGroups,
-        Group,
-        GroupConsumer,
-        GroupConsumerStatus,
-        IncompleteGroupReport,
-        SharedGroup,
-        SharedGroups,
-    )
-    from relatum_consumer.lookups.answer import Answer, Hit, MissingKey, NewKey, Status, UnreadableStream
-    from relatum_consumer.lookups.servers import Health
-    from relatum_consumer.lookups.telemetry import LookupStatistics
-    from relatum_consumer.traces import Trace
+from relatum_consumer._async_relations import AsyncRelations
+from relatum_consumer._relations import Relations
+from relatum_consumer.expectations import Expectation, ExpectationResult, MissingReport, Reason, UnmetExpectation
+from relatum_consumer.groups import (
+    AsyncSharedGroup,
+    AsyncSharedGroups,
+    Group,
+    GroupConsumer,
+    GroupConsumerStatus,
+    IncompleteGroupReport,
+    SharedGroup,
+    SharedGroups,
+)
+from relatum_consumer.lookups.answer import Answer, Hit, MissingKey, NewKey, Status, UnreadableStream
+from relatum_consumer.lookups.servers import Health
+from relatum_consumer.lookups.telemetry import LookupStatistics
+from relatum_consumer.traces import Trace
 
 __all__ = [
     "Answer",
@@ -53,21 +48,3 @@ __all__ = [
     "UnmetExpectation",
     "UnreadableStream",
 ]
-
-_HOMES = {
-    "relatum_consumer._async_relations": ["AsyncRelations"],
-    "relatum_consumer._relations": ["Relations"],
-    "relatum_consumer.expectations": ["MissingReport", "Reason", *(each for each in __all__ if "Expectation" in each)],
-    "relatum_consumer.groups": [each for each in __all__ if "Group" in each],
-    "relatum_consumer.lookups.answer": ["Answer", "Hit", "MissingKey", "NewKey", "Status", "UnreadableStream"],
-    "relatum_consumer.lookups.servers": ["Health"],
-    "relatum_consumer.lookups.telemetry": ["LookupStatistics"],
-    "relatum_consumer.traces": ["Trace"],
-}
-
-# Lazy, because a command's `--help` needs neither these nor the database driver: they take a second to import.
-__getattr__ = imported_later(__name__, {name: home for home, names in _HOMES.items() for name in names})
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -22,8 +22,8 @@ from relatum_consumer.groups import (
     SharingArguments,
 )
 from relatum_consumer.lookups.answer import Answer
-from relatum_consumer.lookups.arguments import Names, Order, names_of
-from relatum_consumer.lookups.consumed import Consumed
+from relatum_consumer.lookups.arguments import Consumed, Names, Order, names_of
+from relatum_consumer.lookups.by_key import question_of
 from relatum_consumer.lookups.servers import CLOSED, Health
 from relatum_consumer.lookups.telemetry import LookupStatistics
 from relatum_consumer.lookups.waiting import Pause, Waiting
@@ -170,12 +170,12 @@ class AsyncRelations(AsyncClosing):
         A waiting task holds no thread, so any number of tasks may wait.
         """
         relations = self._relations
-        waiting = Waiting(relations._catalog, message, to, by, limit, order, timeout_s)
+        asked = partial(question_of, relations._catalog, message, to, by, limit, order)
+        waiting = Waiting(relations._catalog, asked, timeout_s)
         with relations._lookups.counted("wait_related", self._timeout_s + timeout_s) as note:
             while (answer := await self._in_thread(waiting.look, threads=self._for_waits)) is None:
-                with relations._lookups.awaiting():
-                    await asyncio.sleep(left_s(waiting.pause_s))
-                    waiting.is_seen = bool(await relations._waits.wait_in_task(waiting.watch, waiting.watch.until))
+                await asyncio.sleep(left_s(waiting.pause_s))
+                waiting.is_seen = bool(await relations._waits.wait_in_task(waiting.watch, waiting.watch.until))
             note(answer)
             return answer
 

@@ -29,13 +29,10 @@ ALWAYS: Final = INTEGER_MIN
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of streams at a moment.
+    """What is known of a stream or super stream at a moment, before the streams' ends were read.
 
     Attributes:
-        name: The stream or super stream.
-        asked_us: The moment, before the streams' ends were read.
         spans: Time spans in order, both ends excluded, in which every message of all the streams is known.
-        evidence: The coverage of the streams.
         behind: The streams whose ends are not recorded.
     """
 

@@ -266,10 +266,10 @@ class _Check:
         if rows:
             self._followed = still(self._catalog, self._followed, self._by)
         for number, stream_id, offset, time_us in sorted(rows):
-            came = None if stream_id is None else (MessageId(stream_ids[stream_id], offset), time_us)
-            self._keep(self._unmet(batch[number], came))
+            came = None if stream_id is None else MessageId(stream_ids[stream_id], offset)
+            self._keep(self._unmet(batch[number], came, None if time_us is None else moment_of(time_us)))
 
-    def _unmet(self, asked: _WaitingMessage, came: tuple[MessageId, int] | None) -> UnmetExpectation:
+    def _unmet(self, asked: _WaitingMessage, came: MessageId | None, came_at: datetime | None) -> UnmetExpectation:
         why: Reason | None = None
         grace_us = self._expectation.grace_us
         # Everything written until `due_us` by the slowest clock must be known, and from where the search began: before
@@ -282,16 +282,8 @@ class _Check:
         else:
             is_behind = self._followed.behind and known_us >= self._followed.until
             finding, why = ExpectationResult.NOT_KNOWN, Reason.BEHIND if is_behind else Reason.UNPROVEN
-        return UnmetExpectation(
-            finding,
-            asked.id,
-            asked.value,
-            moment_of(asked.time_us),
-            moment_of(asked.due_us),
-            why,
-            None if came is None else came[0],
-            None if came is None else moment_of(came[1]),
-        )
+        moment, due = moment_of(asked.time_us), moment_of(asked.due_us)
+        return UnmetExpectation(finding, asked.id, asked.value, moment, due, why, came, came_at)
 
     def _keep(self, unmet: UnmetExpectation) -> None:
         self._counts[unmet.finding] += 1

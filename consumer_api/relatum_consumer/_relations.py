@@ -17,26 +17,23 @@ from relatum.reading import CONNECTIONS_MAX, Broker, BrokerAddress, Message, Str
 from relatum.store.database import AnyDatabase, Database
 from relatum.waiting import LOOK_S, SharedWait, pause, within
 from relatum_consumer import _missing
-from relatum_consumer._time_methods import TimeMethods
-from relatum_consumer._tracing import Start, trace
+from relatum_consumer._tracing import TraceMethods
 from relatum_consumer.expectations import UNMET_MAX, Expectation, MissingReport
 from relatum_consumer.groups import GroupMethods
 from relatum_consumer.lookups.answer import Answer
-from relatum_consumer.lookups.arguments import Names, Order
-from relatum_consumer.lookups.by_key import find, related
+from relatum_consumer.lookups.arguments import Consumed, Names, Order
+from relatum_consumer.lookups.by_key import answer, question_of, sought, values
+from relatum_consumer.lookups.by_time import TimeMethods
 from relatum_consumer.lookups.catalog import Catalog
-from relatum_consumer.lookups.consumed import Consumed
 from relatum_consumer.lookups.servers import CLOSED, Health, Servers
-from relatum_consumer.lookups.telemetry import Lookups, LookupStatistics
-from relatum_consumer.lookups.values import values
+from relatum_consumer.lookups.telemetry import Lookups, LookupStatistics, lookup
 from relatum_consumer.lookups.waiting import Waiting, Watch, poll
-from relatum_consumer.traces import Trace
 
 POOL_MAX: Final = 1_000
 """The most connections to PostgreSQL of one `Relations`; PostgreSQL's own default is 100 for all its clients."""
 
 
-class Relations(TimeMethods, GroupMethods, Closing):
+class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
     """Finds and reads the messages that belong together, blocking.
 
     A thread-safe context manager. Each call takes one connection to the database and one to the broker while it runs.
@@ -83,7 +80,6 @@ class Relations(TimeMethods, GroupMethods, Closing):
             checked_count("database_connections_max", database_connections_max, most=POOL_MAX)
         self._database = Database(database, refusing=CLOSED, connections_max=database_connections_max)
         check_limit(broker_connections_max)
-        self._lookups = Lookups(timeout_s, broker_connections_max)
         open_reader = partial(
             StreamReader.open, self._address, timeout_s=timeout_s, broker_connections_max=broker_connections_max
         )
@@ -93,6 +89,7 @@ class Relations(TimeMethods, GroupMethods, Closing):
         # It holds no reference to this object: an object dropped without close() must not wait for the garbage
         # collector.
         self._waits: SharedWait[Watch, bool] = SharedWait(partial(poll, self._servers, self._address.vhost))
+        self._lookups = Lookups(timeout_s, broker_connections_max, self._waits)
         after_fork(self, Relations._renew)
         metrics.report(self._lookups, owner=self)
 
@@ -130,7 +127,8 @@ class Relations(TimeMethods, GroupMethods, Closing):
         return relations
 
     def _reach(self) -> None:
-        self._lookups.run("open", self._servers.check)
+        with self._lookups.counted("open", self._lookups.timeout_s):
+            self._servers.check()
 
     def health(self, *, timeout_s: float = 2.0) -> Health:
         """Check whether both servers answer now, for a service's readiness; lookups that wait do not delay it.
@@ -157,6 +155,7 @@ class Relations(TimeMethods, GroupMethods, Closing):
 
     # --- by key -------------------------------------------------------------------------------------------
 
+    @lookup
     def related(
         self,
         message: Message | Consumed,
@@ -188,8 +187,9 @@ class Relations(TimeMethods, GroupMethods, Closing):
             recorded for all the keys searched, or read; `UNPROVEN`, that this cannot be known. If the message has none
             of the keys, nothing is searched: the status is `ABSENT`, and `missing_keys` says why.
         """
-        return self._lookups.run("related", related, self._catalog, message, to, by, limit, order, complete=complete)
+        return answer(self._catalog, question_of(self._catalog, message, to, by, limit, order), complete=complete)
 
+    @lookup
     def find(
         self,
         key: str,
@@ -218,9 +218,8 @@ class Relations(TimeMethods, GroupMethods, Closing):
             InvalidKeyDefinition: a list for a key of one value, or the wrong number of parts for a composite key.
             InvalidRelationshipKey: no message can carry that value.
         """
-        return self._lookups.run(
-            "find", find, self._catalog, key, value, streams, since, until, limit, order, complete=complete
-        )
+        question = sought(self._catalog, key, value, streams, since, until, limit, order)
+        return answer(self._catalog, question, complete=complete)
 
     def wait_related(
         self,
@@ -251,66 +250,23 @@ class Relations(TimeMethods, GroupMethods, Closing):
             were found and could not be read in time in `unread`. If the message has none of the keys, the answer is
             `ABSENT` at once, and `missing_keys` says why.
         """
-        waiting = Waiting(self._catalog, message, to, by, limit, order, timeout_s)
+        asked = partial(question_of, self._catalog, message, to, by, limit, order)
+        waiting = Waiting(self._catalog, asked, timeout_s)
         with self._lookups.counted("wait_related", self._lookups.timeout_s + timeout_s) as note:
-            while (answer := waiting.look()) is None:
-                with self._lookups.awaiting():
-                    pause(waiting.pause_s)
-                    waiting.is_seen = bool(self._waits.wait(waiting.watch, waiting.watch.until))
-            note(answer)
-            return answer
-
-    # --- what is connected ---------------------------------------------------------------------------------
-
-    def trace(
-        self,
-        start: Start,
-        *,
-        by: Names = None,
-        streams: Names = None,
-        hops: int = 8,
-        limit: int = 1_000,
-        fan_out: int = 200,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        complete: bool = False,
-    ) -> Trace:
-        """Follow one key or several from a message, hop by hop, and return all messages connected with it.
-
-        Each hop finds all new values by one statement, and reads all new messages together. If a key names another
-        (`KeyDefinition(…, names=)`), the trace shows which message caused which; other values are shared.
-
-        Args:
-            start: A message read or consumed, recorded or not, or a tuple of a key's name and a value.
-            by: The key or keys to follow, together with the keys that they name. None: all defined keys.
-            streams: The streams and super streams to search. None: all recorded streams. The start may be in another
-                stream.
-            hops: The most hops from the start, 1 to 1,000. Default 8.
-            limit: The most messages, the start included, 1 to 100,000. Default 1,000. The oldest messages of a hop are
-                taken first.
-            fan_out: The most messages with a value for it to be followed, 1 to 10,000. Default 200. Recorded messages
-                count, even if retention has dropped them since.
-            since: As for `find`; the start itself may be earlier.
-            until: As for `find`.
-            complete: True also reads retained messages that are not recorded yet, at each hop.
-
-        Returns:
-            The messages, their links, what a bound left out, and how certain each step is. It covers everything in the
-            streams when the trace began, and some later messages.
-
-        Raises:
-            InvalidRelationshipKey: no message can carry the value of the start.
-        """
-        return self._lookups.run(
-            "trace", trace, self._catalog, start, by, streams, hops, limit, fan_out, since, until, complete=complete
-        )
+            while (found := waiting.look()) is None:
+                pause(waiting.pause_s)
+                waiting.is_seen = bool(self._waits.wait(waiting.watch, waiting.watch.until))
+            note(found)
+            return found
 
     # --- what did not follow in time ------------------------------------------------------------------------
 
+    @lookup
     def expectations(self) -> tuple[Expectation, ...]:
         """Return the expectations defined for this virtual host, ordered by name."""
-        return self._lookups.run("expectations", _missing.defined, self._catalog)
+        return _missing.defined(self._catalog)
 
+    @lookup
     def missing(
         self,
         expectation: str | Expectation,
@@ -337,10 +293,11 @@ class Relations(TimeMethods, GroupMethods, Closing):
             KeyNotDefined: the expectation's key is no longer defined.
             TimeNotRecorded: the times of a stream of the expectation are not recorded.
         """
-        return self._lookups.run("missing", _missing.missing, self._catalog, expectation, since, until, limit)
+        return _missing.missing(self._catalog, expectation, since, until, limit)
 
     # --- reading ------------------------------------------------------------------------------------------
 
+    @lookup
     def read(self, stream: str, offset: int) -> Message:
         """Read the message at an offset of a stream.
 
@@ -349,7 +306,7 @@ class Relations(TimeMethods, GroupMethods, Closing):
             OffsetNotFound: the stream ends before it, or the broker used the offset itself.
             StreamNotFound: there is no such stream.
         """
-        return self._lookups.run("read", lambda: self._servers.reader().read(stream, offset))
+        return self._servers.reader().read(stream, offset)
 
     def read_many(
         self, ids: Iterable[MessageId | tuple[str, int]]
@@ -366,17 +323,20 @@ class Relations(TimeMethods, GroupMethods, Closing):
 
     # --- what there is ------------------------------------------------------------------------------------
 
+    @lookup
     def keys(self) -> tuple[KeyDefinition, ...]:
         """Return the key definitions in force, ordered by name; at most a second old."""
-        return self._lookups.run("keys", self._catalog.keys)
+        return self._catalog.keys()
 
+    @lookup
     def streams(self) -> tuple[str, ...]:
         """Return the names of the recorded streams, in order; at most a second old.
 
         They include a super stream's partitions, not the super stream itself.
         """
-        return self._lookups.run("streams", self._catalog.all_streams)
+        return self._catalog.all_streams()
 
+    @lookup
     def values(self, key: str, prefix: str = "", *, limit: int = 10) -> tuple[str, ...]:
         """Return the first recorded values of a key with a prefix, in order, without duplicates, in canonical form.
 
@@ -388,4 +348,4 @@ class Relations(TimeMethods, GroupMethods, Closing):
             prefix: How the values begin; empty (default) for all.
             limit: The most values to return, 1 to 1,000. Default 10.
         """
-        return self._lookups.run("values", values, self._catalog, key, prefix, limit)
+        return values(self._catalog, key, prefix, limit)

@@ -13,7 +13,7 @@ from relatum.reading import Message
 from relatum.store.database import sql
 from relatum.store.parts import part_is_between
 from relatum.store.rows import array_text
-from relatum_consumer.lookups.by_key import SPAN, rows_of, streams_with
+from relatum_consumer.lookups.by_key import rows_of, span_parameters, streams_with
 from relatum_consumer.lookups.catalog import Catalog, named, streams_meant
 from relatum_consumer.traces import Edge, Shared
 
@@ -25,11 +25,7 @@ Places: TypeAlias = dict[MessageId, int | None]
 
 
 class Directions:
-    """The keys of a trace, and which key names which.
-
-    Args:
-        definitions: The keys. A key that names a key outside of them names nothing.
-    """
+    """The keys of a trace, and which key names which. A key that names a key outside of them names nothing."""
 
     def __init__(self, definitions: Sequence[KeyDefinition]) -> None:
         self.definitions = {key.key_id: key for key in definitions}
@@ -64,12 +60,7 @@ class Directions:
     def links(
         self, values: Mapping[MessageId, Sequence[Value]], too_many: Iterable[Value]
     ) -> tuple[tuple[Edge, ...], tuple[Shared, ...]]:
-        """Return the links of messages, in the messages' order.
-
-        Args:
-            values: The values of each message.
-            too_many: Values that were not followed: messages that share one are not linked by it.
-        """
+        """Return the links of messages with these values, in the messages' order; none by values of `too_many`."""
         carriers: dict[Value, list[MessageId]] = defaultdict(list)
         for where, held in values.items():
             for pair in held:
@@ -86,13 +77,12 @@ class Directions:
         shared = [
             Shared(self.definitions[key_id].name, value, tuple(ids))
             for (key_id, value), ids in carriers.items()
-            if len(ids) > 1 and (key_id, value) not in left_out and not self._is_named_here(key_id, value, carriers)
+            if len(ids) > 1
+            and (key_id, value) not in left_out
+            # If the trace has the message that the value names, edges link the messages.
+            and (self._named.get(key_id), value) not in carriers
         ]
         return tuple(edges), tuple(shared)
-
-    def _is_named_here(self, key_id: int, value: str, carriers: Mapping[Value, Sequence[MessageId]]) -> bool:
-        """Whether the trace has the message that a value names: then edges link the messages with the value."""
-        return key_id in self._named and (self._named[key_id], value) in carriers
 
 
 # --- indexed messages --------------------------------------------------------------------------------------
@@ -144,13 +134,12 @@ def rows_of_values(names: int | None) -> sa.TextClause:
 
 
 @lru_cache(maxsize=64)
-def rows_by_stream(names: int | None, *, bounded: bool) -> sa.TextClause:
+def rows_by_stream(names: int | None) -> sa.TextClause:
     """Select rows of the searched streams alone, `most` in each: the streams that have a value are found first.
 
-    `bounded`: Only times from `since` to before `until`.
+    Only times from `since` to before `until`, if they are not NULL.
     """
-    place = ("with_value.key_id", "with_value.value", "s.stream_id")
-    rows = rows_of("oldest", place, span=SPAN if bounded else ("NULL", "NULL"), limit=":most::bigint")
+    rows = rows_of("oldest", ("with_value.key_id", "with_value.value", "s.stream_id"), limit=":most::bigint")
     return sql(
         f"""
         WITH RECURSIVE {streams_with("wanted.key_id", "wanted.value", _WANTED)}
@@ -162,35 +151,37 @@ def rows_by_stream(names: int | None, *, bounded: bool) -> sa.TextClause:
     )
 
 
-def parameters_of(
-    vhost: str, names: Sequence[str] | None, values: Iterable[Value], most: int, **span: int | None
-) -> dict[str, Any]:
-    """Return the parameters of both statements; `span` has `since` and `until`, with None for no bound."""
+def parameters_of(vhost: str, names: Sequence[str] | None, values: Iterable[Value], most: int) -> dict[str, Any]:
+    """Return the parameters of both statements, without a time span."""
     key_ids, texts = zip(*values, strict=True)
     arrays = {"key_ids": array_text(map(str, key_ids)), "values": array_text(texts)}
-    return named(names) | {"vhost": vhost, "most": most} | arrays | span
+    return named(names) | {"vhost": vhost, "most": most} | arrays
 
 
 def places_of(catalog: Catalog, names: Sequence[str] | None, values: Sequence[Value], most: int) -> dict[Value, Places]:
     """Return the indexed messages of each value, of any time, at most `most`."""
-    count = None if names is None else len(names)
-    parameters = parameters_of(catalog.vhost, names, values, most)
-    found, others = _by_value(catalog.servers.rows(rows_of_values(count), parameters), most)
+    statement = rows_of_values(None if names is None else len(names))
+    rows = catalog.servers.rows(statement, parameters_of(catalog.vhost, names, values, most))
+    found, others = _by_value(rows, most)
     unsure = [value for value, more in others.items() if more + len(found.get(value, ())) >= most]
-    if unsure:
-        parameters = parameters_of(catalog.vhost, names, unsure, most)
-        meant, _ = _by_value(catalog.servers.rows(rows_by_stream(count, bounded=False), parameters), most)
-        found |= {value: meant.get(value, {}) for value in unsure}
-    return found
+    return found | places_by_stream(catalog, names, unsure, most)
 
 
-def places_in_time(
-    catalog: Catalog, names: Sequence[str] | None, values: Iterable[Value], most: int, **span: int | None
+def places_by_stream(
+    catalog: Catalog,
+    names: Sequence[str] | None,
+    values: Sequence[Value],
+    most: int,
+    since: int | None = None,
+    until: int | None = None,
 ) -> dict[Value, Places]:
-    """Return those in a time span, from `since` to before `until`; None for no bound."""
-    statement = rows_by_stream(None if names is None else len(names), bounded=True)
-    rows = catalog.servers.rows(statement, parameters_of(catalog.vhost, names, values, most, **span))
-    return _by_value(rows, most)[0]
+    """Return those in a time span, from `since` to before `until`; None for no bound. Slower than `places_of`."""
+    if not values:
+        return {}
+    statement = rows_by_stream(None if names is None else len(names))
+    parameters = parameters_of(catalog.vhost, names, values, most) | span_parameters(since, until)
+    found, _ = _by_value(catalog.servers.rows(statement, parameters), most)
+    return {value: found.get(value, {}) for value in values}
 
 
 def _by_value(rows: Iterable[Any], most: int) -> tuple[dict[Value, Places], Counter[Value]]:

@@ -1,10 +1,16 @@
-"""The result of a trace: the connected messages, their links, where it stopped, and how certain each step is."""
+"""The result of a trace: the connected messages, their links, where it stopped, how certain each step is; and its tree.
+
+Pure: no I/O.
+"""
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from relatum.documents import document, field_names
 from relatum.ids import MessageId
@@ -156,3 +162,201 @@ class Trace(Covered):
         names = [name for name in field_names(Trace) if name not in ("messages", "hops")]
         rest = {name: document(getattr(self, name)) for name in names}
         return {"status": str(self.status), "messages": messages} | rest
+
+
+# --- the tree: below each message are the ones that a value connects with it -----------------------------------
+
+SAME: Final = "same"
+"""Messages that have a value in common."""
+CAUSED: Final = "caused"
+"""Messages that name the one above as their cause."""
+CAUSE: Final = "cause"
+"""The message that the one above names as its cause."""
+
+
+class KeyValue(NamedTuple):
+    """A key and the value of it that messages have in common, or by which one names another."""
+
+    key: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Link:
+    """The messages that a value connects. `SAME`: all have it. `CAUSED`: the first is the cause of the others."""
+
+    kind: str
+    key: KeyValue
+    messages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A message of the tree.
+
+    Attributes:
+        message: Its index among the messages.
+        depth: Its distance from the top of its branch, 0 for the top.
+        kind: Its connection with the message above: `SAME`, `CAUSED` or `CAUSE`.
+        key: The key and value that connect them; None at depth 0 if the conversation starts at a value.
+    """
+
+    message: int
+    depth: int
+    kind: str = SAME
+    key: KeyValue | None = None
+
+
+Stem: TypeAlias = tuple[Row, tuple[Row, ...]]
+"""A message next to the start, and the rows below it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """The messages that one value connects with the start.
+
+    Attributes:
+        kind: `SAME`, `CAUSED` or `CAUSE`.
+        key: The key and value; None if the value is the start itself.
+        stems: The directly connected messages, by time, each with the rows below it.
+        count: The number of all messages of the branch.
+    """
+
+    kind: str
+    key: KeyValue | None
+    stems: tuple[Stem, ...]
+    count: int
+
+
+class Tree:
+    """Contains each message of a conversation once, on the shortest path from its start.
+
+    Args:
+        messages: The messages, by time, each with `stream`, `offset` and `time`.
+        hops: Each message's distance from the start, 0 for the start.
+        edges: Which message names which.
+        shared: Values that messages share.
+
+    Attributes:
+        starts: The messages at which it starts; none if it starts at a value.
+        branches: The other messages, the smallest branch first.
+        others: Shared values that the tree does not show: it connects their messages by other values.
+        unknown: Values that name a cause outside the messages, each with the message that names it.
+        places: Each message's position on the time axis, in per cent of its width; None without a time.
+    """
+
+    def __init__(
+        self, messages: Sequence[Any], hops: Sequence[int], edges: Sequence[Edge], shared: Sequence[Shared]
+    ) -> None:
+        self.starts = tuple(number for number, hop in enumerate(hops) if not hop)
+        times = [each.time for each in messages]
+        self.places = places(times, next((times[each] for each in self.starts), None))
+        number_of = {MessageId(each.stream, each.offset): number for number, each in enumerate(messages)}
+        links = [
+            Link(SAME, KeyValue(each.key, each.value), tuple(number_of[where] for where in each.ids)) for each in shared
+        ]
+        self.unknown: list[tuple[KeyValue, int]] = []
+        named: dict[tuple[MessageId | None, KeyValue], list[int]] = {}
+        for edge in edges:
+            key, effect = KeyValue(edge.key, edge.value), number_of[edge.effect]
+            named.setdefault((edge.cause, key), []).append(effect)
+            if edge.cause is None:
+                self.unknown.append((key, effect))
+        for (cause, key), effects in named.items():
+            first = () if cause is None else (number_of[cause],)
+            links.append(Link(CAUSED if first else SAME, key, (*first, *effects)))
+        # A cause says more than a shared value, and a value of few messages more than a value of many.
+        links.sort(key=lambda link: (link.kind == SAME, len(link.messages)))
+        found: dict[tuple[str, KeyValue | None], list[Stem]] = {}
+        used: set[KeyValue | None] = set()
+        for row, below in stems_of(hops, links):
+            found.setdefault((row.kind, row.key), []).append((row, below))
+            used.update(each.key for each in (row, *below))
+        self.others = [each for each in shared if KeyValue(each.key, each.value) not in used]
+        branches = (
+            Branch(kind, key, tuple(stems), sum(1 + len(below) for _, below in stems))
+            for (kind, key), stems in found.items()
+        )
+        self.branches = tuple(sorted(branches, key=lambda each: each.count))
+
+
+def stems_of(hops: Sequence[int], links: Sequence[Link]) -> list[Stem]:
+    """Return the messages next to the start, each with the rows of all others below the one that they were found from.
+
+    `hops` has each message's distance from the start, by time: 0 for the start, which may have copies. Without a start,
+    the messages of hop 1 are at the top.
+    """
+    first = min(hops, default=0)
+    starts = [number for number, hop in enumerate(hops) if hop == first]
+    below, alone = _below(starts, len(hops), links)
+    tops = [Row(number, 0) for number in starts] if first else []
+    if not first:
+        for number in starts:
+            tops += sorted(below.get(number, ()), key=attrgetter("message"))
+    tops += [Row(number, 0) for number in alone]
+    return [(top, tuple(_walk(top, below))[1:]) for top in tops]
+
+
+def _below(tops: Sequence[int], count: int, links: Sequence[Link]) -> tuple[dict[int, list[Row]], list[int]]:
+    """Return the rows below each message, which was the first to reach them, and the unreachable messages."""
+    of: list[list[Link]] = [[] for _ in range(count)]
+    for link in links:
+        for number in link.messages:
+            of[number].append(link)
+    below: dict[int, list[Row]] = {}
+    alone: list[int] = []
+    found: set[int] = set()
+    followed: set[Link] = set()
+    for sources in (tops, *([number] for number in range(count))):
+        queue = [number for number in sources if number not in found]
+        found.update(queue)
+        if sources is not tops:
+            alone += queue
+        for number in queue:
+            for link in [each for each in of[number] if each not in followed]:
+                kind, others = _led_to(number, link)
+                if kind != CAUSE:
+                    followed.add(link)
+                new = [each for each in dict.fromkeys(others) if each not in found]
+                found.update(new)
+                below.setdefault(number, []).extend(Row(each, 0, kind, link.key) for each in new)
+                queue += new
+    return below, alone
+
+
+def _led_to(number: int, link: Link) -> tuple[str, tuple[int, ...]]:
+    """Return how a link connects one of its messages with others, and those others."""
+    if link.kind == SAME or number == link.messages[0]:
+        return link.kind, link.messages
+    # Messages that name the same cause are connected with each other only through the cause.
+    return CAUSE, link.messages[:1]
+
+
+def _walk(top: Row, below: Mapping[int, Sequence[Row]]) -> Iterator[Row]:
+    """Iterate over a row and all rows below it, from the top."""
+    stack = [top]
+    while stack:
+        row = stack.pop()
+        yield row
+        further = sorted(below.get(row.message, ()), key=attrgetter("message"), reverse=True)
+        stack += [replace(each, depth=row.depth + 1) for each in further]
+
+
+def places(times: Sequence[datetime | None], start: datetime | None) -> tuple[float | None, ...]:
+    """Return the positions of times on an axis, in per cent of its width: logarithmic around the start.
+
+    The start is in the middle; None puts the first time at the left.
+    """
+    known = [each for each in times if each is not None]
+    middle = start or min(known, default=None)
+    if middle is None:
+        return (None,) * len(times)
+    spans = [None if each is None else (each - middle).total_seconds() for each in times]
+    far = [abs(each) for each in spans if each]
+    least, most = min(far, default=1.0), max(far, default=1.0)
+    left, width = (50.0, 50.0) if start else (0.0, 100.0)
+
+    def place(span: float) -> float:
+        return round(left + math.copysign(width * math.log1p(abs(span) / least) / math.log1p(most / least), span), 2)
+
+    return tuple(None if each is None else place(each) for each in spans)

@@ -11,6 +11,7 @@ import pytest
 from relatum.reading import Message, StreamBounds, StreamReader
 from relatum.store.database import Database
 from relatum_consumer import Answer, Relations, Status
+from relatum_consumer.lookups import servers
 from relatum_consumer.lookups.waiting import WATCHED
 from tests.support import in_a_try, recording, wait_until
 from tests.support.place import Place
@@ -80,7 +81,12 @@ def test_an_absence_is_proven_by_what_began_after_it_was_asked(
     place: Place, messages: list[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proof that has already begun is not used for a later lookup: more was published since."""
-    began, go_on, bounds = threading.Event(), threading.Event(), StreamReader.bounds
+    began, waits, go_on = threading.Event(), threading.Event(), threading.Event()
+    bounds, wait_for = StreamReader.bounds, servers.wait_for
+
+    def waiting(turn: Any, until: float) -> None:
+        waits.set()
+        wait_for(turn, until)
 
     def held(reader: StreamReader, stream: str) -> StreamBounds:
         answer = bounds(reader, stream)
@@ -90,12 +96,13 @@ def test_an_absence_is_proven_by_what_began_after_it_was_asked(
         return answer
 
     monkeypatch.setattr(StreamReader, "bounds", held)
+    monkeypatch.setattr(servers, "wait_for", waiting)
     with Relations(place.amqp, place.database) as relations, ThreadPoolExecutor(2) as threads:
         first = threads.submit(relations.related, messages[0])
         assert began.wait(LONG_S)
         place.put((b"", {"order_id": "0"}))
         second = threads.submit(relations.related, messages[1])
-        wait_until(lambda: relations._servers.flights._next, what="the second one who asks")
+        assert waits.wait(LONG_S)
         go_on.set()
         assert first.result(LONG_S).status is Status.ABSENT
         assert second.result(LONG_S).status is Status.NOT_RECORDED_YET

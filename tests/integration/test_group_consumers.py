@@ -68,7 +68,7 @@ def test_each_complete_group_is_given_until_it_is_acknowledged(
     place: Place, relations: Relations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Complete groups come in the order of their first messages, each until it is acknowledged for this consumer."""
-    monkeypatch.setattr("relatum_consumer.groups._scanning.WINDOW_OFFSETS", 2)
+    monkeypatch.setattr("relatum_consumer.groups._finding.SCAN_OFFSETS", 2)
     messages = [*whole_group(1, 3), *whole_group(2, 2), of_group(3, 1), of_group(3, 3, last=True)]
     mixed = shuffled(messages, 1)
     place.put_recorded(*mixed)

@@ -7,9 +7,9 @@ import pytest
 
 from relatum_consumer.groups import _claims as claims
 from relatum_consumer.groups._consumer import HOLDERS, SCANS
+from relatum_consumer.groups._finding import WRITE_DOWN
 from relatum_consumer.groups._one_group import NEWEST, UNFINISHED
-from relatum_consumer.groups._scanning import WRITE_DOWN
-from relatum_consumer.groups._view import FIRSTS_BETWEEN, MEMBERS, ROWS_BETWEEN
+from relatum_consumer.groups._view import MEMBERS, ROWS_BETWEEN
 from tests.support.plans import (
     CATALOG,
     CLOSE_PARTS,
@@ -37,7 +37,7 @@ def ids(*numbers: int) -> list[str]:
     return [f"{number:048x}" for number in numbers]
 
 
-WINDOW = {"key_id": 1, "stream_id": 1, "low": 100_000, "high": 102_000}
+WINDOW = {"key_id": 1, "stream_id": 1, "low": 100_000, "high": 102_000, "firsts_only": False}
 MINE = {"consumer_id": 1, "holder": "me"}
 LEASE = MINE | {"lease_s": 15.0}
 ONE = MINE | {"group_id": ids(7)[0], "number": 1}
@@ -62,7 +62,7 @@ WRITTEN = {
 # each group's page and its indexes' pages; the others touch ten groups at most.
 STATEMENTS: dict[str, tuple[Any, dict[str, Any], str, int]] = {
     "a window's rows": (ROWS_BETWEEN, WINDOW, "relationships_offsets", 2_000),
-    "a window's first numbers": (FIRSTS_BETWEEN, WINDOW, "relationships_offsets", 2_000),
+    "a window's first numbers": (ROWS_BETWEEN, WINDOW | {"firsts_only": True}, "relationships_offsets", 2_000),
     "the members of one group": (
         MEMBERS,
         {"key_id": 1, "group_ids": ids(7), "stream_ids": [1, 2]},

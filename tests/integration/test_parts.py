@@ -307,8 +307,8 @@ def test_what_is_in_no_other_part_is_asked_of_one(parts: Parts, database_url: st
             copy_rows(connection, rows)
         parts.turn()
     parts.close()
-    sought = text_of(probe_statement("oldest", keys=1, names=1, bounded=False, floored=False))
-    given = {"vhost": "/", "key_id_0": 1, "name_0": "s", "limit": 2}
+    sought = text_of(probe_statement("oldest", keys=1, names=1, floored=False))
+    given = {"vhost": "/", "key_id_0": 1, "name_0": "s", "limit": 2, "since": None, "until": None}
     with psycopg.connect(database_url, autocommit=True) as asking:
         for n in range(0, 5 * MESSAGES, 7):
             found = asking.execute(sought.encode(), given | {"value_0": f"v{n:08d}"}).fetchall()

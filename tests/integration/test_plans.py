@@ -13,10 +13,9 @@ from relatum_consumer import _trace_values as traces
 from relatum_consumer._known_spans import TIMES_AT
 from relatum_consumer._missing import UNFOLLOWED
 from relatum_consumer.lookups import by_time, proof, time_index
-from relatum_consumer.lookups.by_key import probe_statement
+from relatum_consumer.lookups.by_key import VALUES_OF_KEY, probe_statement, values_parameters
 from relatum_consumer.lookups.catalog import present_streams
 from relatum_consumer.lookups.time_index import WIDTH_CLASSES, WIDTHS_US
-from relatum_consumer.lookups.values import VALUES_OF_KEY, values_parameters
 from relatum_consumer.lookups.waiting import WATCHED, Watch, parameters_of
 from tests.support import in_a_try
 from tests.support.plans import (
@@ -88,14 +87,14 @@ class Plan:
 
 
 def probe(which: Any, values: dict[str, Any], keys: int = 1, names: int | None = 1, **how: bool) -> Any:
-    options = {"bounded": "since" in values, "floored": "floors" in values} | how
-    return probe_statement(which, keys=keys, names=names, **options)
+    return probe_statement(which, keys=keys, names=names, floored="floors" in values, **how)
 
 
-HOT = {"vhost": "/", "key_id_0": 1, "value_0": "hot", "limit": 11, "name_0": "s1"}
-ORDERS = {"vhost": "/", "key_id_0": 2, "value_0": "o500", "limit": 11, "name_0": "s1"}
+ANY_TIME = {"since": None, "until": None}
+HOT = ANY_TIME | {"vhost": "/", "key_id_0": 1, "value_0": "hot", "limit": 11, "name_0": "s1"}
+ORDERS = ANY_TIME | {"vhost": "/", "key_id_0": 2, "value_0": "o500", "limit": 11, "name_0": "s1"}
 TWO = ORDERS | {"key_id_1": 1, "value_1": "hot", "name_1": "s2"}
-SINCE = HOT | {"since": AT // 2, "until": None}
+SINCE = HOT | {"since": AT // 2, "until": 2**62}
 FLOORED = HOT | {"floor_names": ["s1"], "floors": [10]}
 ALL_STREAMS = "one key, all streams"
 
@@ -134,12 +133,13 @@ WAITS.append(Watch(("s1",), ((1, "hot"),), None, 0.0))
 """500 waits, each for a value and a stream of its own; for some there is a hot one."""
 VALUES = [*[(2, f"o{n * 70}") for n in range(299)], (1, "hot")]
 """A step of a trace by 300 values, some that nobody has, and one that half a million messages share."""
-STEP = traces.parameters_of("/", None, VALUES, 201, since=AT, until=AT + 1_000_000)
+STEP = traces.parameters_of("/", None, VALUES, 201)
+SPAN = {"since": AT, "until": AT + 1_000_000}
 
 
-def step(statement: Any, pages_a_value: int) -> Plan:
+def step(statement: Any, pages_a_value: int, span: dict[str, Any] = ANY_TIME) -> Plan:
     """A step of a trace: ten streams have a value, and half of the parts might."""
-    return Plan(statement, STEP, 300 * pages_a_value, ("streams",), (ANY_STREAM,))
+    return Plan(statement, STEP | span, 300 * pages_a_value, ("streams",), (ANY_STREAM,))
 
 
 PLANS = {
@@ -160,8 +160,8 @@ PLANS = {
     "streams by name": Plan(present_streams(1), {"vhost": "/", "name_0": "s1"}),
     "many waits": Plan(WATCHED, parameters_of("/", WAITS), 500 * 12, ("streams",), rows=1),
     "a step of a trace": step(traces.rows_of_values(None), 50),
-    "a step by stream": step(traces.rows_by_stream(None, bounded=False), 1_000),
-    "a step in a span of time": step(traces.rows_by_stream(None, bounded=True), 1_000),
+    "a step by stream": step(traces.rows_by_stream(None), 1_000),
+    "a step in a span of time": step(traces.rows_by_stream(None), 1_000, SPAN),
 }
 
 FILL = f"""

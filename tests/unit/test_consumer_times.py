@@ -16,9 +16,10 @@ from relatum.limits import INTEGER_MAX, TIME_BLOCK_DISORDER_US_MAX, TIME_BLOCK_M
 from relatum.reading import Message, Properties, StreamBounds
 from relatum_consumer import Answer, Status
 from relatum_consumer.lookups import answering
-from relatum_consumer.lookups.by_time import beside, window
+from relatum_consumer.lookups.by_time import TimeMethods
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.servers import Servers
+from relatum_consumer.lookups.telemetry import Lookups
 from relatum_consumer.lookups.time_index import BLOCKS_BESIDE, BLOCKS_BETWEEN, WIDTHS_US, Block, earliest, mirrored
 from tests.support import times as slow
 from tests.support._recording import time_blocks, width_class
@@ -56,9 +57,12 @@ class World:
         return Message(stream, offset, None, None, lambda: (headers, Properties(), b"", True))
 
     @property
-    def catalog(self) -> Catalog:
+    def relations(self) -> Any:
         broker: Any = self
-        return Catalog(Servers(self.rows, lambda: broker), "/")
+        relations = TimeMethods()
+        relations._catalog = Catalog(Servers(self.rows, lambda: broker), "/")
+        relations._lookups = Lookups(10.0, 2, ())
+        return relations
 
     def bounds(self, stream: str) -> StreamBounds:
         count = len(self.times[stream])
@@ -147,19 +151,19 @@ def test_look_ups_by_time_give_what_looking_at_every_message_gives(
         is_own = isinstance(at, Message) and stream == "a"
         places = [(t, 0, o) for o, t in enumerate(world.times[stream]) if t is not None]
         moment: slow.Moment = (time, 0 if is_own else None, at.offset if is_own else 0)
-        catalog = World({stream: world.times[stream]}, batch, witness=witness).catalog
+        relations = World({stream: world.times[stream]}, batch, witness=witness).relations
         for inclusive in (False, True):
-            options: Any = {"inclusive": inclusive, "complete": False}
             for where, find in (("after", slow.after), ("before", slow.before)):
                 expected = find(places, moment, inclusive=inclusive)
-                found = offsets_of(beside(catalog, where, at, stream, None, **options))
+                found = offsets_of(getattr(relations, where)(at, stream, inclusive=inclusive))
                 assert found == [place[2] for place in (expected,) if place]
         expected = slow.nearest(places, moment)
-        found = offsets_of(beside(catalog, "nearest", at, stream, None, complete=False))
+        found = offsets_of(relations.nearest(at, stream))
         assert found == [place[2] for place in (expected,) if place]
         span = data.draw(st.integers(0, 40))
         around = slow.window(places, moment, span * SECOND, 2 * SECOND)
-        assert offsets_of(window(catalog, at, stream, span, 2, None, complete=False)) == [place[2] for place in around]
+        found = offsets_of(relations.window(at, stream, before_s=span, after_s=2))
+        assert found == [place[2] for place in around]
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=60), min_size=1, max_size=4), st.data())
@@ -167,7 +171,7 @@ def test_going_on_through_a_super_stream_passes_every_message_once(parts: list[l
     """Equal times are ordered by partition, `s-2` before `s-10`, then by offset; backwards likewise."""
     numbers = data.draw(st.lists(st.integers(0, 20), min_size=len(parts), max_size=len(parts), unique=True))
     world = World({f"s-{number}": list(times) for number, times in zip(numbers, parts, strict=True)}, super_stream="s")
-    catalog = world.catalog
+    relations = world.relations
     order = sorted(
         (time, number, offset)
         for number, times in zip(numbers, parts, strict=True)
@@ -177,7 +181,7 @@ def test_going_on_through_a_super_stream_passes_every_message_once(parts: list[l
     for where, start, expected in ways:
         seen: list[tuple[int, int, int]] = []
         at: Any = moment_of(start)
-        while (answer := beside(catalog, where, at, "s", None, complete=False)).hits:
+        while (answer := getattr(relations, where)(at, "s")).hits:
             at = answer[0]
             seen.append((at.time_us, int(at.stream[2:]), at.offset))
         assert seen == expected
@@ -193,7 +197,7 @@ def test_what_retention_dropped_is_passed_over(times: list[int | None], first: i
     lost = [(t, 0, o) for o, t in enumerate(times) if t is not None and o < first]
     moment: slow.Moment = (time, None, 0)
     for where, find in (("after", slow.after), ("before", slow.before)):
-        answer = beside(world.catalog, where, moment_of(time), "a", None, complete=False)
+        answer = getattr(world.relations, where)(moment_of(time), "a")
         expected = find(retained, moment)
         assert offsets_of(answer) == ([] if expected is None else [expected[2]])
         if expected is None:
@@ -205,13 +209,13 @@ def test_few_blocks_are_read_however_many_there_are() -> None:
     world = World({"a": [5] * 20_000})
     at: Any = world.message("a", 12_345)
     for where, next_to in (("after", 12_346), ("before", 12_344)):
-        assert beside(world.catalog, where, at, "a", None, complete=False).ids == (("a", next_to),)
+        assert getattr(world.relations, where)(at, "a").ids == (("a", next_to),)
     assert world.reads <= 4
     world = World({"a": [offset * 1000 for offset in range(20_000)]})
     for offset in (0, 1, 127, 128, 5000, 19_998):
         world.reads = 0
         at = world.message("a", offset)
-        assert beside(world.catalog, "after", at, "a", None, complete=False).ids == (("a", offset + 1),)
+        assert world.relations.after(at, "a").ids == (("a", offset + 1),)
         assert world.reads <= 2
 
 
@@ -222,7 +226,7 @@ def test_a_window_reads_no_more_than_an_answer_may_have(monkeypatch: pytest.Monk
     partitions = {f"orders-{number}": [offset * 1000 for offset in range(400)] for number in range(3)}
     world = World(partitions, super_stream="orders")
     with pytest.raises(InvalidInput, match="more than 500 messages: ask for a shorter span"):
-        window(world.catalog, moment_of(0), "orders", 0.0, 1e6, None, complete=complete)
+        world.relations.window(moment_of(0), "orders", after_s=1e6, complete=complete)
     assert world.messages_read == 501
 
 
@@ -230,7 +234,7 @@ def test_a_window_counts_each_message_once(monkeypatch: pytest.MonkeyPatch) -> N
     """A message that is read twice is one message of a window."""
     monkeypatch.setattr(answering, "ANSWER_MESSAGES_MAX", 500)
     world = World({"orders": [offset * 1000 for offset in range(500)]}, batch=100)
-    found = window(world.catalog, moment_of(0), "orders", 0.0, 1e6, None, complete=True)
+    found = world.relations.window(moment_of(0), "orders", after_s=1e6, complete=True)
     assert len(found) == 500
 
 

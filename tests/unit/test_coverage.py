@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from relatum.recording.ranges import unrecorded
 from relatum.store.coverage import TIME, CoverageRow, covered, merged, missing
-from relatum_consumer.groups._scanning import unscanned_ranges
+from relatum_consumer.groups._finding import unscanned_ranges
 
 ranges = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pair: (min(pair), max(pair))), max_size=8

@@ -13,7 +13,7 @@ import rstream
 
 from relatum.errors import InvalidInput
 from relatum.reading import Message
-from relatum_consumer.lookups.consumed import given_message
+from relatum_consumer.lookups.arguments import given_message
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview], ids=["bytes", "bytearray", "memoryview"])

@@ -17,7 +17,7 @@ from relatum.waiting import Deadline, within
 from relatum_consumer._known_spans import ALWAYS, Known, _intersection, _low, _union, still
 from relatum_consumer.lookups import answering, servers
 from relatum_consumer.lookups.answering import Gathered
-from relatum_consumer.lookups.by_key import find
+from relatum_consumer.lookups.by_key import sought
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import Evidence
 from relatum_consumer.lookups.servers import Flights, Servers
@@ -302,7 +302,7 @@ def test_what_cannot_be_asked_is_refused(names: object, since: datetime, until: 
 
     nobody = Servers(ask, ask)
     with pytest.raises(InvalidInput, match=said):
-        find(Catalog(nobody, "/"), "order_id", 1, names, since, until, 1, "newest", complete=False)
+        sought(Catalog(nobody, "/"), "order_id", 1, names, since, until, 1, "newest")
 
 
 @pytest.mark.parametrize("values", [("4711", "4712"), ["4711"], ()])

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from relatum.errors import ConfigurationError
-from relatum_consumer.trace_tree import CAUSE, CAUSED, SAME, KeyValue, Link, Row, places, stems_of
+from relatum_consumer.traces import CAUSE, CAUSED, SAME, KeyValue, Link, Row, places, stems_of
 from relatum_consumer.web import WebOptions, WebServer
 from relatum_consumer.web.bodies import (
     HEX_BYTES_MAX,

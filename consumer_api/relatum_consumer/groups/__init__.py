@@ -5,14 +5,12 @@ The methods belong to `Relations` and `AsyncRelations`: `groups`, `group`, `grou
 """
 
 from relatum_consumer.groups._assembly import GroupOrder
-from relatum_consumer.groups._async_shared_groups import AsyncSharedGroup, AsyncSharedGroups
 from relatum_consumer.groups._consumer import (
     GroupConsumerStatus,
     GroupMemberStatus,
     GroupSourceStatus,
     SharedGroupsStatistics,
 )
-from relatum_consumer.groups._group import Group, GroupPage, GroupReport, IncompleteGroupReport
 from relatum_consumer.groups._groups import GroupMethods
 from relatum_consumer.groups._options import (
     GroupArguments,
@@ -21,7 +19,8 @@ from relatum_consumer.groups._options import (
     OnDuplicate,
     SharingArguments,
 )
-from relatum_consumer.groups._shared_groups import SharedGroup, SharedGroups
+from relatum_consumer.groups._reading import Group, GroupPage, GroupReport, IncompleteGroupReport
+from relatum_consumer.groups._shared_groups import AsyncSharedGroup, AsyncSharedGroups, SharedGroup, SharedGroups
 
 __all__ = [
     "AsyncSharedGroup",

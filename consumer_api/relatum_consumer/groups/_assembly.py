@@ -1,6 +1,5 @@
 """Assembles groups from rows of the table: members in order, and the group's place among others. Pure."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
@@ -90,14 +89,6 @@ def distinct(rows: Iterable[Row]) -> list[Row]:
     A row from the table and one made from the unrecorded message may have different times.
     """
     return list({stream_and_offset(row): row for row in rows}.values())
-
-
-def by_group(members: Iterable[Member]) -> dict[str, list[Member]]:
-    """Return the members by group."""
-    groups: dict[str, list[Member]] = defaultdict(list)
-    for member in members:
-        groups[member.group_id].append(member)
-    return groups
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """A member's claims of groups: how it takes, renews and ends them."""
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,7 +10,6 @@ from relatum.errors import ClaimLost, DatabaseUnavailable
 from relatum.store.database import sql
 from relatum.store.members import RENEWED
 from relatum_consumer.lookups.servers import Servers
-from relatum_consumer.lookups.waiting import Pause
 
 
 @dataclass(slots=True)
@@ -113,17 +111,19 @@ class Claims:
     def __init__(self, servers: Servers, holder: str, lease_s: float) -> None:
         self._servers = servers
         self._holder = holder
-        self._lease_s = lease_s
+        self.lease_s = lease_s
         self.consumer_id: int | None = None
         """The consumer whose groups are claimed; set before the first claim."""
         self.held: dict[str, Claim] = {}
         """The claims whose leases are renewed, by group."""
+        self.acknowledged = 0
+        """How many claims were ended as done."""
         self.is_closed = False
 
     def take(self, limit: int) -> list[Claim]:
         """Claim up to `limit` ready groups. Returns them in their order."""
-        good_until = time.monotonic() + self._lease_s
-        given = {"lease_s": self._lease_s, "limit": limit, "held": list(self.held)}
+        good_until = time.monotonic() + self.lease_s
+        given = {"lease_s": self.lease_s, "limit": limit, "held": list(self.held)}
         rows = self._servers.rows(CLAIM, self._mine() | given)
         # RETURNING has no order. Sort by rank, stream, offset.
         claims = [
@@ -161,25 +161,22 @@ class Claims:
         self.forget(claim)
         return bool(rows)
 
-    def acknowledging(self, claim: Claim) -> Iterator[Pause]:
-        """End a claim as done. While the database is unavailable, yield a rest before each retry.
-
-        Retries end when the lease may have expired.
-        """
-        until = time.monotonic() + self._lease_s
-        while True:
-            try:
-                is_done = self.end(claim, DONE) or self._was_done(claim)
-                break
-            except DatabaseUnavailable:
-                if self.is_closed or time.monotonic() > until:
-                    raise
-            yield Pause(ACKNOWLEDGE_PAUSE_S)
+    def acknowledge(self, claim: Claim, until: float) -> bool:
+        """End a claim as done. False: the database is unavailable, so repeat the call, up to a monotonic time."""
+        is_first = self.has(claim)
+        try:
+            is_done = self.end(claim, DONE) or self._was_done(claim)
+        except DatabaseUnavailable:
+            if self.is_closed or time.monotonic() > until:
+                raise
+            return False
         if not is_done:
             raise ClaimLost(
                 f"this member has lost the group {claim.group_id}; it was not acknowledged, and is delivered again",
                 group_id=claim.group_id,
             )
+        self.acknowledged += is_first
+        return True
 
     def _was_done(self, claim: Claim) -> bool:
         """Return whether this claim was done already: that answer may have been lost."""
@@ -191,9 +188,9 @@ class Claims:
         held = list(self.held.values())
         if not held:
             return
-        good_until = time.monotonic() + self._lease_s
+        good_until = time.monotonic() + self.lease_s
         ids = [claim.group_id for claim in held]
-        rows = self._servers.rows(RENEW, self._mine() | {"lease_s": self._lease_s, "group_ids": ids})
+        rows = self._servers.rows(RENEW, self._mine() | {"lease_s": self.lease_s, "group_ids": ids})
         numbers: dict[str, int] = dict(rows)
         for claim in held:
             if numbers.get(claim.group_id) == claim.number:

@@ -1,7 +1,7 @@
 """Consumers that share groups: finding one by name, making it, and its status."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Final
@@ -14,7 +14,6 @@ from relatum.store.coverage import Range, merged, missing
 from relatum.store.database import sql
 from relatum_consumer.groups._assembly import GroupOrder, Member
 from relatum_consumer.groups._options import Beginning, GroupOptions
-from relatum_consumer.lookups.answer import UnreadableStream
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import all_ends
 from relatum_consumer.lookups.servers import Servers
@@ -22,21 +21,22 @@ from relatum_consumer.lookups.servers import Servers
 
 @dataclass(frozen=True, slots=True)
 class SharedConsumer:
-    """A consumer, as stored in the database for all its members."""
+    """A consumer, as stored in the database for all its members: the columns of `BY_NAME`."""
 
     consumer_id: int
-    names: tuple[str, ...] | None
+    names: list[str] | None
     order: GroupOrder
-    start: Beginning
+    start_offset: int | None
+    start_us: int | None
     start_stream_id: int | None
 
     def low(self, stream_id: int) -> int:
         """Return the first offset of a stream that belongs to the consumer."""
-        return self.start.offset if self.start_stream_id in (None, stream_id) else 0
+        return (self.start_offset or 0) if self.start_stream_id in (None, stream_id) else 0
 
     def admits(self, head: Member, stream_id: int) -> bool:
         """Return whether a group belongs to this consumer, by the group's place."""
-        return Beginning(self.low(stream_id), self.start.since_us).admits(head)
+        return Beginning(self.low(stream_id), self.start_us).admits(head)
 
 
 ADD: Final = sql(
@@ -79,7 +79,7 @@ def find_consumer(catalog: Catalog, name: str, options: GroupOptions) -> SharedC
         catalog.servers.rows(ADD, wanted)
         consumer = by_name(catalog, name)
     assert consumer is not None, "it was made, here or by another member"
-    if consumer.names != (None if names is None else tuple(names)) or consumer.order != options.order:
+    if consumer.names != names or consumer.order != options.order:
         streams = "all streams" if consumer.names is None else ", ".join(consumer.names)
         raise ConfigurationError(
             f"the consumer {name!r} reads {streams} in {consumer.order} order: use the same streams= and order=, "
@@ -105,11 +105,7 @@ def check_dead_letters(servers: Servers, name: str | None) -> None:
 def by_name(catalog: Catalog, name: str) -> SharedConsumer | None:
     """Return a consumer from the database; None if there is none of that name."""
     rows = catalog.servers.rows(BY_NAME, {"vhost": catalog.vhost, "name": name})
-    if not rows:
-        return None
-    consumer_id, names, order, start_offset, start_us, start_stream_id = rows[0]
-    start = Beginning(start_offset or 0, start_us)
-    return SharedConsumer(consumer_id, None if names is None else tuple(names), order, start, start_stream_id)
+    return SharedConsumer(*rows[0]) if rows else None
 
 
 SCANS: Final = sql(
@@ -215,12 +211,6 @@ class GroupConsumerStatus:
 NAMES: Final = sql("SELECT name FROM relatum.group_consumers WHERE vhost = :vhost::text ORDER BY name")
 
 
-def consumer_names(catalog: Catalog) -> tuple[str, ...]:
-    """Return the names of the virtual host's consumers, in order."""
-    rows = catalog.servers.rows(NAMES, {"vhost": catalog.vhost})
-    return tuple(name for (name,) in rows)
-
-
 COUNTS: Final = sql(
     """
     SELECT state, count(*), min(opened_at)
@@ -258,32 +248,23 @@ def consumer_status(catalog: Catalog, name: str) -> GroupConsumerStatus:
     members = catalog.servers.rows(HOLDERS, mine)
     return GroupConsumerStatus(
         name,
-        consumer.names,
+        None if consumer.names is None else tuple(consumer.names),
         consumer.order,
         counts,
         min((oldest[state] for state in ("ready", "claimed") if state in oldest), default=None),
         oldest.get("open"),
         tuple(GroupMemberStatus(*row) for row in members),
-        _sources(catalog, consumer),
+        tuple(_sources(catalog, consumer)),
     )
 
 
-def _sources(catalog: Catalog, consumer: SharedConsumer) -> tuple[GroupSourceStatus, ...]:
-    present = catalog.streams(consumer.names)
-    scanned = scanned_of(catalog.servers, consumer, (stream.stream_id for stream in present))
-    sources = []
-    ends = all_ends(catalog.servers, sorted({stream.name for stream in present}), is_named=False)
-    for stream in sorted(present, key=lambda each: each.name):
-        known = merged(scanned.get(stream.stream_id, ()))
-        lag = _lag(ends[stream.name], known, consumer.low(stream.stream_id))
-        sources.append(GroupSourceStatus(stream.name, known[-1][1] if known else None, lag))
-    return tuple(sources)
-
-
-def _lag(bounds: StreamBounds | UnreadableStream | None, known: Sequence[Range], low: int) -> int | None:
-    """Return how many retained offsets from the consumer's start on are not scanned; None if unknown."""
-    if not isinstance(bounds, StreamBounds):
-        return None
-    if bounds.first is None or bounds.last is None:
-        return 0
-    return sum(stop - start for start, stop in missing((max(bounds.first, low), bounds.last + 1), known))
+def _sources(catalog: Catalog, consumer: SharedConsumer) -> Iterator[GroupSourceStatus]:
+    present = {stream.name: stream.stream_id for stream in catalog.streams(consumer.names)}
+    scanned = scanned_of(catalog.servers, consumer, present.values())
+    for stream, bounds in all_ends(catalog.servers, sorted(present), is_named=False).items():
+        number, lag = present[stream], None
+        known = merged(scanned.get(number, ()))
+        if isinstance(bounds, StreamBounds):
+            retained = (max(bounds.first or 0, consumer.low(number)), 0 if bounds.last is None else bounds.last + 1)
+            lag = sum(stop - start for start, stop in missing(retained, known))
+        yield GroupSourceStatus(stream, known[-1][1] if known else None, lag)

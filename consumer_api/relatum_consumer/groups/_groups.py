@@ -1,38 +1,26 @@
 """The methods of `Relations` that read groups."""
 
 from collections.abc import Generator
-from datetime import timedelta
 from typing import Any, Unpack, overload
 from weakref import WeakSet
 
-from relatum.membership import GroupPosition
+from relatum.errors import InvalidInput
 from relatum.reading import BrokerAddress
-from relatum_consumer.groups import _one_group as look_ups
-from relatum_consumer.groups._assembly import GroupOrder
-from relatum_consumer.groups._consumer import GroupConsumerStatus, consumer_names, consumer_status
+from relatum_consumer.groups._consumer import NAMES, GroupConsumerStatus, consumer_status
 from relatum_consumer.groups._finding import whole_groups
-from relatum_consumer.groups._group import Group, GroupPage, GroupReport
-from relatum_consumer.groups._options import (
-    GroupArguments,
-    GroupConsumer,
-    GroupOptions,
-    SharingArguments,
-    consumer_of,
-)
+from relatum_consumer.groups._one_group import OneGroupMethods
+from relatum_consumer.groups._options import GroupArguments, GroupConsumer, GroupOptions, SharingArguments
+from relatum_consumer.groups._reading import Group
 from relatum_consumer.groups._shared_groups import SharedGroups
-from relatum_consumer.lookups.answer import Answer
 from relatum_consumer.lookups.arguments import Names, names_of
-from relatum_consumer.lookups.catalog import Catalog
-from relatum_consumer.lookups.telemetry import Lookups
+from relatum_consumer.lookups.telemetry import lookup
 from relatum_consumer.lookups.waiting import Pause, without_pauses
 
 
-class GroupMethods:
+class GroupMethods(OneGroupMethods):
     """The methods of `Relations` that read groups."""
 
-    _catalog: Catalog
     _address: BrokerAddress
-    _lookups: Lookups
     _sharing: "WeakSet[SharedGroups]"
 
     # --- many groups --------------------------------------------------------------------------------------
@@ -94,7 +82,10 @@ class GroupMethods:
         """
         names = names_of("streams", streams)
         if consumer is not None:
-            shared = SharedGroups(self._catalog, self._address, GroupOptions(names, consumer_of(consumer), **options))
+            member = GroupConsumer(consumer) if isinstance(consumer, str) else consumer
+            if not isinstance(member, GroupConsumer):
+                raise InvalidInput("consumer= takes a name or a GroupConsumer")
+            shared = SharedGroups(self._catalog, self._address, GroupOptions(names, member, **options))
             self._sharing.add(shared)
             return shared
         return without_pauses(self._groups(names, **options))
@@ -105,97 +96,14 @@ class GroupMethods:
         """As `groups`, but it yields rests between the groups, for which the caller pauses."""
         return whole_groups(self._catalog, GroupOptions(names, None, **options))
 
-    def incomplete_groups(
-        self, streams: Names = None, *, older_than: timedelta | float, complete: bool = True
-    ) -> list[GroupReport]:
-        """Return the groups that are incomplete or contradict themselves, oldest first.
-
-        The answer is definite, unless `complete=False`: messages not recorded yet are read from the streams. A group
-        that retention has begun to drop has the anomaly `expired`; once its rows are pruned, its first numbers are
-        missing.
-
-        Args:
-            streams: As for `groups`.
-            older_than: The least age of a group's first message, by its time: a `timedelta` or seconds. Messages
-                without a time count as old.
-            complete: True (default) also reads retained messages that are not recorded yet: all of a stream, if the key
-                was defined later. False reads only what is recorded.
-
-        Raises:
-            InvalidInput: there are more than 100,000 such groups.
-        """
-        with self._lookups.counted("incomplete_groups", None) as note:
-            found = look_ups.incomplete(self._catalog, streams, older_than, complete=complete)
-            note(found)
-            return found
-
-    # --- one group ----------------------------------------------------------------------------------------
-
-    def group(
-        self, group_id: str, *, streams: Names = None, order: GroupOrder = "logical", complete: bool = True
-    ) -> Group:
-        """Return one group, complete or not: `group.position` has its progress and anomalies.
-
-        Args:
-            group_id: 48 hexadecimal digits.
-            streams: As for `groups`.
-            order: As for `groups`.
-            complete: True (default) also reads retained messages that are not recorded yet.
-
-        Returns:
-            The group; it is empty if there are no messages.
-
-        Raises:
-            InvalidGroup: the id is invalid.
-        """
-        return self._lookups.run("group", look_ups.group, self._catalog, group_id, streams, order, complete=complete)
-
-    def grouped(self, group_id: str, sequence: int, *, streams: Names = None, complete: bool = False) -> Answer:
-        """Return the messages with one number of a group: one, or several if there are duplicates, oldest first.
-
-        Args:
-            group_id: 48 hexadecimal digits.
-            sequence: The number, from 1 to 999,999,999.
-            streams: As for `groups`.
-            complete: As for `find`.
-
-        Returns:
-            The messages and the status, as from `find`.
-
-        Raises:
-            InvalidGroup: the id or the number is invalid.
-        """
-        return self._lookups.run(
-            "grouped", look_ups.grouped, self._catalog, group_id, sequence, streams, complete=complete
-        )
-
-    def group_position(self, group_id: str, *, streams: Names = None, complete: bool = True) -> GroupPosition:
-        """Return how far a group has come, for a publisher that continues it after a failure.
-
-        Args:
-            group_id: 48 hexadecimal digits.
-            streams: As for `groups`. To continue the group, name the streams its messages go to. None (default) means
-                the streams that the database knows: after a kill it may lack a new one, and `MessageGroup.resume`
-                refuses the position.
-            complete: True (default) also reads retained messages that are not recorded yet: continuing from an older
-                position makes duplicates.
-
-        Returns:
-            The position and the streams searched; for a group without messages, the position of a new group.
-
-        Raises:
-            InvalidGroup: the id is invalid.
-        """
-        return self._lookups.run(
-            "group_position", look_ups.position, self._catalog, group_id, streams, complete=complete
-        )
-
     # --- sharing groups -----------------------------------------------------------------------------------
 
+    @lookup
     def group_consumers(self) -> tuple[str, ...]:
         """Return the names of the consumers that share groups in this virtual host, in order."""
-        return self._lookups.run("group_consumers", consumer_names, self._catalog)
+        return tuple(name for (name,) in self._catalog.servers.rows(NAMES, {"vhost": self._catalog.vhost}))
 
+    @lookup
     def group_consumer_status(self, name: str) -> GroupConsumerStatus:
         """Return a consumer's status: its groups by state, its members, its streams with their lag.
 
@@ -207,13 +115,4 @@ class GroupMethods:
         Raises:
             NotFound: no consumer has read under that name.
         """
-        return self._lookups.run("group_consumer_status", consumer_status, self._catalog, name)
-
-    def _newest_groups(self, streams: Names = None, *, before: str | None = None, limit: int = 100) -> GroupPage:
-        """Return a page of recorded groups, complete or not, for the web page and the command.
-
-        The index is read: a page costs the same for a thousand groups and for a billion. The newest come first, by
-        their ids, which begin with their creation time. `before` is `next` of the previous page. A `limit` of 0 returns
-        only the unrecorded ranges. If streams are named, a page may have fewer groups than `limit` and yet a next page.
-        """
-        return self._lookups.run("newest_groups", look_ups.newest, self._catalog, streams, before, limit)
+        return consumer_status(self._catalog, name)

@@ -18,9 +18,8 @@ from relatum.reading import StreamBounds
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer.groups._assembly import Assembled, GroupOrder, Row, assemble, named
-from relatum_consumer.groups._group import Group, GroupPage, GroupReport
 from relatum_consumer.groups._options import check_order
-from relatum_consumer.groups._reading import as_group, floor_of, read_group, read_on
+from relatum_consumer.groups._reading import Group, GroupPage, GroupReport, as_group, floor_of, read_group, read_on
 from relatum_consumer.groups._view import View, group_key, look
 from relatum_consumer.lookups.answer import Answer
 from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, again_if_replaced
@@ -29,6 +28,7 @@ from relatum_consumer.lookups.by_key import Question, answer
 from relatum_consumer.lookups.catalog import Catalog, Wanted
 from relatum_consumer.lookups.proof import all_ends, evidence
 from relatum_consumer.lookups.servers import Servers
+from relatum_consumer.lookups.telemetry import Lookups, lookup
 
 _Names = tuple[str, ...] | None
 
@@ -85,13 +85,6 @@ def _floors(servers: Servers, rows: Sequence[Row], *, is_named: bool) -> dict[st
     return floors
 
 
-def position(catalog: Catalog, group_id: str, streams: Names, *, complete: bool) -> GroupPosition:
-    """Return how far a group has come."""
-    names = names_of("streams", streams)
-    found, searched = assembled(catalog, checked_group_id(group_id), names, complete=complete)
-    return replace(settled(catalog.servers, found, is_named=names is not None), **searched)
-
-
 def settled(servers: Servers, group: Assembled, *, is_named: bool) -> GroupPosition:
     """Return a group's position. Copies that an exchange routed to other streams are no duplicates."""
     numbers = {member.sequence for member in named(group.duplicates)}
@@ -106,14 +99,6 @@ def settled(servers: Servers, group: Assembled, *, is_named: bool) -> GroupPosit
     return as_group(alone, messages).position
 
 
-def group(catalog: Catalog, group_id: str, streams: Names, order: GroupOrder, *, complete: bool) -> Group:
-    """Return a group with its messages."""
-    check_order(order)
-    names = names_of("streams", streams)
-    asked = partial(_group, catalog, checked_group_id(group_id), names, order=order, complete=complete)
-    return again_if_replaced(catalog, asked, leaves_out=names is None)
-
-
 def _group(catalog: Catalog, group_id: str, names: _Names, *, order: GroupOrder, complete: bool) -> Group:
     found, searched = assembled(catalog, group_id, names, order=order, complete=complete)
     with closing(read_on(catalog.servers, found.retained)) as reading:
@@ -121,38 +106,7 @@ def _group(catalog: Catalog, group_id: str, names: _Names, *, order: GroupOrder,
     return as_group(replace(found, position=replace(found.position, **searched)), messages)
 
 
-def grouped(catalog: Catalog, group_id: str, sequence: int, streams: Names, *, complete: bool) -> Answer:
-    """Return the messages with one number of a group, whether flagged as the last or not."""
-    names = names_of("streams", streams)
-    place = checked_group_id(group_id), checked_sequence(sequence)
-    group_key(catalog)
-    values = [Membership(*place, last).value for last in (False, True)]
-    definition = catalog.definition(GROUP_KEY.name)
-    question = Question(tuple(Wanted(definition, value) for value in values), names)
-    return answer(catalog, question, complete=complete)
-
-
 # --- many groups, as reports ------------------------------------------------------------------------------
-
-
-def incomplete(catalog: Catalog, streams: Names, older_than: timedelta | float, *, complete: bool) -> list[GroupReport]:
-    """Return the groups that are incomplete or unsound and whose first message is old enough, oldest first."""
-    seconds = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
-    names, age_s = names_of("streams", streams), checked_seconds("older_than", seconds)
-    before = time.time_ns() // 1_000 - round(age_s * 1_000_000)
-    view = look(catalog, names, complete=complete)
-    ids = iter(_suspects(view, before))
-    reports: list[GroupReport] = []
-    while part := list(islice(ids, _IDS_AT_ONCE)):
-        for group_id, rows in view.members_of(part).items():
-            found = assemble(group_id, rows, "physical", view.floors)
-            times = _times(found)
-            # A group without retained messages is not reported, nor are mere duplicates. A group that retention has
-            # begun to drop is reported, whether or not its rows have been pruned.
-            is_whole = not found.rows or (found.is_complete and found.flaw is None)
-            if not is_whole and (not times or min(times) < before):
-                reports.append(_report(catalog.servers, found, is_named=names is not None))
-    return sorted(reports, key=lambda each: (each.first_seen is not None, each.first_seen, each.group_id))
 
 
 # Each step compares only the id: no other group has values between an id and the group's values.
@@ -180,32 +134,6 @@ NEWEST: Final = sql(
 
 Each id takes one probe of each part's index: the greatest value below all values of the previous group.
 """
-
-
-def newest(catalog: Catalog, streams: Names, before: str | None, limit: int) -> GroupPage:
-    """Return a page of recorded groups, the newest first."""
-    names = names_of("streams", streams)
-    most = checked_count("limit", limit, least=0, most=_IDS_AT_ONCE)
-    at: str | None = _BEHIND_ALL if before is None else checked_name("before", before)
-    view = look(catalog, names, complete=False)
-    if not most:
-        return GroupPage((), before, view.gaps)
-    reports: list[GroupReport] = []
-    # The ids include groups of other streams and virtual hosts, so the rounds are limited: a page may stay short.
-    for _ in range(_ROUNDS):
-        wanted = most - len(reports)
-        rows = catalog.servers.rows(NEWEST, {"key_id": view.key_id, "before": at, "most": wanted})
-        ids = [group_id for (group_id,) in rows]
-        members = view.members_of(ids)
-        for group_id in ids:
-            found = assemble(group_id, members.get(group_id, ()), "physical", view.floors)
-            # Skip groups without retained messages.
-            if found.rows:
-                reports.append(_report(catalog.servers, found, is_named=names is not None))
-        at = (ids[-1] or None) if len(ids) == wanted else None
-        if at is None or len(reports) == most:
-            break
-    return GroupPage(tuple(reports), at, view.gaps)
 
 
 _SEQUENCE: Final = "split_part(r.value, '|', 2)"
@@ -266,3 +194,147 @@ def _report(servers: Servers, found: Assembled, *, is_named: bool) -> GroupRepor
     members = sorted(named(found.retained), key=lambda each: (each.time_us or 0, each.stream, each.offset))
     position = settled(servers, found, is_named=is_named)
     return GroupReport(found.group_id, position, first, last, tuple(member.id for member in members))
+
+
+class OneGroupMethods:
+    """The methods of `Relations` that read one group, or report groups."""
+
+    _catalog: Catalog
+    _lookups: Lookups
+
+    def incomplete_groups(
+        self, streams: Names = None, *, older_than: timedelta | float, complete: bool = True
+    ) -> list[GroupReport]:
+        """Return the groups that are incomplete or contradict themselves, oldest first.
+
+        The answer is definite, unless `complete=False`: messages not recorded yet are read from the streams. A group
+        that retention has begun to drop has the anomaly `expired`; once its rows are pruned, its first numbers are
+        missing.
+
+        Args:
+            streams: As for `groups`.
+            older_than: The least age of a group's first message, by its time: a `timedelta` or seconds. Messages
+                without a time count as old.
+            complete: True (default) also reads retained messages that are not recorded yet: all of a stream, if the key
+                was defined later. False reads only what is recorded.
+
+        Raises:
+            InvalidInput: there are more than 100,000 such groups.
+        """
+        with self._lookups.counted("incomplete_groups", None):
+            seconds = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
+            names, age_s = names_of("streams", streams), checked_seconds("older_than", seconds)
+            before = time.time_ns() // 1_000 - round(age_s * 1_000_000)
+            view = look(self._catalog, names, complete=complete)
+            ids = iter(_suspects(view, before))
+            reports: list[GroupReport] = []
+            while part := list(islice(ids, _IDS_AT_ONCE)):
+                for group_id, rows in view.members_of(part).items():
+                    found = assemble(group_id, rows, "physical", view.floors)
+                    times = _times(found)
+                    # A group without retained messages is not reported, nor are mere duplicates. A group that retention
+                    # has begun to drop is reported, whether or not its rows have been pruned.
+                    is_whole = not found.rows or (found.is_complete and found.flaw is None)
+                    if not is_whole and (not times or min(times) < before):
+                        reports.append(_report(self._catalog.servers, found, is_named=names is not None))
+            return sorted(reports, key=lambda each: (each.first_seen is not None, each.first_seen, each.group_id))
+
+    @lookup
+    def group(
+        self, group_id: str, *, streams: Names = None, order: GroupOrder = "logical", complete: bool = True
+    ) -> Group:
+        """Return one group, complete or not: `group.position` has its progress and anomalies.
+
+        Args:
+            group_id: 48 hexadecimal digits.
+            streams: As for `groups`.
+            order: As for `groups`.
+            complete: True (default) also reads retained messages that are not recorded yet.
+
+        Returns:
+            The group; it is empty if there are no messages.
+
+        Raises:
+            InvalidGroup: the id is invalid.
+        """
+        check_order(order)
+        names = names_of("streams", streams)
+        asked = partial(_group, self._catalog, checked_group_id(group_id), names, order=order, complete=complete)
+        return again_if_replaced(self._catalog, asked, leaves_out=names is None)
+
+    @lookup
+    def grouped(self, group_id: str, sequence: int, *, streams: Names = None, complete: bool = False) -> Answer:
+        """Return the messages with one number of a group: one, or several if there are duplicates, oldest first.
+
+        Args:
+            group_id: 48 hexadecimal digits.
+            sequence: The number, from 1 to 999,999,999.
+            streams: As for `groups`.
+            complete: As for `find`.
+
+        Returns:
+            The messages and the status, as from `find`.
+
+        Raises:
+            InvalidGroup: the id or the number is invalid.
+        """
+        names = names_of("streams", streams)
+        place = checked_group_id(group_id), checked_sequence(sequence)
+        group_key(self._catalog)
+        values = [Membership(*place, last).value for last in (False, True)]
+        definition = self._catalog.definition(GROUP_KEY.name)
+        question = Question(tuple(Wanted(definition, value) for value in values), names)
+        return answer(self._catalog, question, complete=complete)
+
+    @lookup
+    def group_position(self, group_id: str, *, streams: Names = None, complete: bool = True) -> GroupPosition:
+        """Return how far a group has come, for a publisher that continues it after a failure.
+
+        Args:
+            group_id: 48 hexadecimal digits.
+            streams: As for `groups`. To continue the group, name the streams its messages go to. None (default) means
+                the streams that the database knows: after a kill it may lack a new one, and `MessageGroup.resume`
+                refuses the position.
+            complete: True (default) also reads retained messages that are not recorded yet: continuing from an older
+                position makes duplicates.
+
+        Returns:
+            The position and the streams searched; for a group without messages, the position of a new group.
+
+        Raises:
+            InvalidGroup: the id is invalid.
+        """
+        names = names_of("streams", streams)
+        found, searched = assembled(self._catalog, checked_group_id(group_id), names, complete=complete)
+        return replace(settled(self._catalog.servers, found, is_named=names is not None), **searched)
+
+    @lookup
+    def _newest_groups(self, streams: Names = None, *, before: str | None = None, limit: int = 100) -> GroupPage:
+        """Return a page of recorded groups, complete or not, for the web page and the command.
+
+        The index is read: a page costs the same for a thousand groups and for a billion. The newest come first, by
+        their ids, which begin with their creation time. `before` is `next` of the previous page. A `limit` of 0 returns
+        only the unrecorded ranges. If streams are named, a page may have fewer groups than `limit` and yet a next page.
+        """
+        names = names_of("streams", streams)
+        most = checked_count("limit", limit, least=0, most=_IDS_AT_ONCE)
+        at: str | None = _BEHIND_ALL if before is None else checked_name("before", before)
+        view = look(self._catalog, names, complete=False)
+        if not most:
+            return GroupPage((), before, view.gaps)
+        reports: list[GroupReport] = []
+        # The ids include groups of other streams and virtual hosts, so the rounds are limited: a page may stay short.
+        for _ in range(_ROUNDS):
+            wanted = most - len(reports)
+            rows = self._catalog.servers.rows(NEWEST, {"key_id": view.key_id, "before": at, "most": wanted})
+            ids = [group_id for (group_id,) in rows]
+            members = view.members_of(ids)
+            for group_id in ids:
+                found = assemble(group_id, members.get(group_id, ()), "physical", view.floors)
+                # Skip groups without retained messages.
+                if found.rows:
+                    reports.append(_report(self._catalog.servers, found, is_named=names is not None))
+            at = (ids[-1] or None) if len(ids) == wanted else None
+            if at is None or len(reports) == most:
+                break
+        return GroupPage(tuple(reports), at, view.gaps)

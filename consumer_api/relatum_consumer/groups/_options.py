@@ -101,15 +101,6 @@ class GroupConsumer:
             checked_name("dead_letter_stream", self.dead_letter_stream)
 
 
-def consumer_of(given: str | GroupConsumer) -> GroupConsumer:
-    """Return the consumer options, with defaults if only a name is given."""
-    if isinstance(given, str):
-        return GroupConsumer(given)
-    if not isinstance(given, GroupConsumer):
-        raise InvalidInput("consumer= takes a name or a GroupConsumer")
-    return given
-
-
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
     """The options of `Relations.groups`, documented there. `names` are the streams."""
@@ -133,24 +124,19 @@ class GroupOptions:
         # Without a stored position, each run would publish the same dead letters again.
         if self.on_conflict == "dead_letter" and (self.consumer is None or self.consumer.dead_letter_stream is None):
             raise InvalidInput('on_conflict="dead_letter" needs consumer=GroupConsumer(…, dead_letter_stream=…)')
-        _check_start(self.start, self.names)
         if self.idle_timeout_s is not None:
             checked_seconds("idle_timeout_s", self.idle_timeout_s)
+        if self.start is None or isinstance(self.start, datetime):
+            return
+        if type(self.start) is not int or not 0 <= self.start <= INTEGER_MAX:
+            raise InvalidInput("start= takes an offset, a datetime, or None for the first message")
+        if self.names is None or len(self.names) != 1:
+            raise InvalidInput("start= takes an offset only if you name one stream; use a datetime for several")
 
 
 def check_order(order: Any) -> None:
     """Check an order of groups."""
     checked_choice("order", order, get_args(GroupOrder))
-
-
-def _check_start(start: Any, names: tuple[str, ...] | None) -> None:
-    """Check a start: an offset needs one named stream."""
-    if start is None or isinstance(start, datetime):
-        return
-    if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= INTEGER_MAX:
-        raise InvalidInput("start= takes an offset, a datetime, or None for the first message")
-    if names is None or len(names) != 1:
-        raise InvalidInput("start= takes an offset only if you name one stream; use a datetime for several")
 
 
 @dataclass(frozen=True, slots=True)

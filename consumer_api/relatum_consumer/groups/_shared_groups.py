@@ -1,11 +1,15 @@
 """One member of a consumer that shares groups: which group it delivers next, acknowledges or gives up."""
 
+import asyncio
 import logging
+import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 from relatum import metrics
 from relatum.closing import Closing, Keeper
@@ -17,13 +21,11 @@ from relatum.reading import BrokerAddress, Message, StreamBounds
 from relatum.store.members import renewal_s
 from relatum.waiting import Outages, Pauses, ended, has_passed, may_repeat, pause
 from relatum_consumer.groups._assembly import Assembled, named
-from relatum_consumer.groups._claims import DEAD, OPEN, READY, Claim, Claims
+from relatum_consumer.groups._claims import ACKNOWLEDGE_PAUSE_S, DEAD, OPEN, READY, Claim, Claims
 from relatum_consumer.groups._consumer import SharedGroupsStatistics, check_dead_letters, find_consumer
-from relatum_consumer.groups._finding import Idle
-from relatum_consumer.groups._group import Group
+from relatum_consumer.groups._finding import Idle, Scanner
 from relatum_consumer.groups._options import GroupOptions
-from relatum_consumer.groups._reading import conflict, floor_of, read_groups
-from relatum_consumer.groups._scanning import Scanner
+from relatum_consumer.groups._reading import Group, conflict, floor_of, read_groups
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import ends_of
 from relatum_consumer.lookups.waiting import Pause
@@ -68,14 +70,14 @@ class SharedGroup(Group):
                 will be handled again.
             DatabaseUnavailable: PostgreSQL does not answer; acknowledging again is safe.
         """
-        for rest in self._acknowledging():
-            pause(rest.seconds)
+        claims = self._shared._claims
+        until = time.monotonic() + claims.lease_s
+        while not claims.acknowledge(self._claim, until):
+            pause(ACKNOWLEDGE_PAUSE_S)
 
-    def _acknowledging(self) -> Iterator[Pause]:
-        shared = self._shared
-        is_first = shared._claims.has(self._claim)
-        yield from shared._claims.acknowledging(self._claim)
-        shared._counts["acknowledged"] += is_first
+
+def _fields_of(group: Group) -> dict[str, Any]:
+    return {each.name: getattr(group, each.name) for each in fields(Group)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +97,9 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
 
     def __init__(self, catalog: Catalog, address: BrokerAddress, options: GroupOptions) -> None:
         assert options.consumer is not None, "it is shared"
-        consumer = options.consumer
         self._catalog = catalog
         self._options = options
-        self._consumer = consumer
+        self._consumer = consumer = options.consumer
         self._who = f"the group consumer {consumer.name!r}"
         self._outages = Outages(logger, broker=str(address))
         stream = consumer.dead_letter_stream
@@ -111,8 +112,9 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         """Groups and conflicts that were read, to be delivered, raised or given up at their turn."""
         self._idle = Idle(options.idle_timeout_s, POLL_S_MAX)
         self._pauses = Pauses()
-        self._counts = dict.fromkeys(("given", "redelivered", "acknowledged", "given_up"), 0)
+        self._counts = dict.fromkeys(("given", "redelivered", "given_up"), 0)
         self._keeper: Keeper | None = None
+        self._taking = threading.Lock()
         of_one_process(self, "a group consumer")
         metrics.report(self, consumer=consumer.name)
 
@@ -124,21 +126,20 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             StreamNotFound: a named stream, or the dead-letter stream, does not exist.
             PublishError: the broker did not confirm a dead letter; the group was released.
         """
-        self._begin()
+        self._idle.begin()
         while isinstance(found := self._take(), Pause):
             pause(found.seconds)
         if found is None:
             raise StopIteration
         return found
 
-    def _begin(self) -> None:
-        """Start the idle time: the caller asks for the next group."""
-        self._idle.begin()
-
     def _take(self) -> SharedGroup | Pause | None:
         """Return the next group, None at the end, or a rest if no group is ready."""
-        if self._claims.is_closed:
-            return None
+        # The thread of a cancelled task may still run for a moment.
+        with self._taking:
+            return None if self._claims.is_closed else self._taken()
+
+    def _taken(self) -> SharedGroup | Pause | None:
         if self._keeper is None:
             every_s = renewal_s(self._consumer.lease_s)
             self._keeper = Keeper(self, SharedGroups._renew, every_s=every_s, name="relatum-leases")
@@ -162,15 +163,18 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             self._counts["redelivered"] += found.deliveries > 1
         return found
 
-    def _put_back(self, group: SharedGroup) -> None:
+    def _put_back(self, found: SharedGroup | Pause | None) -> None:
         """Put a group back at the front: the caller was cancelled before it got the group."""
-        self._counts["given"] -= 1
-        self._counts["redelivered"] -= group.deliveries > 1
-        self._outcomes.appendleft((group._claim, group))
+        if isinstance(found, SharedGroup):
+            with self._taking:
+                self._counts["given"] -= 1
+                self._counts["redelivered"] -= found.deliveries > 1
+                self._outcomes.appendleft((found._claim, found))
 
     def statistics(self) -> SharedGroupsStatistics:
         """Return this member's counters and how many groups it holds. No I/O."""
-        return SharedGroupsStatistics(**self._counts, held=len(self._claims.held))
+        claims = self._claims
+        return SharedGroupsStatistics(**self._counts, acknowledged=claims.acknowledged, held=len(claims.held))
 
     def _renew(self) -> None:
         who = f"renewing the leases of {self._who}"
@@ -197,8 +201,6 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             logger.info(text, self._who, ended(error))
         metrics.retire(self)
 
-    # --- the next group -----------------------------------------------------------------------------------
-
     def _next(self) -> SharedGroup | Pause | None:
         """Return the next group or rest; None if there is nothing now."""
         while True:
@@ -214,16 +216,12 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
                 if is_mine and isinstance(outcome, _GivenUp):
                     return self._give_up(claim, outcome)
                 if is_mine and isinstance(outcome, Group):
-                    return self._shared(claim, outcome)
+                    return SharedGroup(**_fields_of(outcome), deliveries=claim.number, _claim=claim, _shared=self)
             if not self._waiting:
                 self._claim()
                 if not self._waiting:
                     return None
             self._read()
-
-    def _shared(self, claim: Claim, group: Group) -> SharedGroup:
-        known = {each.name: getattr(group, each.name) for each in fields(Group)}
-        return SharedGroup(**known, deliveries=claim.number, _claim=claim, _shared=self)
 
     def _claim(self) -> None:
         """Claim ready groups. If there are none, scan the streams and try again."""
@@ -241,8 +239,6 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             self._scanner.run()
             claims = self._claims.take(self._consumer.prefetch)
         self._waiting.extend(claims)
-
-    # --- reading what was claimed -------------------------------------------------------------------------
 
     def _read(self) -> None:
         """Read claimed groups in one pass, as many as memory may hold."""
@@ -279,8 +275,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             self._claims.end(claim, DEAD)
             return
         bounds = ends_of(self._catalog.servers, stream, is_named=False)
-        floor = floor_of(stream, bounds) if isinstance(bounds, StreamBounds) else None
-        if bounds is None or (floor is not None and floor > claim.first_offset):
+        if bounds is None or (isinstance(bounds, StreamBounds) and floor_of(stream, bounds) > claim.first_offset):
             self._conflict(claim, group, conflict(claim.group_id, Anomaly.EXPIRED))
         else:
             self._claims.end(claim, OPEN)
@@ -288,12 +283,11 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             self._scanner.write_down_again(claim.group_id)
 
     def _conflict(self, claim: Claim, group: Assembled, error: GroupConflict) -> None:
-        if self._options.on_conflict == "raise":
-            self._outcomes.append((claim, error))
-        elif self._options.on_conflict == "skip":
+        if self._options.on_conflict == "skip":
             self._claims.end(claim, DEAD)
-        else:
-            self._outcomes.append((claim, self._given_up(error.anomaly, group)))
+            return
+        is_raised = self._options.on_conflict == "raise"
+        self._outcomes.append((claim, error if is_raised else self._given_up(error.anomaly, group)))
 
     def _refuse(self, error: GroupConflict) -> None:
         """Release the claimed groups that are not delivered, and raise."""
@@ -303,8 +297,6 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         self._waiting.clear()
         raise error
 
-    # --- groups that are given up -------------------------------------------------------------------------
-
     def _given_up(self, reason: str, group: Assembled) -> _GivenUp:
         """Return a group to give up, with its retained messages as dead letters, in its order."""
         ids = [member.id for member in named(group.retained)]
@@ -313,9 +305,8 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         messages = [each for each in self._catalog.servers.read(ids) if isinstance(each, Message)]
         missing = ",".join(f"{first}-{last}" for first, last in group.position.missing)
         headers = {"relatum_dead_group_missing": missing[:REASON_CHARACTERS_MAX]} if missing else {}
-        return _GivenUp(
-            reason, DeadLetterPublisher(self._letters, [(message, reason) for message in messages], **headers)
-        )
+        letters = [(message, reason) for message in messages]
+        return _GivenUp(reason, DeadLetterPublisher(self._letters, letters, **headers))
 
     def _give_up(self, claim: Claim, given_up: _GivenUp) -> Pause:
         """Publish a group's messages as dead letters, if there is a stream for them. Returns a rest.
@@ -334,27 +325,76 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
                 self._outages.failed(who, error)
                 self._outcomes.appendleft((claim, given_up))
                 return Pause(DEAD_LETTERS_S + self._pauses.after(error))
-            self._give_back(claim)
+            with suppress(RelatumError):
+                self._claims.end(claim, READY)
+            # If it could not be released, it becomes free when its lease expires.
+            self._claims.forget(claim)
             raise
         self._pauses = Pauses()
         self._outages.over(who)
         self._counts["given_up"] += 1
         if was_mine and given_up.reason == NEVER_ACKNOWLEDGED:
             stream = self._consumer.dead_letter_stream
-            logger.warning(
-                "the group %s was delivered %d times by the consumer %r and never acknowledged: it is dead, %s",
-                claim.group_id,
-                claim.given,
-                self._consumer.name,
-                "and only in its streams" if stream is None else f"and in the stream {stream!r}",
-            )
-        self._begin()
+            where = "only in its streams" if stream is None else f"in the stream {stream!r}"
+            text = "the group %s was delivered %d times by the consumer %r and never acknowledged: it is dead, and %s"
+            logger.warning(text, claim.group_id, claim.given, self._consumer.name, where)
+        self._idle.begin()
         return Pause(0.0)
 
-    def _give_back(self, claim: Claim) -> None:
-        try:
-            self._claims.end(claim, READY)
-        except RelatumError as error:
-            self._claims.forget(claim)
-            text = "the group %s of %s could not be released, and becomes free when its lease expires: %s"
-            logger.info(text, claim.group_id, self._who, ended(error))
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class AsyncSharedGroup(Group):
+    """A group claimed by this member until it is acknowledged, or the member dies; as `SharedGroup`."""
+
+    deliveries: int
+    _group: SharedGroup
+    _call: Callable[..., Awaitable[Any]]
+
+    async def acknowledge(self) -> None:
+        """Mark the group as done, as `SharedGroup.acknowledge` does. Any task may call this. Idempotent."""
+        claims, claim = self._group._shared._claims, self._group._claim
+        until = time.monotonic() + claims.lease_s
+        while not await self._call(claims.acknowledge, claim, until):  # noqa: ASYNC110
+            await asyncio.sleep(ACKNOWLEDGE_PAUSE_S)
+
+
+class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
+    """The groups of one member of a consumer, as `SharedGroups`. Iterate in one task; cancelling it loses no group."""
+
+    def __init__(
+        self,
+        call: Callable[..., Awaitable[Any]],
+        end: Callable[[Callable[[], object]], Awaitable[None]],
+        shared: SharedGroups,
+    ) -> None:
+        self._call = call
+        self._end = end
+        self._shared = shared
+        of_one_process(self, "a group consumer")
+
+    async def __anext__(self) -> AsyncSharedGroup:
+        """Return the next group, as `SharedGroups.__next__` does."""
+        shared = self._shared
+        shared._idle.begin()
+        found: SharedGroup | Pause | None
+        while isinstance(found := await self._call(shared._take, returned=shared._put_back), Pause):  # noqa: ASYNC110
+            await asyncio.sleep(found.seconds)
+        if found is None:
+            raise StopAsyncIteration
+        return AsyncSharedGroup(**_fields_of(found), deliveries=found.deliveries, _group=found, _call=self._call)
+
+    def statistics(self) -> SharedGroupsStatistics:
+        """Return this member's counters and how many groups it holds. No I/O."""
+        return self._shared.statistics()
+
+    async def aclose(self) -> None:
+        """Release unacknowledged groups: other members can claim them at once. The iteration ends."""
+        await self._end(self._shared.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()

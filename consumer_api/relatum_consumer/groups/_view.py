@@ -9,9 +9,8 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Self
-
-import sqlalchemy as sa
 
 from relatum.errors import InvalidInput, KeyNotDefined
 from relatum.limits import GROUP_ID_BYTES, INTEGER_MAX
@@ -19,7 +18,7 @@ from relatum.membership import GROUP_KEY, Membership, membership, parse_value
 from relatum.reading import Message
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_offsets, part_may_hold_values
-from relatum_consumer.groups._assembly import Member, Row, by_group, distinct, stream_and_offset
+from relatum_consumer.groups._assembly import Member, Row, distinct, stream_and_offset
 from relatum_consumer.lookups.answer import UnreadableStream
 from relatum_consumer.lookups.catalog import Catalog, PresentStream
 from relatum_consumer.lookups.proof import Uncovered, evidence
@@ -63,27 +62,23 @@ order of time.
 """
 
 
-def _rows_between(condition: str = "") -> sa.TextClause:
-    in_parts = part_may_hold_offsets("r", ":stream_id::int", ":low::bigint", ":high::bigint")
-    return sql(
-        f"""
-        SELECT r.value, r.stream_offset, r.time_us
-        FROM relatum.relationships r
-        WHERE r.stream_id = :stream_id::int
-          AND r.stream_offset >= :low::bigint AND r.stream_offset < :high::bigint
-          AND r.key_id = :key_id::smallint
-          AND {in_parts} {condition}
-        ORDER BY r.stream_offset
-        """
-    )
-
-
 # Rows are inserted in the order of offsets, so the index `relationships_offsets` finds a part of a stream fast.
-ROWS_BETWEEN: Final = _rows_between()
-"""Rows of the key `key_id` in one stream from offset `low` to before `high`: value, offset, time, by offset."""
+ROWS_BETWEEN: Final = sql(
+    f"""
+    SELECT r.value, r.stream_offset, r.time_us
+    FROM relatum.relationships r
+    WHERE r.stream_id = :stream_id::int
+      AND r.stream_offset >= :low::bigint AND r.stream_offset < :high::bigint
+      AND r.key_id = :key_id::smallint
+      AND {part_may_hold_offsets("r", ":stream_id::int", ":low::bigint", ":high::bigint")}
+      AND (NOT :firsts_only::boolean OR split_part(r.value, '|', 2) = '1')
+    ORDER BY r.stream_offset
+    """
+)
+"""Rows of the key `key_id` in one stream from offset `low` to before `high`, by offset: value, offset, time.
 
-FIRSTS_BETWEEN: Final = _rows_between("AND split_part(r.value, '|', 2) = '1'")
-"""The same, but only rows with number 1."""
+With `firsts_only`, only rows with number 1.
+"""
 
 logger = logging.getLogger("relatum.groups")
 
@@ -92,14 +87,8 @@ logger = logging.getLogger("relatum.groups")
 class View:
     """The streams to read, and how far they are read.
 
-    Attributes:
-        servers: The database and the broker.
-        key_id: The id of the key of groups.
-        numbers: The streams' ids in the database, by name.
-        floors: The first retained offset of each stream.
-        stops: The end of the view of each stream, exclusive.
-        gaps: The retained ranges that are not in the table.
-        unrecorded_groups: The members that are not in the table, by group.
+    By stream: `numbers` are the ids in the database, `floors` the first retained offsets, `stops` the ends of the view,
+    exclusive. The table lacks the retained ranges `gaps`, and the members of `unrecorded_groups`.
     """
 
     servers: Servers
@@ -108,7 +97,7 @@ class View:
     floors: dict[str, int]
     stops: dict[str, int]
     gaps: tuple[Uncovered, ...] = ()
-    unrecorded_groups: dict[str, list[Member]] = field(default_factory=dict)
+    unrecorded_groups: dict[str, list[Member]] = field(default_factory=partial(defaultdict, list))
     _unrecorded: list[Member] = field(default_factory=list)
 
     @classmethod
@@ -129,7 +118,8 @@ class View:
                     "a back-fill, or ask with complete=False for what is recorded"
                 )
         self._unrecorded = sorted(found, key=stream_and_offset)
-        self.unrecorded_groups = by_group(self._unrecorded)
+        for member in self._unrecorded:
+            self.unrecorded_groups[member.group_id].append(member)
 
     def between(self, stream: str, low: int, high: int, *, firsts_only: bool = False) -> list[Member]:
         """Return the members in a part of a stream, ordered by offset; with `firsts_only`, those with number 1."""
@@ -137,10 +127,8 @@ class View:
         first, stop = (bisect_left(held, (stream, at), key=stream_and_offset) for at in (low, high))
         members = {each.offset: each for each in held[first:stop] if not firsts_only or each.sequence == 1}
         if (number := self.numbers.get(stream)) is not None:
-            rows = self.servers.rows(
-                FIRSTS_BETWEEN if firsts_only else ROWS_BETWEEN,
-                {"key_id": self.key_id, "stream_id": number, "low": low, "high": high},
-            )
+            window = {"stream_id": number, "low": low, "high": high, "firsts_only": firsts_only}
+            rows = self.servers.rows(ROWS_BETWEEN, window | {"key_id": self.key_id})
             for value, offset, time_us in rows:
                 if (place := parse_value(value)) is not None:
                     members[offset] = Member(*place, stream, offset, time_us)

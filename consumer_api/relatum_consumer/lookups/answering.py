@@ -43,16 +43,14 @@ def again_if_replaced(catalog: Catalog, ask: Callable[[], _Result], *, leaves_ou
     Raises:
         StreamReplaced: a stream is not the recorded one.
     """
-    try:
-        return ask()
-    except StreamReplaced:
-        pass
+    is_first = True
     while True:
         try:
             return ask()
         except StreamReplaced as error:
-            if not (leaves_out and catalog.leave_out(error)):
+            if not (is_first or (leaves_out and catalog.leave_out(error))):
                 raise
+            is_first = False
 
 
 _SPARE: Final = 64
@@ -119,13 +117,10 @@ def in_time(each: Row | Message) -> tuple[bool, int, MessageId]:
 
 @dataclass(slots=True)
 class Lost:
-    """Indexed messages that are not there, by what became of them.
+    """Ids of indexed messages that are not there, by what became of them, as in `Covered`.
 
     Attributes:
         floors: The first retained offset, by stream, as far as it mattered; `INTEGER_MAX` skips the whole stream.
-        expired: Ids of messages that retention has certainly dropped.
-        deleted: Ids of messages whose streams are certainly deleted.
-        unread: Ids of messages that could not be read and are not certainly gone.
         is_sure: Whether retention certainly dropped a matching message, its id known or not.
     """
 

@@ -1,13 +1,18 @@
-"""Common arguments of lookups, checked before any request."""
+"""The arguments of lookups, checked before any request: names, times, and messages as clients give them. No I/O."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, Literal, TypeAlias, get_args
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from relatum.checks import checked_count, checked_name
-from relatum.errors import InvalidInput
+from relatum.errors import InvalidInput, RelatumError
+from relatum.ids import MessageId
 from relatum.keys import InvalidValue, moment, timestamp_us
-from relatum.limits import TIME_US_MAX, TIME_US_MIN
+from relatum.limits import INTEGER_MAX, TIME_US_MAX, TIME_US_MIN
+from relatum.reading import Message, Properties, parts_of_delivery
 
 Names: TypeAlias = str | Sequence[str] | None
 """A name, several names, or None."""
@@ -69,3 +74,146 @@ def is_in_span(time_us: int | None, since: int | None, until: int | None) -> boo
     if time_us is None:
         return since is None and until is None
     return (since is None or time_us >= since) and (until is None or time_us < until)
+
+
+# --- messages ----------------------------------------------------------------------------------------------
+
+Consumed: TypeAlias = Any
+"""A message given by a client: docs/clients.md lists the clients. No client is imported: a message is recognized by the
+module and name of its class. See docs/adr/0036."""
+
+_TAKEN: Final = (
+    "lookups take a message that was read (relations.read(stream, offset)), or consumed with pika (the tuple "
+    "(method, properties, body)), aio-pika (IncomingMessage), FastStream (RabbitMessage), or rstream (the "
+    "tuple (message, message_context))"
+)
+
+_OFFSET: Final = "x-stream-offset"
+_DELIVERY: Final = 3
+_OF_STREAM: Final = 2
+_NAMES: Final = tuple(each.name for each in fields(Properties))
+
+_PLAIN: Final = (str, int, float, bytes, datetime)
+"""Types of headers that every broker version stores in a stream unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenMessage:
+    """The message a lookup was given.
+
+    If the client does not say its stream and offset, or it is in a queue, `id` is None and the message's own id a
+    placeholder; `is_copy` then tells whether a message of a stream is this one or its copy.
+    """
+
+    message: Message
+    id: MessageId | None
+    is_copy: Callable[[Message], bool] | None = None
+
+
+def given_message(given: Message | Consumed, needed: str = "a message") -> GivenMessage:
+    """Accept a message that was read, or consumed with a client; `needed` names the argument for the error.
+
+    Raises:
+        InvalidInput: it is no message.
+    """
+    if isinstance(given, Message):
+        return GivenMessage(given, given.id)
+    try:
+        taken = _of_tuple(given) if type(given) is tuple else _of_object(given)
+    except RelatumError:
+        raise
+    except Exception as error:
+        # Not the error's text: it may show the message.
+        wrong = f"{needed} is needed, and this {_kind(given)} cannot be read ({type(error).__name__}): {_TAKEN}"
+        raise InvalidInput(wrong) from error
+    if taken is None:
+        found_none = " (did `find` find nothing? Its answer's status and explanation say why)" if given is None else ""
+        raise InvalidInput(f"{needed} is needed, not {_kind(given)}{found_none}: {_TAKEN}")
+    return taken
+
+
+def _kind(given: Any) -> str:
+    """Name its type, not its content, which may be a message."""
+    if type(given) is not tuple:
+        return "None" if given is None else type(given).__name__
+    kinds = [type(each).__name__ for each in given[:5]]
+    return f"tuple ({', '.join(kinds)}{', …' if len(given) > len(kinds) else ''})"
+
+
+def _of_tuple(given: tuple[Any, ...]) -> GivenMessage | None:
+    """Accept the tuples of pika's `basic_get` and callbacks, and rstream's callbacks."""
+    if len(given) == _DELIVERY and all(each is None for each in given):
+        raise InvalidInput("basic_get gave no message: the queue was empty")
+    if len(given) == _DELIVERY and hasattr(given[1], "headers") and isinstance(given[2], bytes | bytearray):
+        # `basic_get` cannot read streams: a publisher copied an offset header there from elsewhere.
+        return _delivered(given[1], bytes(given[2]), is_of_queue=type(given[0]).__name__ == "GetOk")
+    if len(given) == _OF_STREAM:
+        message, context = given
+        stream, offset = getattr(context, "stream", None), _offset(getattr(context, "offset", None))
+        if isinstance(stream, str) and stream and offset is not None:
+            # `bytes(message)` would also accept a number or a list of numbers.
+            read = Message.from_record(stream, offset, message.__bytes__(), getattr(context, "timestamp", None))
+            return GivenMessage(read, read.id)
+    return None
+
+
+def _of_object(given: Any) -> GivenMessage | None:
+    for kind in type(given).__mro__:
+        client = kind.__module__.partition(".")[0], kind.__name__
+        if client == ("aio_pika", "IncomingMessage"):
+            return _of_aio_pika(given)
+        if client == ("faststream", "StreamMessage"):
+            raw = given.raw_message
+            return _of_tuple(raw) if type(raw) is tuple else _of_object(raw)
+    return None
+
+
+def _of_aio_pika(message: Any) -> GivenMessage:
+    values = {name: getattr(message, name) for name in _NAMES}
+    if isinstance(message.expiration, int | float):
+        # aio_pika gives seconds; AMQP, and so the recorder, has milliseconds as text.
+        values["expiration"] = str(round(message.expiration * 1_000))
+    return _delivered(SimpleNamespace(**values, headers=dict(message.headers)), message.body)
+
+
+def _delivered(properties: Any, body: bytes, *, is_of_queue: bool = False) -> GivenMessage:
+    """Accept an AMQP 0.9.1 message, without the headers that a stream drops: the recorder does not see them either."""
+    given = properties.headers or {}
+    headers = {
+        name: value
+        for name, value in given.items()
+        if name.startswith("x-") or not isinstance(value, Mapping | list | tuple)
+    }
+    values = {name: getattr(properties, name, None) for name in _NAMES}
+    decode = partial(parts_of_delivery, SimpleNamespace(headers=headers, **values), body)
+    message = Message("", -1, None, None, decode)
+    offset = None if is_of_queue else _offset(given.get(_OFFSET))
+    own = _mark(message)
+
+    def is_copy(other: Message) -> bool:
+        return offset in (None, other.offset) and _mark(other) == own
+
+    return GivenMessage(message, None, is_copy)
+
+
+def _offset(value: Any) -> int | None:
+    """Return an offset set by the broker, not by a publisher."""
+    is_one = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= INTEGER_MAX
+    return int(value) if is_one else None
+
+
+def _mark(message: Message) -> Hashable:
+    """Identify the copies of a message: by message id and body, or without an id by all of its content.
+
+    The broker adds headers named `x-…`, and leaves tables out of streams.
+    """
+    properties = message.properties
+    if properties.message_id:
+        return properties.message_id, message.body
+    plain = {
+        (name, value)
+        for name, value in message.headers.items()
+        # NaN does not equal itself.
+        if isinstance(value, _PLAIN) and not name.startswith("x-") and value == value
+    }
+    return None, properties.correlation_id, properties.type, frozenset(plain), message.body

@@ -9,11 +9,14 @@ from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
 
+from relatum.checks import checked_count, checked_text
+from relatum.errors import InvalidInput
 from relatum.ids import MessageId
-from relatum.limits import INTEGER_MAX, INTEGER_MIN
+from relatum.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX
 from relatum.reading import Message
 from relatum.store.coverage import TIME
 from relatum.store.database import sql
+from relatum.store.parts import part_may_hold_values
 from relatum_consumer.lookups.answer import Answer, Hit, MissingKey, Status
 from relatum_consumer.lookups.answering import (
     ANSWER_MESSAGES_MAX,
@@ -26,9 +29,17 @@ from relatum_consumer.lookups.answering import (
     in_time,
     verified,
 )
-from relatum_consumer.lookups.arguments import Names, Order, check_limit, is_in_span, names_of, span_of
+from relatum_consumer.lookups.arguments import (
+    Consumed,
+    Names,
+    Order,
+    check_limit,
+    given_message,
+    is_in_span,
+    names_of,
+    span_of,
+)
 from relatum_consumer.lookups.catalog import Catalog, Wanted, named, streams_meant
-from relatum_consumer.lookups.consumed import Consumed, given_message
 from relatum_consumer.lookups.proof import Evidence
 
 _Item = TypeVar("_Item", Row, Message)
@@ -81,9 +92,10 @@ class Question:
     """Ids of the indexed messages, while they are read."""
 
     @property
-    def is_bounded(self) -> bool:
-        """Whether the search has a time span."""
-        return self.since is not None or self.until is not None
+    def key_ids(self) -> list[int]:
+        """What must be recorded: the keys, and times if the search has a time span."""
+        is_bounded = self.since is not None or self.until is not None
+        return [wanted.key_id for wanted in self.wanted] + [TIME] * is_bounded
 
     @property
     def most(self) -> int:
@@ -118,20 +130,6 @@ class Question:
         return ordered[: self.limit]
 
 
-def related(
-    catalog: Catalog,
-    message: Message | Consumed,
-    to: Names,
-    by: Names,
-    limit: int | None,
-    order: Order,
-    *,
-    complete: bool,
-) -> Answer:
-    """Find messages that share a key's value with a message."""
-    return answer(catalog, question_of(catalog, message, to, by, limit, order), complete=complete)
-
-
 def question_of(
     catalog: Catalog, message: Message | Consumed, to: Names, by: Names, limit: int | None, order: Order
 ) -> Question:
@@ -143,7 +141,7 @@ def question_of(
     return Question(wanted, names, order, limit, own=OwnMessage(held.id, held.is_copy), missing_keys=missing_keys)
 
 
-def find(
+def sought(
     catalog: Catalog,
     key: str,
     value: Any,
@@ -152,24 +150,20 @@ def find(
     until: datetime | None,
     limit: int | None,
     order: Order,
-    *,
-    complete: bool,
-) -> Answer:
-    """Find messages that carry a key's value."""
+) -> Question:
+    """Build the search for messages that carry a key's value."""
     names = names_of("streams", streams)
     check_limit(limit, order)
     low, high = span_of(since, until)
-    wanted = catalog.value_sought(key, value)
-    return answer(catalog, Question((wanted,), names, order, limit, low, high), complete=complete)
+    return Question((catalog.value_sought(key, value),), names, order, limit, low, high)
 
 
 def answer(catalog: Catalog, question: Question, *, complete: bool = False) -> Answer:
     """Answer a search by key."""
     if not question.wanted:
         return without_values(catalog, question.names, question.missing_keys)
-    key_ids = [wanted.key_id for wanted in question.wanted] + ([TIME] if question.is_bounded else [])
     find = partial(_find, catalog, question)
-    return question.named(answered(catalog, question.names, key_ids, find, complete=complete))
+    return question.named(answered(catalog, question.names, question.key_ids, find, complete=complete))
 
 
 def without_values(catalog: Catalog, names: Sequence[str] | None, missing_keys: tuple[MissingKey, ...]) -> Answer:
@@ -224,18 +218,16 @@ def probe(catalog: Catalog, question: Question) -> Found:
 def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> tuple[sa.TextClause, dict[str, Any]]:
     names, wanted = question.names, question.wanted
     parameters: dict[str, Any] = {"vhost": catalog.vhost, "limit": question.most} | named(names)
+    parameters |= span_parameters(question.since, question.until)
     for n, each in enumerate(wanted):
         parameters[f"key_id_{n}"] = each.key_id
         parameters[f"value_{n}"] = each.value
-    if question.is_bounded:
-        parameters |= {"since": question.since, "until": question.until}
     if floors:
         parameters |= {"floor_names": list(floors), "floors": list(floors.values())}
     statement = probe_statement(
         question.order,
         keys=len(wanted),
         names=None if names is None else len(names),
-        bounded=question.is_bounded,
         floored=bool(floors),
         many=len(catalog.recorded(names)) > FEW_STREAMS,
     )
@@ -255,28 +247,26 @@ def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int
 FEW_STREAMS: Final = 4
 """Up to this many streams, each part of the table is probed for each stream; above, streams with the value first."""
 
-SPAN: Final = (f"coalesce(:since::bigint, {INTEGER_MIN + 1})", f"coalesce(:until::bigint, {INTEGER_MAX})")
-"""A missing bound is the end of the range, so that one text with an index range serves both."""
+
+def span_parameters(since: int | None, until: int | None) -> dict[str, int | None]:
+    """Return the parameters of a time span. A missing bound is the end of the range; both are None for any time."""
+    if since is None and until is None:
+        return {"since": None, "until": None}
+    return {"since": INTEGER_MIN + 1 if since is None else since, "until": INTEGER_MAX if until is None else until}
 
 
 @lru_cache(maxsize=512)
-def probe_statement(
-    order: Order, *, keys: int, names: int | None, bounded: bool, floored: bool, many: bool = False
-) -> sa.TextClause:
+def probe_statement(order: Order, *, keys: int, names: int | None, floored: bool, many: bool = False) -> sa.TextClause:
     """Select rows of key values in streams: stream, offset, time, key id; at most `limit` for each key and stream.
+
+    Only times from `since` to before `until`, if they are not NULL.
 
     It probes each part's index once for each key and stream, and stops at the limit: a value shared by a million
     messages costs no more than any other. Ordering by offset must sort the rows of one value in a stream.
 
-    The text depends on the number of keys and names: with arrays the probe takes 1.5 times as long.
-
-    Args:
-        order: The order in which rows are taken up to the limit.
-        keys: The number of pairs of `key_id_…` and `value_…`.
-        names: The number of streams and super streams `name_…`; None for every recorded stream.
-        bounded: Only times from `since` to before `until`; either may be NULL.
-        floored: Only offsets from `floors` on, one for each of `floor_names`.
-        many: Find the streams that have the value first. The result is the same.
+    The text depends on the number of keys (`key_id_…`, `value_…`) and of names (`name_…`, None for every recorded
+    stream): with arrays the probe takes 1.5 times as long. `floored` takes only offsets from `floors` on, one for each
+    of `floor_names`. `many` finds the streams that have the value first, with the same result.
     """
     key_id, value, wanted = ":key_id_0::smallint", ":value_0::text", ""
     if keys > 1:
@@ -286,7 +276,6 @@ def probe_statement(
     found = rows_of(
         order,
         (key_id, value, "meant.stream_id"),
-        span=SPAN if bounded else ("NULL", "NULL"),
         floor="coalesce(floors.floor, 0)" if floored else "0",
     )
     has_value = f"({key_id}, {value}, meant.stream_id) IN (SELECT * FROM with_value WHERE stream_id IS NOT NULL)"
@@ -307,11 +296,9 @@ def probe_statement(
     )
 
 
-def rows_of(
-    order: Order, place: tuple[str, str, str], *, span: tuple[str, str], floor: str = "0", limit: str = ":limit::bigint"
-) -> str:
-    """SQL: the rows of a key's value in a stream from an offset on, and in a span of time if it is not NULL."""
-    return f"relatum.rows_of({', '.join((*place, floor, *span, limit))}, '{order}')"
+def rows_of(order: Order, place: tuple[str, str, str], *, floor: str = "0", limit: str = ":limit::bigint") -> str:
+    """SQL: the rows of a key's value in a stream from an offset on, and in the time span if it is not NULL."""
+    return f"relatum.rows_of({', '.join((*place, floor, ':since::bigint', ':until::bigint', limit))}, '{order}')"
 
 
 def streams_with(key_id: str, value: str, wanted: str) -> str:
@@ -327,3 +314,64 @@ def streams_with(key_id: str, value: str, wanted: str) -> str:
           FROM with_value
           WHERE stream_id IS NOT NULL
         )"""
+
+
+# --- the values of a key -----------------------------------------------------------------------------------
+
+VALUES_MAX: Final = 1_000
+"""The most values of a key in one list."""
+
+VALUES_STEPS: Final = 200
+"""Extra steps through the index, for values of other virtual hosts or replaced streams."""
+
+_LAST: Final = "\U0010ffff"
+"""Sorts after every continuation of a value; it is a noncharacter."""
+
+# The walk starts before the first pair: no row has it.
+VALUES_OF_KEY: Final = sql(
+    f"""
+    WITH RECURSIVE walk (value, stream_id, is_meant, step) AS (
+      SELECT :low::text COLLATE "C", -1, false, 0
+      UNION ALL
+      SELECT following.value, following.stream_id,
+        EXISTS (SELECT * FROM relatum.streams s WHERE s.stream_id = following.stream_id AND {streams_meant(None)}),
+        walk.step + 1
+      FROM walk
+      CROSS JOIN LATERAL (
+        SELECT r.value, r.stream_id
+        FROM relatum.relationships r
+        WHERE r.key_id = :key_id::smallint
+          AND (r.value, r.stream_id) > (walk.value, CASE WHEN walk.is_meant THEN {2**31 - 1} ELSE walk.stream_id END)
+          AND r.value <= :high::text
+          AND {part_may_hold_values("r", ":key_id::smallint", "walk.value", ":high::text")}
+        ORDER BY r.value, r.stream_id
+        LIMIT 1
+      ) AS following
+      WHERE walk.step < :steps::bigint
+    )
+    SELECT value FROM walk WHERE is_meant LIMIT :most::bigint
+    """
+)
+"""Selects the first `most` values of `key_id` in present streams of `vhost` from `low` to `high`, in order.
+
+A step takes the next pair of value and stream by one probe of each part's index. If the stream is searched, the next
+step skips the value's other streams; otherwise it takes the next of them. The walk ends after `steps`.
+"""
+
+
+def values_parameters(vhost: str, key_id: int, prefix: str, most: int) -> dict[str, Any]:
+    """Return the parameters for values with a prefix. Values are compared by their UTF-8 bytes."""
+    steps = most + VALUES_STEPS
+    return {"vhost": vhost, "key_id": key_id, "low": prefix, "high": prefix + _LAST, "most": most, "steps": steps}
+
+
+def values(catalog: Catalog, key: str, prefix: str, limit: int) -> tuple[str, ...]:
+    """Return the values of a key that begin with a prefix."""
+    checked_count("limit", limit, most=VALUES_MAX)
+    if len(checked_text("prefix", prefix, what="the beginning of a value").encode()) > KEY_VALUE_BYTES_MAX:
+        raise InvalidInput(f"prefix= takes the beginning of a value: text of {KEY_VALUE_BYTES_MAX:,} bytes at most")
+    definition = catalog.definition(key)
+    if definition.is_composite:
+        raise InvalidInput(f"the values of the key {key!r} have several parts: only single values are listed")
+    parameters = values_parameters(catalog.vhost, definition.key_id, prefix, limit)
+    return tuple(value for (value,) in catalog.servers.rows(VALUES_OF_KEY, parameters))

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -18,13 +18,13 @@ from relatum.store.coverage import TIME
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer.lookups.answer import Answer, Hit
-from relatum_consumer.lookups.answering import Found, Gathered, Lost, Row, answered, verified
-from relatum_consumer.lookups.arguments import Names, names_of, time_us_of
+from relatum_consumer.lookups.answering import Find, Found, Gathered, Lost, Row, answered, verified
+from relatum_consumer.lookups.arguments import Consumed, Names, given_message, names_of, time_us_of
 from relatum_consumer.lookups.by_key import OwnMessage, Question, answer, without_values
 from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted, in_partition_order
-from relatum_consumer.lookups.consumed import Consumed, given_message
 from relatum_consumer.lookups.proof import Evidence
 from relatum_consumer.lookups.servers import Servers
+from relatum_consumer.lookups.telemetry import Lookups, lookup
 from relatum_consumer.lookups.time_index import Direction, Nearest, Place, blocks_between, next_by_blocks, read_within
 
 FIRST_OF_ITS_TIME: Final = -1
@@ -74,10 +74,10 @@ class Search:
                 raise TimeNotRecorded(f"times are not recorded for the stream {stream.name!r}", stream=stream.name)
         return streams
 
-    @property
-    def key_ids(self) -> list[int]:
-        """What must be recorded: times, and the key if there is one."""
-        return [TIME] if self.by is None else [TIME, self.by.key_id]
+    def answered(self, find: Find, *, complete: bool) -> Answer:
+        """Answer with what `find` finds; times must be recorded, and the key if there is one."""
+        key_ids = [TIME] if self.by is None else [TIME, self.by.key_id]
+        return answered(self.catalog, self.names, key_ids, find, complete=complete)
 
     def shares_key(self, message: Message) -> bool:
         """Whether a message carries the key's value, or no key is given."""
@@ -101,79 +101,160 @@ def time_of(message: Message) -> int:
     return message.time_us
 
 
-Beside: TypeAlias = Literal["after", "before", "nearest"]
+class TimeMethods:
+    """The methods of `Relations` that find messages by time."""
 
-_SIDES: Final[Mapping[Beside, Mapping[Direction, bool]]] = {
-    "after": {"after": False},
-    "before": {"before": False},
-    "nearest": {"before": True, "after": False},
-}
-"""The directions to search in, and whether an equal time in another stream counts."""
+    _catalog: Catalog
+    _lookups: Lookups
 
+    @lookup
+    def after(
+        self,
+        moment: Message | Consumed | datetime,
+        stream: str,
+        *,
+        by: str | None = None,
+        inclusive: bool = False,
+        complete: bool = False,
+    ) -> Answer:
+        """Return the next message in time in a stream, even if times are not in the order of offsets.
 
-def beside(
-    catalog: Catalog,
-    where: Beside,
-    moment: Message | Consumed | datetime,
-    stream: str,
-    by: str | None,
-    *,
-    inclusive: bool = False,
-    complete: bool,
-) -> Answer:
-    """Find the next message on a side of the moment; of two sides the nearer one, the earlier if equally near."""
-    at, message = _moment(moment)
-    search = _search(catalog, message, stream, by)
-    if isinstance(search, Answer):
-        return search
-    sides = {direction: is_equal or inclusive for direction, is_equal in _SIDES[where].items()}
-    return answered(catalog, search.names, search.key_ids, partial(_nearest, search, at, sides), complete=complete)
+        In the message's own stream, equal times are ordered by offset (in its super stream by partition, then offset),
+        so that repeated calls pass every message once. In another stream, or from a `datetime`, the next message is
+        strictly later.
 
+        Args:
+            moment: A message read or consumed, for its time; or a `datetime` (without a zone: UTC). If a consumed
+                message does not say its stream and offset, only its time counts: its own copies can be found.
+            stream: The stream or super stream to search.
+            by: A key: only messages that share its value with the message. Needs a message.
+            inclusive: True accepts an equal time in another stream: the message with the lowest offset.
+            complete: True also reads retained messages that are not recorded yet; False is exact for the recorded
+                messages.
 
-def window(
-    catalog: Catalog,
-    moment: Message | Consumed | datetime,
-    stream: str,
-    before_s: float,
-    after_s: float,
-    by: str | None,
-    *,
-    complete: bool,
-) -> Answer:
-    """Find all messages around a moment, by time, partition and offset."""
-    at, message = _moment(moment)
-    low, high = _span(at, before_s, after_s)
-    search = _search(catalog, message, stream, by)
-    if isinstance(search, Answer):
-        return search
-    if search.by is None:
-        find = partial(_within, search, at, low, high, None)
-        return answered(catalog, search.names, search.key_ids, find, complete=complete)
-    search.targets()
-    question = Question((search.by,), search.names, since=low, until=high + 1, own=OwnMessage(at.id))
-    found = answer(catalog, question, complete=complete)
-    return replace(found, hits=tuple(sorted(found.hits, key=lambda hit: rank(hit.message))))
+        Returns:
+            At most one message, with the status.
 
+        Raises:
+            TimeNotRecorded: recording times is switched off for the stream.
+            InvalidInput: the message has no time.
+        """
+        return self._beside({"after": inclusive}, moment, stream, by, complete=complete)
 
-def around(
-    catalog: Catalog,
-    moment: Message | Consumed | datetime,
-    streams: Names,
-    before_s: float,
-    after_s: float,
-    limit: int | None,
-    *,
-    complete: bool,
-) -> Answer:
-    """Find all messages of many streams around a moment; with a limit the nearest ones."""
-    names = names_of("streams", streams)
-    if limit is not None:
-        checked_count("limit", limit, otherwise=", or None for all")
-    at, _ = _moment(moment)
-    (low, high), search = _span(at, before_s, after_s), Search(catalog, names)
-    # The message itself is included.
-    find = partial(_within, search, replace(at, id=None), low, high, limit)
-    return answered(catalog, names, search.key_ids, find, complete=complete)
+    @lookup
+    def before(
+        self,
+        moment: Message | Consumed | datetime,
+        stream: str,
+        *,
+        by: str | None = None,
+        inclusive: bool = False,
+        complete: bool = False,
+    ) -> Answer:
+        """Return the previous message in time in a stream: the mirror of `after`.
+
+        With `inclusive`, it takes the message with the highest offset among several of an equal time.
+        """
+        return self._beside({"before": inclusive}, moment, stream, by, complete=complete)
+
+    @lookup
+    def nearest(
+        self, moment: Message | Consumed | datetime, stream: str, *, by: str | None = None, complete: bool = False
+    ) -> Answer:
+        """Return the message nearest in time in a stream, never the message itself.
+
+        An equal time is nearest. The earlier of two equally near messages wins; among several of one time at or before
+        the moment, the highest offset, as for `before(…, inclusive=True)`. In the message's own stream, messages of the
+        same time at a higher offset count as later: the first of them is taken if none comes before. Arguments, result
+        and errors are those of `after`.
+        """
+        return self._beside({"before": True, "after": False}, moment, stream, by, complete=complete)
+
+    def _beside(
+        self,
+        sides: Mapping[Direction, bool],
+        moment: Message | Consumed | datetime,
+        stream: str,
+        by: str | None,
+        *,
+        complete: bool,
+    ) -> Answer:
+        """Find the nearest message on the given sides; each says whether an equal time in another stream counts."""
+        at, message = _moment(moment)
+        search = _search(self._catalog, message, stream, by)
+        if isinstance(search, Answer):
+            return search
+        return search.answered(partial(_nearest, search, at, sides), complete=complete)
+
+    @lookup
+    def window(
+        self,
+        moment: Message | Consumed | datetime,
+        stream: str,
+        *,
+        before_s: float = 0.0,
+        after_s: float = 0.0,
+        by: str | None = None,
+        complete: bool = False,
+    ) -> Answer:
+        """Return all messages of a stream around a moment, without the message itself, by time, partition and offset.
+
+        Args:
+            moment: As for `after`.
+            stream: As for `after`.
+            before_s: Seconds before the moment, from 0 on, inclusive.
+            after_s: Seconds after the moment, from 0 on, inclusive.
+            by: As for `after`.
+            complete: As for `after`.
+
+        Raises:
+            TimeNotRecorded: as for `after`.
+        """
+        at, message = _moment(moment)
+        low, high = _span(at, before_s, after_s)
+        search = _search(self._catalog, message, stream, by)
+        if isinstance(search, Answer):
+            return search
+        if search.by is None:
+            return search.answered(partial(_within, search, at, low, high, None), complete=complete)
+        search.targets()
+        question = Question((search.by,), search.names, since=low, until=high + 1, own=OwnMessage(at.id))
+        found = answer(self._catalog, question, complete=complete)
+        return replace(found, hits=tuple(sorted(found.hits, key=lambda hit: rank(hit.message))))
+
+    @lookup
+    def around(
+        self,
+        moment: Message | Consumed | datetime,
+        streams: Names = None,
+        *,
+        before_s: float = 0.0,
+        after_s: float = 0.0,
+        limit: int | None = None,
+        complete: bool = False,
+    ) -> Answer:
+        """Return all messages of several streams around a moment, merged by time.
+
+        Messages of one time are ordered by stream, shorter names first (`r-2` before `r-10`), then offset.
+
+        Args:
+            moment: A `datetime` (without a zone: UTC), or a message read or consumed, for its time; it is included.
+            streams: The streams and super streams to search. None: all streams that are recorded with their times.
+            before_s: As for `window`.
+            after_s: As for `window`.
+            limit: The most messages to return, nearest to the moment first. None: all, up to 100,000.
+            complete: As for `after`.
+
+        Raises:
+            TimeNotRecorded: as for `after`, for a named stream.
+        """
+        search = Search(self._catalog, names_of("streams", streams))
+        if limit is not None:
+            checked_count("limit", limit, otherwise=", or None for all")
+        at, _ = _moment(moment)
+        low, high = _span(at, before_s, after_s)
+        # The message itself is included.
+        return search.answered(partial(_within, search, replace(at, id=None), low, high, limit), complete=complete)
 
 
 def _moment(moment: Message | Consumed | datetime) -> tuple[Moment, Message | None]:

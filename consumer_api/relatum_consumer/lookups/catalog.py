@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, NoReturn
 from uuid import UUID
 
@@ -120,13 +121,6 @@ class Wanted:
         return self.value in self.definition.values_of(message)
 
 
-class Values(NamedTuple):
-    """A message's values of some keys, and the keys it has no value of, each with the reason."""
-
-    wanted: tuple[Wanted, ...]
-    missing_keys: tuple[MissingKey, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
     definitions: Mapping[str, KeyDefinition]
@@ -176,11 +170,19 @@ class Catalog:
     def _read(self) -> _Snapshot:
         now = time.monotonic()
         keys = self.servers.rows(KEYS_IN_FORCE, {})
-        streams = self.servers.rows(present_streams(None), {"vhost": self.vhost})
-        recorded = [PresentStream(*row) for row in streams]
-        brokers = {stream.name: stream.broker for stream in recorded if stream.broker_id is not None}
-        definitions = {each.name: each for each in definitions_of(keys)}
-        self._snapshot = snapshot = _Snapshot(definitions, *_names(recorded), brokers, now)
+        rows = self.servers.rows(present_streams(None), {"vhost": self.vhost})
+        recorded = sorted((PresentStream(*row) for row in rows), key=attrgetter("name"))
+        by_name: dict[str, list[str]] = defaultdict(list)
+        for stream in recorded:
+            for name in {stream.name, stream.super_stream or stream.name}:
+                by_name[name].append(stream.name)
+        self._snapshot = snapshot = _Snapshot(
+            {each.name: each for each in definitions_of(keys)},
+            tuple(stream.name for stream in recorded),
+            {name: tuple(streams) for name, streams in by_name.items()},
+            {stream.name: stream.broker for stream in recorded if stream.broker_id is not None},
+            now,
+        )
         return snapshot
 
     def keys(self) -> tuple[KeyDefinition, ...]:
@@ -212,7 +214,9 @@ class Catalog:
             raise KeyNotDefined("no key is defined, so nothing can be related: see `relatum keys add`", key="")
         return list(found.values())
 
-    def values_of(self, message: Message, keys: Sequence[str] | None) -> Values:
+    def values_of(
+        self, message: Message, keys: Sequence[str] | None
+    ) -> tuple[tuple[Wanted, ...], tuple[MissingKey, ...]]:
         """Return the message's values of the keys (None: all keys), and the keys it has no value of."""
         wanted: list[Wanted] = []
         missing_keys: list[MissingKey] = []
@@ -225,7 +229,7 @@ class Catalog:
                 reason = f"{source} cannot be a value: {reasons[0]}" if reasons else f"no {source}"
                 missing_keys.append(MissingKey(definition.name, reason))
         self._note(wanted)
-        return Values(tuple(wanted), tuple(missing_keys))
+        return tuple(wanted), tuple(missing_keys)
 
     def value_sought(self, key: str, value: Any) -> Wanted:
         """Return a searched value in canonical form."""
@@ -352,16 +356,6 @@ class Catalog:
         rows = self.servers.rows(present_streams(count), {"vhost": self.vhost} | named(names))
         refused = self.refused() if names is None else ()
         return [PresentStream(*row) for row in rows if row[1] not in refused]
-
-
-def _names(recorded: Iterable[PresentStream]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
-    """Return the streams' names in order; and the streams of each name of a stream or super stream."""
-    by_name: dict[str, list[str]] = defaultdict(list)
-    streams = sorted(recorded, key=lambda stream: stream.name)
-    for stream in streams:
-        for name in {stream.name, stream.super_stream} - {None}:
-            by_name[str(name)].append(stream.name)
-    return tuple(stream.name for stream in streams), {name: tuple(held) for name, held in by_name.items()}
 
 
 def replaced(stream: str, offset: int) -> StreamReplaced:

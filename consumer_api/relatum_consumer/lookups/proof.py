@@ -60,13 +60,11 @@ class Evidence:
     """What is known of the streams searched, from before the index was asked.
 
     Attributes:
-        streams: The existing streams, ordered by name. The proof covers these.
+        streams: The names of the existing streams, in order. The proof covers these.
         gone: Recorded streams that the broker certainly has no more. They hold no messages.
         refused: Recorded streams that this user may not read.
         unusable: Without named streams: streams of other brokers, and streams that are not the recorded ones. The index
             may have rows of them that cannot be checked.
-        recorded: The recorded streams.
-        ends: The ends of the existing streams.
         held: The coverage of each existing stream.
         uncovered: The ranges that are retained and not recorded for all keys, by stream and offset.
         unproven: Streams whose content cannot be proven, whatever is recorded or read.
@@ -200,15 +198,10 @@ def evidence(
     needs_firsts: bool = False,
     is_proof: bool = True,
 ) -> Evidence:
-    """Return what is known of the streams: which exist, and which ranges are not recorded for each key.
+    """Return what is known of the streams: which exist, and which ranges are not recorded for each key, or `TIME`.
 
-    Args:
-        catalog: Keys and streams.
-        names: Streams and super streams, which mean their partitions; None for all recorded streams.
-        key_ids: The keys' ids; `relatum.store.TIME` for times.
-        kept: A cache, to which chunks that are read are added.
-        needs_firsts: Always ask where each stream begins.
-        is_proof: False also counts ranges recorded over AMQP 0.9.1 by release 0.4, which may lack rows.
+    `kept` gets the chunks that are read. `needs_firsts` always asks where each stream begins. Without `is_proof`,
+    ranges recorded over AMQP 0.9.1 by release 0.4 count, too, which may lack rows.
 
     Raises:
         StreamNotFound, NotAStream, AccessRefused: a named stream is unknown to the database and the broker, was
@@ -257,8 +250,8 @@ def evidence_together(catalog: Catalog, names: Sequence[str] | None, key_ids: It
     known: Evidence = catalog.servers.flights.run(
         ("evidence", streams, keys), partial(evidence, catalog, streams, keys)
     )
-    # Copies, because scans change them.
-    return replace(known, uncovered=list(known.uncovered), unproven=set(known.unproven))
+    # A copy, because scans change it.
+    return replace(known, unproven=set(known.unproven))
 
 
 def gaps(

@@ -4,12 +4,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
-from contextlib import suppress
+from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
 
 from relatum.errors import AccessRefused, NotFound, ReadTimeout, RelatumError, Transient, UsedAfterClose
 from relatum.ids import MessageId
@@ -27,24 +27,27 @@ NOT_REACHED_YET: Final = "The broker did not answer in time: another call still 
 _ASKED_FOR: Final = "relatum"
 """A stream that need not exist: any answer shows that the broker works."""
 
-_Ask = TypeVar("_Ask", bound=Callable[..., Any])
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 _logger: Final = logging.getLogger("relatum.lookups")
 
 
-def _logged(about: Callable[..., str]) -> Callable[[_Ask], _Ask]:
+def _logged(
+    about: Callable[..., str],
+) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
     """Log a request at level DEBUG: the method's name, subject, rows of the answer, milliseconds."""
 
-    def decorate(ask: _Ask) -> _Ask:
+    def decorate(ask: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
         @wraps(ask)
-        def asked(*args: Any, **options: Any) -> Any:
+        def asked(*args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
             if not _logger.isEnabledFor(logging.DEBUG):
                 return ask(*args, **options)
-            began, answer = time.perf_counter(), None
+            began = time.perf_counter()
+            answer: Any = None
             try:
-                answer = ask(*args, **options)
+                answer = result = ask(*args, **options)
+                return result
             finally:
                 question = {
                     "name": ask.__name__,
@@ -53,9 +56,8 @@ def _logged(about: Callable[..., str]) -> Callable[[_Ask], _Ask]:
                     "ms": (time.perf_counter() - began) * 1e3,
                 }
                 _logger.debug("%(name)s (%(about)s): %(rows)d rows, %(ms).2f ms", question)
-            return answer
 
-        return cast(_Ask, asked)
+        return asked
 
     return decorate
 
@@ -223,78 +225,55 @@ def _wrong(ask: Callable[[], None], within_s: float) -> str:
     return ""
 
 
-_Answer = TypeVar("_Answer")
-
-
-def wait_for(flight: "Future[Any]", until: float) -> None:
-    """Wait until a shared request ends, or until a monotonic time."""
-    while not flight.done():
-        left = left_s(until - time.monotonic())
-        with suppress(TimeoutError, CancelledError):
-            flight.exception(min(LOOK_S, left))
-        if left <= 0 and not flight.done():
+def wait_for(turn: threading.Lock, until: float) -> None:
+    """Take a turn, until a monotonic time at most."""
+    while not turn.acquire(timeout=min(LOOK_S, max(0.0, left_s(until - time.monotonic())))):
+        if left_s(until - time.monotonic()) <= 0:
             raise ReadTimeout("A shared request was not answered in time; it is safe to repeat.")
+
+
+class _Subject:
+    """What callers ask about. The outcome is that of the last request begun; it is done if it is shared."""
+
+    def __init__(self) -> None:
+        self.turn = threading.Lock()
+        self.outcome: Future[Any] = Future()
 
 
 class Flights:
     """Makes one request for many callers. Thread-safe.
 
-    A running request began before a later caller came, and so proves nothing to it: the caller waits for the next one,
-    with all others that come until then. The first of them makes it; if it ends with neither result nor error, one of
-    the others makes it again.
+    A running request began before a later caller came, and so proves nothing to it: the caller waits for its end. The
+    first of those that wait makes the next request, which answers all of them.
     """
 
     def __init__(self, within_s: float) -> None:
         self._within_s = within_s
-        self._next: dict[Hashable, Future[Any]] = {}
-        self._under_way: dict[Hashable, Future[Any]] = {}
+        self._subjects: WeakValueDictionary[Hashable, _Subject] = WeakValueDictionary()
         self._lock = threading.Lock()
 
-    def run(self, about: Hashable, ask: Callable[[], _Answer]) -> _Answer:
+    def run(self, about: Hashable, ask: Callable[[], _Result]) -> _Result:
         """Return what `ask` returns, called here or by another thread for the same `about`. The result is shared."""
-        until = time.monotonic() + self._within_s
-        while True:
-            with self._lock:
-                flight, before = self._next.get(about), self._under_way.get(about)
-                if flight is None:
-                    mine: Future[_Answer] = Future()
-                    self._next[about] = mine
-            if flight is None:
-                return self._take(about, ask, mine, before, until)
-            wait_for(flight, until)
-            if flight.cancelled():
-                continue
-            if (error := flight.exception()) is not None:
-                raise copy(error) from error
-            result: _Answer = flight.result()
-            return result
-
-    def _take(
-        self,
-        about: Hashable,
-        ask: Callable[[], _Answer],
-        flight: "Future[_Answer]",
-        before: "Future[Any] | None",
-        until: float,
-    ) -> _Answer:
+        with self._lock:
+            subject = self._subjects.setdefault(about, _Subject())
+        began_before = subject.outcome
+        if not subject.turn.acquire(blocking=False):
+            wait_for(subject.turn, time.monotonic() + self._within_s)
         try:
-            if before is not None:
-                wait_for(before, until)
-            with self._lock:
-                del self._next[about]
-                self._under_way[about] = flight
-            result = ask()
-            flight.set_result(result)
-        except Exception as error:
-            # The asking thread's own timeout says nothing about the others: one of them asks again.
-            if not (isinstance(error, Transient) and has_passed()):
-                flight.set_exception(error)
-            raise
-        else:
+            outcome = subject.outcome
+            if outcome is not began_before and outcome.done():
+                if (error := outcome.exception()) is not None:
+                    raise copy(error) from error
+                shared: _Result = outcome.result()
+                return shared
+            subject.outcome = outcome = Future()
+            try:
+                outcome.set_result(result := ask())
+            except Exception as error:
+                # The asking thread's own timeout says nothing about the others: one of them asks again.
+                if not (isinstance(error, Transient) and has_passed()):
+                    outcome.set_exception(error)
+                raise
             return result
         finally:
-            with self._lock:
-                for flights in (self._next, self._under_way):
-                    if flights.get(about) is flight:
-                        del flights[about]
-            flight.cancel()
+            subject.turn.release()

@@ -6,6 +6,7 @@ from collections import Counter as Counts
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import wraps
 from typing import Annotated, Any, Final, ParamSpec, TypeAlias, TypeVar
 
 from relatum import otel
@@ -41,12 +42,7 @@ def _outcome(result: Any) -> dict[str, Any]:
 
 
 def note_sought(sought: Sequence[tuple[KeyDefinition, str]], definitions: Mapping[str, KeyDefinition]) -> None:
-    """Note the searched keys in the span; values only as far as they may be shown, and never masked ones.
-
-    Args:
-        sought: The keys with the searched values.
-        definitions: All definitions in force.
-    """
+    """Note the searched keys in the span; values only as far as they may be shown, and never masked ones."""
 
     def describe() -> dict[str, Any]:
         attributes: dict[str, Any] = {"relatum.keys": list(dict.fromkeys(key.name for key, _ in sought))[:NAMED_MAX]}
@@ -82,33 +78,16 @@ class LookupStatistics(ReaderStatistics):
 
 
 class Lookups:
-    """Runs the lookups of one `Relations` within its time limit, traced and counted. Thread-safe.
+    """Counts and traces the lookups of one `Relations`. Thread-safe. `waits` are those that wait for a message."""
 
-    Args:
-        timeout_s: The limit of a lookup, in seconds.
-        connections_max: The limit of its broker connections.
-    """
-
-    def __init__(self, timeout_s: float, connections_max: int) -> None:
+    def __init__(self, timeout_s: float, connections_max: int, waits: Sized) -> None:
         self.timeout_s = timeout_s
+        self._waits = waits
         self._no_connections = ReaderStatistics.of_none(connections_max)
         self._lookup_s = Histogram()
         self._errors: Counts[str] = Counts()
-        self._asking = self._awaiting = 0
+        self._running = 0
         self._lock = threading.Lock()
-
-    def run(
-        self,
-        called: str,
-        function: Callable[_Arguments, _Result],
-        *args: _Arguments.args,
-        **options: _Arguments.kwargs,
-    ) -> _Result:
-        """Return what a function returns that was called as the method `called`."""
-        with self.counted(called, self.timeout_s) as note:
-            result = function(*args, **options)
-            note(result)
-            return result
 
     @contextmanager
     def counted(self, called: str, within_s: float | None) -> Iterator[_NoteResult]:
@@ -118,7 +97,8 @@ class Lookups:
             return Description(f"relatum {called}", {"messaging.system": "rabbitmq", "relatum.lookup": called})
 
         began = time.perf_counter()
-        self._move(1, 0)
+        with self._lock:
+            self._running += 1
         try:
             with within(within_s), otel.span(Part.LOOKUPS, describe) as span:
                 yield lambda result: span.tell(lambda: _outcome(result))
@@ -128,34 +108,38 @@ class Lookups:
             raise
         finally:
             self._lookup_s.observe(time.perf_counter() - began)
-            self._move(-1, 0)
-
-    @contextmanager
-    def awaiting(self) -> Iterator[None]:
-        """Count the block as waiting for a message, which takes no connection."""
-        self._move(-1, 1)
-        try:
-            yield
-        finally:
-            self._move(1, -1)
-
-    def _move(self, asking: int, awaiting: int) -> None:
-        with self._lock:
-            self._asking += asking
-            self._awaiting += awaiting
+            with self._lock:
+                self._running -= 1
 
     def renew(self) -> None:
         """Reset the running lookups in a forked child."""
         self._lock = threading.Lock()
-        self._asking = self._awaiting = 0
+        self._running = 0
 
     def statistics(self, connections: ReaderStatistics | None = None) -> LookupStatistics:
         """Return the counts with the reader's connections; None if there is no reader."""
+        awaiting = len(self._waits)
         with self._lock:
             return LookupStatistics(
                 **asdict(connections or self._no_connections),
                 lookup_s=self._lookup_s.observed(),
                 errors=dict(self._errors),
-                asking=self._asking,
-                awaiting=self._awaiting,
+                asking=max(0, self._running - awaiting),
+                awaiting=awaiting,
             )
+
+
+def lookup(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Make a method of a class with `_lookups` a lookup: within the time limit, traced under its name, and counted."""
+    called = method.__name__.lstrip("_")
+
+    @wraps(method)
+    def run(*args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+        owner: Any = args[0]
+        lookups: Lookups = owner._lookups
+        with lookups.counted(called, lookups.timeout_s) as note:
+            result = method(*args, **options)
+            note(result)
+            return result
+
+    return run

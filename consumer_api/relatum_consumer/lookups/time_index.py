@@ -227,7 +227,9 @@ def next_by_blocks(servers: Servers, stream: PresentStream, nearest: Nearest, lo
                 break
             had, original = nearest.message, nearest.turned(block)
             _read(servers, [original], stream, lost, nearest.consider)
-            if nearest.message is had and block.max_us > nearest.beyond[0] and _begins_in(original, stream, lost):
+            is_cut = original.first_offset < _floor(stream, lost)
+            is_doubted = any(where.stream == stream.name for where in lost.unread)
+            if nearest.message is had and block.max_us > nearest.beyond[0] and is_cut and not is_doubted:
                 lost.is_sure = True
         read.update(blocks)
         # There is more beyond it, or retention has dropped the message there.
@@ -240,12 +242,6 @@ def next_by_blocks(servers: Servers, stream: PresentStream, nearest: Nearest, lo
 def _floor(stream: PresentStream, lost: Lost) -> int:
     """The first retained offset, as far as known."""
     return lost.floors.get(stream.name, 0)
-
-
-def _begins_in(block: Block, stream: PresentStream, lost: Lost) -> bool:
-    """Whether retention has certainly dropped a part of the block."""
-    doubted = any(where.stream == stream.name for where in lost.unread)
-    return block.first_offset < _floor(stream, lost) and not doubted
 
 
 def _read(

@@ -9,32 +9,28 @@ bodies are large, because it asks the broker for the streams' ends. After `GRACE
 """
 
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, TypeVar
 
 from relatum.checks import checked_seconds
 from relatum.errors import StreamReplaced, Transient
 from relatum.ids import MessageId
-from relatum.reading import Message
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum.waiting import pause, within
 from relatum_consumer.lookups.answer import Answer, Status
 from relatum_consumer.lookups.answering import recorded_answer
-from relatum_consumer.lookups.arguments import Names, Order
-from relatum_consumer.lookups.by_key import Question, answer, probe, question_of
+from relatum_consumer.lookups.by_key import Question, answer, probe
 from relatum_consumer.lookups.catalog import Catalog, streams_meant
-from relatum_consumer.lookups.consumed import Consumed
 from relatum_consumer.lookups.servers import Servers
 
 POLL_S_MIN: Final = 0.005
-"""The first pause between two queries of the index for all waits, in seconds. It doubles up to `POLL_S_MAX`."""
+"""The first pause between two looks for groups, or for messages that could not be read, in seconds. It doubles."""
 
 POLL_S_MAX: Final = 0.05
-"""The longest pause, in seconds: about the recorder's own lag."""
+"""The longest pause between two looks for groups, in seconds: about the recorder's own lag."""
 
 USELESS_POLL_S_MAX: Final = 0.5
 """The longest pause of a wait whose value is indexed while none of the messages can be read, in seconds."""
@@ -149,9 +145,7 @@ CLOSE_S: Final = 0.05
 
 
 class Waiting:
-    """One wait for a message related to `message`: it looks, pauses, and looks again, until there is an answer.
-
-    With a `timeout_s` of 0 it looks once.
+    """One wait for an answer to `asked`: it looks, pauses, and looks again. With a `timeout_s` of 0 it looks once.
 
     Attributes:
         pause_s: Seconds to pause after a look without an answer.
@@ -161,22 +155,12 @@ class Waiting:
 
     watch: Watch
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        message: Message | Consumed,
-        to: Names,
-        by: Names,
-        limit: int | None,
-        order: Order,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, catalog: Catalog, asked: Callable[[], Question], timeout_s: float) -> None:
         self._catalog = catalog
-        self._asked = partial(question_of, catalog, message, to, by, limit, order)
+        self._asked = asked
         self._timeout_s = checked_seconds("timeout_s", timeout_s)
         self._until = time.monotonic() + timeout_s
         self._question: Question | None = None
-        self._is_checked = False
         self._useless_pause_s = POLL_S_MIN
         self.pause_s = 0.0
         self.is_seen = False
@@ -189,6 +173,7 @@ class Waiting:
         if self._question is None:
             with within(max(ends_at - time.monotonic(), COLD_S)):
                 self._question = self._asked()
+                self._catalog.check_names(self._question.names)
         question, now = self._question, time.monotonic()
         try:
             with within(ends_at - now):
@@ -204,9 +189,6 @@ class Waiting:
         return found
 
     def _probed(self, question: Question) -> Answer | None:
-        if not self._is_checked:
-            self._catalog.check_names(question.names)
-            self._is_checked = True
         try:
             found = probe(self._catalog, question)
         except StreamReplaced:

@@ -17,7 +17,7 @@ from starlette.types import Scope
 from relatum.checks import size_text
 from relatum.keys import KeyDefinition
 from relatum.recording import StreamStatus
-from relatum_consumer.trace_tree import Tree
+from relatum_consumer.traces import Tree
 from relatum_consumer.web.bodies import hex_lines, indented
 from relatum_consumer.web.coverage_bar import CoveragePiece, coverage_bar
 from relatum_consumer.web.links import FOR_PROGRAMS, Links
