@@ -7,9 +7,9 @@ at once: the first message wins, and all read that one.
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from relatum.errors import (
     AccessRefused,
@@ -18,12 +18,10 @@ from relatum.errors import (
     OffsetExpired,
     OffsetNotFound,
     StreamUnavailable,
-    UndecodableMessage,
 )
 from relatum.ids import IDENTITY_STREAM, BrokerIdentity, Position, broker_id_of, fingerprint
 from relatum.reading._connection import SocketConnection
-from relatum.reading._message import Message
-from relatum.reading._message_parts import property_text
+from relatum.reading._message import Message, type_and_id_of
 from relatum.waiting import left_s
 from relatum.wire import amqp10, frames
 from relatum.wire.frames import Code, Confirmed, Refused
@@ -114,21 +112,8 @@ def position_of(message: Message) -> Position:
 
 
 def _fingerprint_of(message: Message) -> int:
-    """Return the fingerprint of `message_id` and body; only these are decoded, in a tenth of the time."""
-    raw = message.raw
-    if raw is None:
-        return fingerprint(message.properties.message_id, message.body)
-    try:
-        sections = amqp10.find_sections(raw)
-        body = amqp10.body_of(raw, sections)
-    except UndecodableMessage:
-        return fingerprint(None, raw)
-    first: list[Any] = []
-    for code, start, _ in sections:
-        if code == amqp10.PROPERTIES:
-            with suppress(UndecodableMessage):
-                first = amqp10.decode_list(raw, start, 1)
-    return fingerprint(property_text(first[0]) if first else None, body)
+    # Only what it needs is decoded.
+    return fingerprint(type_and_id_of(message)[1], message.body)
 
 
 # --- the broker's identity -------------------------------------------------------------------------------------------
