@@ -178,12 +178,11 @@ class Pool:
         return connection
 
     def _connect(self, left_s: float) -> TimedConnection:
-        parameters = dict(self._parameters)
-        most_s = max(2, math.ceil(min(left_s, 3600)))
-        given_s = int(parameters["connect_timeout"])
-        parameters["connect_timeout"] = min(given_s, most_s) if given_s > 0 else most_s
+        given_s = int(self._parameters["connect_timeout"])
+        # Without one of its own, the thread would wait for ever for a server that says nothing.
+        limit_s = given_s if given_s > 0 else max(2, math.ceil(min(left_s, 3600)))
         generation = self._generation
-        connection = TimedConnection.connect(**parameters, autocommit=True)
+        connection = TimedConnection.connect(**self._parameters | {"connect_timeout": limit_s}, autocommit=True)
         connection.statement_s, connection.generation = self._statement_s, generation
         try:
             look_at(connection, self._is_pooled)
