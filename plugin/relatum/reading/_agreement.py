@@ -7,7 +7,7 @@ at once: the first message wins, and all read that one.
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
@@ -130,39 +130,28 @@ def claimed_identity(reader: "StreamReader") -> BrokerIdentity:
     known = reader.identity()
     if known.broker_id is not None:
         return known
-    with closing(reader.link(None)) as link:
-        return BrokerIdentity(_claimed(reader, link), known.cluster_name)
+    broker_id = None
+    with closing(reader.link(None)) as link, suppress(NotFound, AccessRefused):
+        broker_id = _claimed(reader, link)
+    return BrokerIdentity(broker_id, known.cluster_name)
 
 
 def _claimed(reader: "StreamReader", link: SocketConnection) -> uuid.UUID | None:
     until = link.deadline = time.monotonic() + left_s(CLAIM_S)
-    # If another client declared it, that client is about to publish. On several nodes, "empty" is not proven.
-    publishes_at = until - CLAIM_S / 2
-    if IDENTITY_STREAM in reader.missing([IDENTITY_STREAM]):
-        declared = link.answer(frames.create, IDENTITY_STREAM, {}).code
-        if declared == Code.OK:
-            publishes_at = 0.0
-        elif declared != Code.STREAM_EXISTS:
-            return None
-    while True:
-        try:
-            return broker_id_of(reader.read(IDENTITY_STREAM, 0).body)
-        except OffsetNotFound:
-            is_empty = True
-        except (NotFound, AccessRefused):
-            return None
-        except StreamUnavailable:
-            is_empty = False
-        try:
-            if is_empty and time.monotonic() >= publishes_at:
+    is_missing = IDENTITY_STREAM in reader.missing([IDENTITY_STREAM])
+    if is_missing and link.answer(frames.create, IDENTITY_STREAM, {}).code not in (Code.OK, Code.STREAM_EXISTS):
+        return None
+    has_published = False
+    while time.monotonic() < until:
+        with suppress(StreamUnavailable):
+            try:
+                return broker_id_of(reader.read(IDENTITY_STREAM, 0).body)
+            except OffsetNotFound:
                 # The loop reads again, because another client may have been first.
-                publishes_at = until if _publish(link, str(uuid.uuid4())) else publishes_at
-        except AccessRefused:
-            return None
-        if time.monotonic() >= until:
-            message = f"the stream {IDENTITY_STREAM!r} does not answer: the broker's identity is unknown"
-            raise StreamUnavailable(message, stream=IDENTITY_STREAM)
+                has_published = has_published or _publish(link, str(uuid.uuid4()))
         time.sleep(_PAUSE_S)
+    message = f"the stream {IDENTITY_STREAM!r} does not answer: the broker's identity is unknown"
+    raise StreamUnavailable(message, stream=IDENTITY_STREAM)
 
 
 def _publish(link: SocketConnection, text: str) -> bool:
