@@ -247,15 +247,14 @@ class Subscription:
                 self._end, self._tail = self._scan.end(self._tail), None
                 self.is_over = self._end is None
         attach = self._attach
-        attach.take(event)
-        attach.check()
-        if attach.chunks:
-            chunk = attach.chunks.pop()
-            if self.is_over:
+        if type(event) is Chunk:
+            if event.subscription != attach.subscription or self.is_over:
                 return None
             self._outstanding -= 1
-            self.is_over = self._end is not None and chunk.last_offset >= self._end
-            return chunk if self._scan.wants(chunk) else None
+            self.is_over = self._end is not None and event.last_offset >= self._end
+            return event if self._scan.wants(event) else None
+        attach.take(event)
+        attach.check()
         if type(event) is CreditRefused and event.subscription == attach.subscription:
             raise StreamUnavailable(f"The broker dropped the subscription to {attach.stream!r}.", stream=attach.stream)
         return None
