@@ -17,9 +17,6 @@ CLIENTS: Final = ("pika", "aiormq", "aio_pika")
 _is_own: Final[ContextVar[bool]] = ContextVar("relatum_own_connection", default=False)
 """Whether the running code uses one of Relatum's own connections. Tasks that a client starts inherit the value."""
 
-_looked_at = 0
-"""The number of loggers when the filter was last installed."""
-
 
 @contextmanager
 def own_connection() -> Iterator[None]:
@@ -37,12 +34,7 @@ def own_connection() -> Iterator[None]:
 
 def _put_filter() -> None:
     """Install the filter on each existing logger: a logger's filter does not see records of its children."""
-    global _looked_at
-    loggers = logging.root.manager.loggerDict
-    if len(loggers) == _looked_at:
-        return
-    _looked_at = len(loggers)
-    for name, logger in list(loggers.items()):
+    for name, logger in list(logging.root.manager.loggerDict.items()):
         if name.partition(".")[0] in CLIENTS and isinstance(logger, logging.Logger):
             logger.addFilter(_show)
 

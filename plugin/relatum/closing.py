@@ -6,7 +6,6 @@ from _thread import start_new_thread
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Self, TypeVar
 
 _Owner = TypeVar("_Owner")
@@ -54,9 +53,7 @@ class Closing(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
 
@@ -70,9 +67,7 @@ class AsyncClosing(ABC):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
 

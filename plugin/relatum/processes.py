@@ -69,42 +69,31 @@ def _in_child() -> None:
 @functools.cache
 def _ended(kind: Any, what: str) -> Any:
     """Return the class that a parent's object gets in a child."""
-    body: dict[str, Any] = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    if all("__dict__" not in vars(each) for each in kind.__mro__ if each is not object):
-        body["__slots__"] = ()
-    for name in dir(kind):
-        if name.startswith("_") and name not in _ENDINGS | _USES:
-            continue
-        method = inspect.getattr_static(kind, name)
-        if not inspect.isfunction(method):
-            continue
-        if name not in _ENDINGS:
-            body[name] = _refusing(method, what)
-        elif inspect.iscoroutinefunction(method):
-            body[name] = _nothing_async
-        else:
-            body[name] = _nothing
-    return type(kind.__name__, (kind,), body)
 
-
-def _refusing(method: Callable[..., Any], what: str) -> Callable[..., Any]:
-    @functools.wraps(method)
     def refuse(*_args: Any, **_options: Any) -> Any:
         raise UsedAfterFork(
             f"{what} was made before a fork, and works only in the process that made it: make one in this process; "
             "nothing was sent or written"
         )
 
-    return refuse
+    body: dict[str, Any] = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    if all("__dict__" not in vars(each) for each in kind.__mro__ if each is not object):
+        body["__slots__"] = ()
+    for name in dir(kind):
+        method = inspect.getattr_static(kind, name)
+        if inspect.isfunction(method) and (not name.startswith("_") or name in _ENDINGS | _USES):
+            end = _nothing_async if inspect.iscoroutinefunction(method) else _nothing
+            body[name] = end if name in _ENDINGS else refuse
+    return type(kind.__name__, (kind,), body)
 
 
-def _nothing(self: Any, *args: Any, **_options: Any) -> bool | None:
+def _nothing(_self: Any, *args: Any, **_options: Any) -> bool | None:
     # `__exit__` gets three arguments and must not suppress an error.
     return None if len(args) == len(("kind", "error", "trace")) else True
 
 
-async def _nothing_async(self: Any, *args: Any, **_options: Any) -> bool | None:
-    return _nothing(self, *args)
+async def _nothing_async(_self: Any, *args: Any, **_options: Any) -> bool | None:
+    return _nothing(_self, *args)
 
 
 # The standard library's hooks run first: by now, `threading` has forgotten the other threads.

@@ -2,7 +2,6 @@
 
 import pickle
 import re
-from datetime import UTC, datetime
 from itertools import pairwise
 
 import pytest
@@ -103,7 +102,7 @@ def test_a_stream_that_ends_before_its_start_stays_where_it_is() -> None:
 
 
 def plan_of(name: str, *segments: Segment) -> Plan:
-    row = StreamRow(1, "/", name, None, 1, "recording", True, 0, datetime(2026, 1, 1, tzinfo=UTC), None)
+    row = StreamRow(1, "/", name, None, 1, True, 0)
     return Plan(row, (KeyDefinition("a"),), segments)
 
 

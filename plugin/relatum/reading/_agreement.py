@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from relatum.errors import (
     AccessRefused,
@@ -18,12 +18,10 @@ from relatum.errors import (
     OffsetExpired,
     OffsetNotFound,
     StreamUnavailable,
-    UndecodableMessage,
 )
 from relatum.ids import IDENTITY_STREAM, BrokerIdentity, Position, broker_id_of, fingerprint
 from relatum.reading._connection import SocketConnection
-from relatum.reading._message import Message
-from relatum.reading._message_parts import property_text
+from relatum.reading._message import Message, type_and_id_of
 from relatum.waiting import left_s
 from relatum.wire import amqp10, frames
 from relatum.wire.frames import Code, Confirmed, Refused
@@ -114,21 +112,8 @@ def position_of(message: Message) -> Position:
 
 
 def _fingerprint_of(message: Message) -> int:
-    """Return the fingerprint of `message_id` and body; only these are decoded, in a tenth of the time."""
-    raw = message.raw
-    if raw is None:
-        return fingerprint(message.properties.message_id, message.body)
-    try:
-        sections = amqp10.find_sections(raw)
-        body = amqp10.body_of(raw, sections)
-    except UndecodableMessage:
-        return fingerprint(None, raw)
-    first: list[Any] = []
-    for code, start, _ in sections:
-        if code == amqp10.PROPERTIES:
-            with suppress(UndecodableMessage):
-                first = amqp10.decode_list(raw, start, 1)
-    return fingerprint(property_text(first[0]) if first else None, body)
+    # Only what it needs is decoded.
+    return fingerprint(type_and_id_of(message)[1], message.body)
 
 
 # --- the broker's identity -------------------------------------------------------------------------------------------
@@ -145,39 +130,28 @@ def claimed_identity(reader: "StreamReader") -> BrokerIdentity:
     known = reader.identity()
     if known.broker_id is not None:
         return known
-    with closing(reader.link(None)) as link:
-        return BrokerIdentity(_claimed(reader, link), known.cluster_name)
+    broker_id = None
+    with closing(reader.link(None)) as link, suppress(NotFound, AccessRefused):
+        broker_id = _claimed(reader, link)
+    return BrokerIdentity(broker_id, known.cluster_name)
 
 
 def _claimed(reader: "StreamReader", link: SocketConnection) -> uuid.UUID | None:
     until = link.deadline = time.monotonic() + left_s(CLAIM_S)
-    # If another client declared it, that client is about to publish. On several nodes, "empty" is not proven.
-    publishes_at = until - CLAIM_S / 2
-    if IDENTITY_STREAM in reader.missing([IDENTITY_STREAM]):
-        declared = link.answer(frames.create, IDENTITY_STREAM, {}).code
-        if declared == Code.OK:
-            publishes_at = 0.0
-        elif declared != Code.STREAM_EXISTS:
-            return None
-    while True:
-        try:
-            return broker_id_of(reader.read(IDENTITY_STREAM, 0).body)
-        except OffsetNotFound:
-            is_empty = True
-        except (NotFound, AccessRefused):
-            return None
-        except StreamUnavailable:
-            is_empty = False
-        try:
-            if is_empty and time.monotonic() >= publishes_at:
+    is_missing = IDENTITY_STREAM in reader.missing([IDENTITY_STREAM])
+    if is_missing and link.answer(frames.create, IDENTITY_STREAM, {}).code not in (Code.OK, Code.STREAM_EXISTS):
+        return None
+    has_published = False
+    while time.monotonic() < until:
+        with suppress(StreamUnavailable):
+            try:
+                return broker_id_of(reader.read(IDENTITY_STREAM, 0).body)
+            except OffsetNotFound:
                 # The loop reads again, because another client may have been first.
-                publishes_at = until if _publish(link, str(uuid.uuid4())) else publishes_at
-        except AccessRefused:
-            return None
-        if time.monotonic() >= until:
-            message = f"the stream {IDENTITY_STREAM!r} does not answer: the broker's identity is unknown"
-            raise StreamUnavailable(message, stream=IDENTITY_STREAM)
+                has_published = has_published or _publish(link, str(uuid.uuid4()))
         time.sleep(_PAUSE_S)
+    message = f"the stream {IDENTITY_STREAM!r} does not answer: the broker's identity is unknown"
+    raise StreamUnavailable(message, stream=IDENTITY_STREAM)
 
 
 def _publish(link: SocketConnection, text: str) -> bool:

@@ -7,7 +7,7 @@ cluster before the login: credentials are sent only to the cluster that the AMQP
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import pika
@@ -26,7 +26,15 @@ from relatum.errors import (
     StreamUnavailable,
 )
 from relatum.reading._address import BrokerAddress
-from relatum.reading._connecting import BROKERS_MAX, HEARTBEAT_S, all_inside, first_answering, not_reached
+from relatum.reading._connecting import (
+    BROKERS_MAX,
+    CONNECT_S_MIN,
+    HEARTBEAT_S,
+    all_inside,
+    first_answering,
+    not_reached,
+)
+from relatum.waiting import left_s
 
 GOODBYE_S: Final = 0.5
 """Time limit in seconds for the broker to answer Connection.Close."""
@@ -49,35 +57,22 @@ _NO_QUEUE: Final = "no queue"
 _EXCLUSIVE: Final = "exclusive"
 """In the text of a 405: the queue is exclusive to another connection, which no stream is."""
 
-_clusters: dict[tuple[str, bool], str] = {}
-"""Names of clusters, by host and port of AMQP 0.9.1 and whether the port speaks TLS."""
-
 
 class NamelessCluster(ConfigurationError):
     """The broker does not name its cluster, so a guessed stream port cannot be proven to belong to it."""
 
 
-def cluster_meant(address: BrokerAddress, *, timeout_s: float) -> str:
+@lru_cache(BROKERS_MAX)
+def cluster_meant(address: BrokerAddress) -> str:
     """Return the name of the cluster that must answer on a guessed stream port; it is cached."""
-    name = _clusters.get((address.where, address.amqp_tls))
-    if name is None:
-        with asking(address, timeout_s) as connection:
-            given = connection._impl.server_properties.get("cluster_name")
-        name = given.decode(errors="replace") if isinstance(given, bytes) else given
-        if not isinstance(name, str) or not name:
-            raise NamelessCluster(
-                "The broker does not name its cluster, so the stream port cannot be guessed: give a "
-                "rabbitmq-stream:// URL."
-            )
-        if len(_clusters) >= BROKERS_MAX:
-            _clusters.clear()
-        _clusters[address.where, address.amqp_tls] = name
+    with asking(address, max(CONNECT_S_MIN, left_s())) as connection:
+        given = connection._impl.server_properties.get("cluster_name")
+    name = given.decode(errors="replace") if isinstance(given, bytes) else given
+    if not isinstance(name, str) or not name:
+        raise NamelessCluster(
+            "The broker does not name its cluster, so the stream port cannot be guessed: give a rabbitmq-stream:// URL."
+        )
     return name
-
-
-def forget_cluster(address: BrokerAddress) -> None:
-    """Drop the cached name: another cluster answered, and the broker may have been reinstalled."""
-    _clusters.pop((address.where, address.amqp_tls), None)
 
 
 def blocking_connection(address: BrokerAddress, *, timeout_s: float, heartbeat_s: int) -> pika.BlockingConnection:

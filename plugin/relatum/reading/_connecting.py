@@ -9,7 +9,6 @@ certificate after the client has finished the handshake, and if the client has s
 refusal. The broker's log has it.
 """
 
-import errno
 import logging
 import os
 import select
@@ -17,7 +16,6 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import wait
 from typing import Final, TypeVar
 
 from pika.adapters.utils.connection_workflow import AMQPConnectorStackTimeout
@@ -33,7 +31,7 @@ from relatum.errors import (
     TlsRefused,
 )
 from relatum.reading._address import BrokerAddress
-from relatum.waiting import LOOK_S, Threads, ended, has_passed
+from relatum.waiting import LOOK_S, Deadline, call_in_time, current, ended, has_passed
 
 logger = logging.getLogger("relatum.broker")
 
@@ -46,6 +44,9 @@ CONNECT_S_MIN: Final = 0.5
 HANDSHAKE_S_MIN: Final = 0.5
 """The least seconds for the TLS handshake, however long connecting took."""
 
+SHARE_S_MIN: Final = 0.01
+"""The least seconds for one of a host's addresses: sockets take 0 for something else."""
+
 BROKERS_MAX: Final = 256
 """Brokers whose last address is remembered; more than a process has."""
 
@@ -54,10 +55,6 @@ WOULD_BLOCK: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteErr
 
 PASSED_OVER: Final = (BrokerUnavailable, ReadTimeout, AccessRefused, ConfigurationError, ProtocolError)
 """Errors after which the next address is tried: a node may be configured differently."""
-
-_resolving: Final = Threads(32, "relatum-resolving")
-"""Resolvers ignore deadlines, so they run in threads of their own: a caller leaves in time, and its thread hangs until
-the resolver gives up. There are enough for a reader's 16 connections to a host that hangs, and for other hosts."""
 
 _Connection = TypeVar("_Connection")
 
@@ -115,77 +112,52 @@ def _remember(address: BrokerAddress, one: BrokerAddress, errors: list[RelatumEr
 # --- sockets ---------------------------------------------------------------------------------------------------------
 
 
-def open_socket(host: str, port: int, tls: ssl.SSLContext | None, name: str | None, deadline: float) -> socket.socket:
-    """Connect. TLS compares the server's certificate with `name`; None if the context compares none."""
-    stream = _connected(host, port, deadline)
-    try:
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if tls is not None:
-            stream = tls.wrap_socket(stream, server_hostname=name, do_handshake_on_connect=False)
-            _shake_hands(stream, max(deadline, time.monotonic() + HANDSHAKE_S_MIN))
-    except BaseException:
-        stream.close()
-        raise
-    return stream
+def open_socket(host: str, port: int, tls: ssl.SSLContext | None, name: str | None, within_s: float) -> socket.socket:
+    """Connect in time. TLS compares the server's certificate with `name`; None if the context compares none.
+
+    In another thread, because a resolver ignores deadlines; this one leaves when the call's deadline is moved up.
+    """
+    until = time.monotonic() + within_s
+    deadline = Deadline(within_s if tls is None else within_s + HANDSHAKE_S_MIN, current())
+    return call_in_time(deadline, _connected, host, port, tls, name, until, unwanted=socket.socket.close)
 
 
-def is_ready(stream: socket.socket, event: int, until: float) -> bool:
-    """Wait until a socket can be read or written, or until the next look at the deadline, which may be moved up."""
-    poll = select.poll()
-    poll.register(stream, event)
-    return bool(poll.poll(_slice_s(until) * 1000))
-
-
-def _slice_s(until: float) -> float:
-    """Return the seconds until the next look at the call's deadline; `TimeoutError` if no time is left."""
-    left_s = until - time.monotonic()
-    if left_s <= 0 or has_passed():
-        raise TimeoutError("timed out")
-    return min(left_s, LOOK_S)
-
-
-def _connected(host: str, port: int, until: float) -> socket.socket:
+def _connected(host: str, port: int, tls: ssl.SSLContext | None, name: str | None, until: float) -> socket.socket:
     """Connect to the first of a host's addresses that answers, each within its share of the time."""
     error: OSError = OSError(f"{host} has no address")
-    resolving = _resolving.submit(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-    while not resolving.done():
-        wait([resolving], _slice_s(until))
-    addresses = resolving.result()
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for number, (family, kind, protocol, _, where) in enumerate(addresses):
-        now = time.monotonic()
-        share_s = (until - now) / (len(addresses) - number)
         stream = socket.socket(family, kind, protocol)
         try:
-            stream.setblocking(False)
-            code = stream.connect_ex(where)
-            if code == errno.EINPROGRESS:
-                while not is_ready(stream, select.POLLOUT, now + share_s):
-                    pass
-                code = stream.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if code:
-                raise OSError(code, os.strerror(code))  # noqa: TRY301 - the next address is tried
+            stream.settimeout(max(SHARE_S_MIN, (until - time.monotonic()) / (len(addresses) - number)))
+            stream.connect(where)
+            break
         except OSError as failed:
             stream.close()
             error = failed
-        except BaseException:
-            stream.close()
-            raise
-        else:
-            return stream
-    raise error
+    else:
+        raise error
+    try:
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        stream.settimeout(max(HANDSHAKE_S_MIN, until - time.monotonic()))
+        return stream if tls is None else tls.wrap_socket(stream, server_hostname=name)
+    except BaseException:
+        stream.close()
+        raise
 
 
-def _shake_hands(stream: ssl.SSLSocket, until: float) -> None:
-    while True:
-        try:
-            stream.do_handshake()
-        except ssl.SSLWantReadError:
-            is_ready(stream, select.POLLIN, until)
-        except ssl.SSLWantWriteError:
-            is_ready(stream, select.POLLOUT, until)
-        else:
-            return
+def is_ready(stream: socket.socket, event: int, until: float) -> bool:
+    """Wait until a socket can be read or written, or until the next look at the deadline, which may be moved up.
+
+    `TimeoutError` if no time is left.
+    """
+    left_s = until - time.monotonic()
+    if left_s <= 0 or has_passed():
+        raise TimeoutError("timed out")
+    poll = select.poll()
+    poll.register(stream, event)
+    return bool(poll.poll(min(left_s, LOOK_S) * 1000))
 
 
 # --- what an error means ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A blocking connection of the stream protocol: a socket, the login, and requests."""
+"""A blocking connection of the stream protocol: a socket, the login, requests, and attaches to streams."""
 
 import contextlib
 import math
@@ -19,12 +19,14 @@ from relatum.errors import (
 )
 from relatum.processes import after_fork
 from relatum.reading._address import BrokerAddress
-from relatum.reading._amqp import NamelessCluster, cluster_meant, forget_cluster
+from relatum.reading._amqp import NamelessCluster, cluster_meant
+from relatum.reading._bounds import moved, refusal
 from relatum.reading._connecting import HEARTBEAT_S, WOULD_BLOCK, first_answering, is_ready, not_reached, open_socket
-from relatum.waiting import has_passed
+from relatum.waiting import has_passed, within
 from relatum.wire import frames
-from relatum.wire.frames import Code
-from relatum.wire.session import AnotherProtocol, Answer, Event, StreamSession, code_name
+from relatum.wire.chunk import Chunk
+from relatum.wire.frames import Code, StartSpec
+from relatum.wire.session import AnotherProtocol, Answer, Event, StreamMoved, StreamSession, code_name
 
 CLIENT_PROPERTIES: Final = {"product": "Relatum", "platform": "Python", "connection_name": "relatum"}
 
@@ -95,13 +97,14 @@ class SocketConnection:
                 f"Streams are read by the stream protocol, and its port cannot be guessed from {address.where}: give a "
                 "rabbitmq-stream:// URL."
             )
-        cluster = cluster_meant(address, timeout_s=timeout_s) if address.stream_port_guessed else None
+        with within(timeout_s):
+            cluster = cluster_meant(address) if address.stream_port_guessed else None
         secret = address.secret()
         tls = address.login.tls_context() if address.stream_tls else None
         deadline = time.monotonic() + timeout_s
         stream: socket.socket | None = None
         try:
-            stream = open_socket(host, port, tls, address.login.server_name_for(host), deadline)
+            stream = open_socket(host, port, tls, address.login.server_name_for(host), timeout_s)
             connection = cls(stream, heartbeat_s)
             connection.deadline = deadline
             connection._log_in(address, secret, cluster)
@@ -109,7 +112,8 @@ class SocketConnection:
             if stream is not None:
                 stream.close()
             if isinstance(error, AnotherCluster):
-                forget_cluster(address)
+                # The broker may have been installed anew.
+                cluster_meant.cache_clear()
             explained = _not_opened(error, host, port)
             if explained is error:
                 raise
@@ -302,3 +306,89 @@ def _not_opened(error: BaseException, host: str, port: int) -> BaseException:
     if isinstance(error, ConnectionRefusedError):
         return BrokerUnavailable(f"{told} {_ENABLE}")
     return told if isinstance(told, TlsRefused) or isinstance(error, OSError | ReadTimeout) else error
+
+
+class Attach:
+    """One subscription for a few chunks, and the chunks received. It never waits; see `until`.
+
+    The broker handles a connection's commands in order. So after a Subscribe or a Credit, the answer to the next
+    command is a barrier: all granted chunks that exist have come by then. In a pair, the Unsubscribe is that command;
+    a subscription that may go on sends an empty Metadata, which costs the broker nothing. So a question such as "what
+    is at or after this offset" is one round trip, needs no time-out, and many can be in flight. Yet if nothing came,
+    this does not prove that nothing is there: see `_leaders`.
+    """
+
+    def __init__(self, connection: SocketConnection, stream: str, start: StartSpec, chunks: int = 1) -> None:
+        self._session = session = connection.session
+        self.stream = stream
+        self.subscription = session.take_subscription()
+        self.subscribed = session.next_correlation()
+        self.barrier = session.next_correlation()
+        self.granted = chunks
+        self.chunks: list[Chunk] = []
+        self.code: int = Code.OK
+        self.answer = b""
+        self.reached: int | None = None
+        self.chunks_seen = 0
+        self.is_at_barrier = self.is_done = False
+        session.send(frames.subscribe(self.subscribed, self.subscription, stream, start, chunks))
+
+    @classmethod
+    def once(cls, connection: SocketConnection, stream: str, start: StartSpec, chunks: int = 1) -> "Attach":
+        """Ask for at most `chunks` chunks from a start on, and end there."""
+        attach = cls(connection, stream, start, chunks)
+        connection.session.unsubscribe(attach.subscription, attach.barrier)
+        attach.is_done = True
+        return attach
+
+    @classmethod
+    def to_go_on(cls, connection: SocketConnection, stream: str, start: StartSpec, chunks: int) -> "Attach":
+        """As `once`, but keep the subscription at its barrier until `go_on` or `end`."""
+        # RabbitMQ 4 sends for a Credit only when half of the first credit is back. So the first credit is the least,
+        # else the chunks would not come before the barrier.
+        attach = cls(connection, stream, start)
+        if chunks > 1:
+            attach.go_on(chunks - 1)
+        else:
+            connection.session.send(frames.metadata(attach.barrier, []))
+        return attach
+
+    def go_on(self, chunks: int) -> None:
+        """Ask for more chunks."""
+        self.barrier = self._session.next_correlation()
+        self.granted += chunks
+        self.is_at_barrier = False
+        self._session.send(frames.credit(self.subscription, chunks) + frames.metadata(self.barrier, []))
+
+    def end(self) -> None:
+        """Unsubscribe: chunks that still come are dropped."""
+        if not self.is_done:
+            self.is_done = True
+            self._session.unsubscribe(self.subscription)
+
+    def take(self, event: Event) -> None:
+        """Handle one event, which may belong to another subscription."""
+        if type(event) is Chunk:
+            if event.subscription == self.subscription:
+                self.chunks.append(event)
+        elif type(event) is Answer:
+            if event.correlation == self.subscribed:
+                self.code = event.code
+            elif event.correlation == self.barrier:
+                self.is_at_barrier, self.answer = True, event.body
+        elif type(event) is StreamMoved and event.stream == self.stream:
+            raise moved(self.stream)
+
+    def check(self) -> None:
+        """Raise the error in the answer to Subscribe, if any."""
+        if self.code != Code.OK:
+            raise refusal(self.stream, self.code)
+
+
+def until(connection: SocketConnection, *attaches: Attach) -> None:
+    """Wait until all the existing chunks that subscriptions asked for have come."""
+    for awaited in attaches:
+        while not awaited.is_at_barrier:
+            for event in connection.exchange():
+                for attach in attaches:
+                    attach.take(event)

@@ -51,6 +51,8 @@ Shared by the whole process: another reader would crash the broker as well.
 
 
 def bound(nodes: Nodes, exchange: str) -> list[str]:
+    if exchange.startswith(BROKERS_OWN):
+        return []
     with _once(nodes.address, exchange):
         found, may_lack = nodes.ask(lambda connection: _partitions(connection, exchange, None))
         while may_lack:
@@ -60,6 +62,8 @@ def bound(nodes: Nodes, exchange: str) -> list[str]:
 
 
 def routes(nodes: Nodes, exchange: str, routing_key: str) -> list[str] | None:
+    if not exchange:
+        return nodes.ask(lambda connection: _named(connection, routing_key))
     with _once(nodes.address, exchange):
         return nodes.ask(lambda connection: _routes(connection, exchange, routing_key))
 
@@ -67,10 +71,6 @@ def routes(nodes: Nodes, exchange: str, routing_key: str) -> list[str] | None:
 @contextmanager
 def _once(address: BrokerAddress, exchange: str) -> Iterator[None]:
     """Ask about an exchange in the block; `BrokerUnavailable` if that lost a connection recently."""
-    if not exchange:
-        # The default exchange is never asked about; the request made instead crashes nothing.
-        yield
-        return
     question = (address.stream_host, address.stream_port, address.vhost, exchange)
     until, pause_s = _lost.get(question, (0.0, REPEATED_S[0]))
     if time.monotonic() < until:
@@ -89,8 +89,6 @@ def _once(address: BrokerAddress, exchange: str) -> Iterator[None]:
 
 def _routes(connection: SocketConnection, exchange: str, routing_key: str) -> list[str] | None:
     """Return the streams that an exchange routes a key to; None if this broker cannot be asked safely."""
-    if exchange == "":
-        return _named(connection, routing_key)
     if exchange.startswith(BROKERS_OWN) or not _answers_routes(connection):
         return None
     _prove_alive(connection)
@@ -122,8 +120,6 @@ def _partitions(connection: SocketConnection, exchange: str, before: list[str] |
     The request lists bindings and routes nothing, so it is safe for exchanges of every kind. `before` is its last
     result, if the broker may have been recovering more.
     """
-    if not exchange or exchange.startswith(BROKERS_OWN):
-        return [], False
     _prove_alive(connection)
     answer = connection.answer(frames.about, frames.Command.PARTITIONS, exchange)
     if answer.code == Code.STREAM_DOES_NOT_EXIST:

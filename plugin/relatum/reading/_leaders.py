@@ -24,9 +24,8 @@ from typing import Final
 
 from relatum.errors import AccessRefused, BrokerUnavailable, NotFound, ReadTimeout, StreamUnavailable
 from relatum.reading._address import BrokerAddress
-from relatum.reading._attach import Attach, until
 from relatum.reading._bounds import StreamBounds
-from relatum.reading._connection import SocketConnection
+from relatum.reading._connection import Attach, SocketConnection, until
 from relatum.reading._many import LANES_MAX, ChunkCache
 from relatum.reading._nodes import Node, Nodes, OutOfReach, places_in
 from relatum.reading._pool import Use

@@ -127,15 +127,9 @@ class BrokerLogin:
         """Return the context for TLS; it verifies certificate and host name unless the options say otherwise."""
         if self.ssl_context is not None:
             return self.ssl_context
-        files = {
-            "the certificate authorities": self.ca,
-            "the directory of certificate authorities": self.ca_directory,
-            "the client certificate": self.certificate,
-            "the client key": self.key,
-        }
-        if self.ca is self.ca_text is self.ca_directory is None:
-            files["SSL_CERT_FILE"] = os.environ.get("SSL_CERT_FILE") or None
-        return _context(self, tuple(_written(what, path) for what, path in files.items() if path is not None))
+        has_ca = not (self.ca is self.ca_text is self.ca_directory is None)
+        ca = self.ca if has_ca else os.environ.get("SSL_CERT_FILE")
+        return _context(self, tuple(map(_written, filter(None, (ca, self.ca_directory, self.certificate, self.key)))))
 
     def _new_context(self) -> ssl.SSLContext:
         try:
@@ -156,11 +150,11 @@ class BrokerLogin:
         try:
             context.load_cert_chain(certificate, self.key, password)
         except (OSError, ValueError) as error:
-            where = f"the client certificate {certificate!r}"
-            if self.key is not None:
-                where += f", the client key {self.key!r}"
-            is_encrypted = "ENCRYPTED" in Path(self.key or certificate).read_text(errors="replace")
-            raise ConfigurationError(f"{where}: {_why_unusable(error, is_encrypted)}") from None
+            key = "" if self.key is None else f", the client key {self.key!r}"
+            is_others = getattr(error, "reason", None) == "KEY_VALUES_MISMATCH"
+            why = "no certificate with its key in PEM, or the key's password is missing or wrong"
+            why = "the key is not this certificate's" if is_others else why
+            raise ConfigurationError(f"the client certificate {certificate!r}{key}: {why}") from None
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.ssl_context is not None:
@@ -215,27 +209,19 @@ def _context(login: BrokerLogin, _written: tuple[Any, ...]) -> ssl.SSLContext:
     return login._new_context()
 
 
-def _written(what: str, path: str) -> tuple[int, int]:
-    """Return when a file was written, and its size; `ConfigurationError` if it cannot be read."""
+def _written(path: str) -> tuple[int, int]:
+    """Return when a file or directory was written, and its size; `ConfigurationError` if it cannot be read."""
     file = Path(path)
     try:
-        if file.is_dir() or "directory" in what:
+        if file.is_dir():
             next(file.iterdir(), None)
         else:
             file.open("rb").close()
         found = file.stat()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "cannot be a file"
-        raise ConfigurationError(f"{what} {path!r} cannot be read: {reason}") from error
+        raise ConfigurationError(f"the TLS file {path!r} cannot be read: {reason}") from error
     return found.st_mtime_ns, found.st_size
-
-
-def _why_unusable(error: Exception, is_encrypted: bool) -> str:
-    if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
-        return "the key is not this certificate's"
-    if is_encrypted:
-        return "the key's password is missing or wrong"
-    return "no certificate with its key in PEM"
 
 
 # --- passwords that change -------------------------------------------------------------------------------------------

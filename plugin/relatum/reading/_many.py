@@ -11,8 +11,7 @@ from operator import attrgetter
 from typing import Final
 
 from relatum.errors import AccessRefused, NotFound, StreamNotHere
-from relatum.reading._attach import Attach
-from relatum.reading._connection import SocketConnection
+from relatum.reading._connection import Attach, SocketConnection
 from relatum.reading._message import Message
 from relatum.reading._nodes import Nodes
 from relatum.reading._plan import Density, Part, Place, PlannedAttach, Result, StreamPlan

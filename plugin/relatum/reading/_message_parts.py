@@ -91,9 +91,7 @@ def type_and_id_in(raw: bytes) -> tuple[str | None, str | None]:
     for code, start, _ in sections:
         if code == amqp10.PROPERTIES:
             with suppress(UndecodableMessage):
-                count, at, _ = amqp10.entries_of(raw, start, "list")
-                message_id = None
-                message_id = amqp10.decode_value(raw, at)[0] if count else None
+                message_id = next(iter(amqp10.decode_list(raw, start, 1)), None)
         elif code == amqp10.MESSAGE_ANNOTATIONS:
             annotated = _picked(raw, start, annotated)
         elif code == amqp10.APPLICATION_PROPERTIES:

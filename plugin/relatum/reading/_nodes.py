@@ -43,9 +43,6 @@ NODE_CONNECT_S: Final = 2.0
 PLACES_AT_ONCE: Final = 128
 """Streams in one request for their nodes: at most 33 kB of names."""
 
-CONNECT_S_LEAST: Final = 0.01
-"""Seconds for connecting if a call has none left: sockets take 0 for something else."""
-
 _BY_AMQP: Final = NodeAddress("AMQP 0.9.1", 0)
 """Stands for a node in the pool: an AMQP 0.9.1 connection, which is used once and never kept."""
 
@@ -133,7 +130,7 @@ class Nodes:
 
     def _open(self, node: Node, within_s: float, heartbeat_s: int) -> SocketConnection:
         """Connect to a node. `OutOfReach`: it was never reached, and is down, or advertises a name known elsewhere."""
-        within_s = max(CONNECT_S_LEAST, left_s(within_s))
+        within_s = left_s(within_s)
         if node is None:
             connection = stream_connection(self.address, within_s, heartbeat_s)
             at = in_turn(self.address)[0]

@@ -30,10 +30,9 @@ from relatum.errors import (
 from relatum.ids import IDENTITY_STREAM, BrokerIdentity, broker_id_of
 from relatum.reading import _exchanges
 from relatum.reading._address import AnyBroker, BrokerAddress
-from relatum.reading._attach import Attach, until
 from relatum.reading._bounds import StreamBounds, check_offset, not_there
 from relatum.reading._connecting import HEARTBEAT_S
-from relatum.reading._connection import SocketConnection
+from relatum.reading._connection import Attach, SocketConnection, until
 from relatum.reading._leaders import Leaders
 from relatum.reading._many import ChunkCache, ManyReader
 from relatum.reading._message import Message

@@ -5,15 +5,13 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
-from operator import index
 from typing import Final, Literal
 
 from relatum.checks import checked_count, checked_name, shown
 from relatum.errors import InvalidInput, StreamNotFound, StreamNotHere, StreamUnavailable
 from relatum.limits import INTEGER_MAX
-from relatum.reading._attach import Attach
-from relatum.reading._bounds import check_time, moved, refusal
-from relatum.reading._connection import GOODBYE_S, SocketConnection
+from relatum.reading._bounds import check_integers, check_time
+from relatum.reading._connection import GOODBYE_S, Attach, SocketConnection
 from relatum.reading._leaders import Leaders, NotSettled, NotTheLeader, attach_at_end, check_leading, not_settled
 from relatum.reading._message import Message
 from relatum.reading._nodes import Nodes
@@ -21,8 +19,8 @@ from relatum.reading._pool import Use
 from relatum.waiting import left_s
 from relatum.wire import frames
 from relatum.wire.chunk import Chunk, split
-from relatum.wire.frames import NEXT, Code, StartSpec
-from relatum.wire.session import Answer, CreditRefused, Event, StreamMoved
+from relatum.wire.frames import NEXT, StartSpec
+from relatum.wire.session import CreditRefused, Event
 
 Start = int | datetime | Literal["first", "last", "next"]
 """An offset; a moment (by the broker's clock when it wrote the message); the first message; the first message of the
@@ -108,11 +106,8 @@ class Scan:
         """Check the arguments of a caller; `InvalidInput` if one is invalid."""
         checked_name("stream", stream)
         if stop is not None:
-            try:
-                is_offset = not isinstance(stop, bool) and 0 <= index(stop) <= INTEGER_MAX + 1
-            except TypeError:
-                is_offset = False
-            if not is_offset:
+            check_integers((stop,))
+            if not 0 <= stop <= INTEGER_MAX + 1:
                 raise InvalidInput(f"stop= takes an offset, or None, not {shown(stop)}")
         return cls(stream, *_beginning(start), stop, follow, checked_count("credit", credit, most=CREDIT_MAX))
 
@@ -234,17 +229,14 @@ class Subscription:
 
     def __init__(self, connection: SocketConnection, scan: Scan) -> None:
         self._connection = connection
-        self._session = session = connection.session
         self._scan = scan
         self._end = scan.stop - 1 if scan.follow and scan.stop is not None else None
         self.is_over = False
         # Requested first, so that the end is known before the first chunk arrives; both go out in one write.
         self._tail = None if scan.follow else attach_at_end(connection, scan.stream)
-        self._number = session.take_subscription()
-        self._correlation = session.next_correlation()
         self._credit = scan.credit if scan.stop is None else min(SHORT_SCAN_CREDIT, scan.credit)
         self._outstanding = self._credit
-        session.send(frames.subscribe(self._correlation, self._number, scan.stream, scan.spec, self._credit))
+        self._attach = Attach(connection, scan.stream, scan.spec, self._credit)
 
     def take(self, event: Event) -> Chunk | None:
         """Return the chunk in an event, if it belongs to this subscription and is wanted."""
@@ -254,31 +246,28 @@ class Subscription:
                 check_leading(self._connection, self._tail, any_node=self._scan.any_node)
                 self._end, self._tail = self._scan.end(self._tail), None
                 self.is_over = self._end is None
+        attach = self._attach
         if type(event) is Chunk:
-            if event.subscription != self._number or self.is_over:
+            if event.subscription != attach.subscription or self.is_over:
                 return None
             self._outstanding -= 1
             self.is_over = self._end is not None and event.last_offset >= self._end
             return event if self._scan.wants(event) else None
-        stream = self._scan.stream
-        if type(event) is Answer:
-            if event.correlation == self._correlation and event.code != Code.OK:
-                raise refusal(stream, event.code)
-        elif type(event) is StreamMoved:
-            if event.stream == stream:
-                raise moved(stream)
-        elif type(event) is CreditRefused and event.subscription == self._number:
-            raise StreamUnavailable(f"The broker dropped the subscription to {stream!r}.", stream=stream)
+        attach.take(event)
+        attach.check()
+        if type(event) is CreditRefused and event.subscription == attach.subscription:
+            raise StreamUnavailable(f"The broker dropped the subscription to {attach.stream!r}.", stream=attach.stream)
         return None
 
     def grant(self) -> None:
         """Grant the credit of handled chunks again, several at once: a frame for each would cost a system call."""
         if not self.is_over and self._outstanding * 2 <= self._credit:
             self._credit = min(self._scan.credit, self._credit * 2)
-            self._session.send(frames.credit(self._number, self._credit - self._outstanding))
+            more = frames.credit(self._attach.subscription, self._credit - self._outstanding)
+            self._connection.session.send(more)
             self._outstanding = self._credit
 
     def close(self) -> None:
         """Unsubscribe. Chunks that still come for the old number are dropped."""
-        self._session.unsubscribe(self._number)
+        self._attach.end()
         self._connection.put_by(GOODBYE_S)

@@ -27,24 +27,20 @@ class SharedReader:
 
     def get(self) -> StreamReader:
         """Return the reader. Raises the errors of `StreamReader.open`, and `UsedAfterClose` after `close`."""
-        reader = self._reader or self._opened()
-        if self._is_closed:
-            # Also when this thread opened it while another closed: nobody else would.
-            reader.close()
+        reader = self._reader
+        if reader is None and not self._is_closed:
+            # The first caller may spend all its time on a silent broker. The others wait only for their own time.
+            if not self._opening.acquire(timeout=left_s(self._timeout_s)):
+                raise ReadTimeout("the broker has not answered earlier calls yet")
+            try:
+                reader = self._reader = self._reader or self._open()
+            finally:
+                self._opening.release()
+        if reader is None or self._is_closed:
+            # This thread may have opened it while another closed, and nobody else would close it.
+            self.close()
             raise UsedAfterClose("the reader was closed: open another one")
         return reader
-
-    def _opened(self) -> StreamReader:
-        if self._is_closed:
-            raise UsedAfterClose("the reader was closed: open another one")
-        # The first caller may spend all its time on a silent broker. The others wait only for their own time.
-        if not self._opening.acquire(timeout=left_s(self._timeout_s)):
-            raise ReadTimeout("the broker has not answered earlier calls yet")
-        try:
-            self._reader = self._reader or self._open()
-            return self._reader
-        finally:
-            self._opening.release()
 
     def close(self) -> None:
         """Close the reader, without waiting for one that is being opened: its opener closes it. Idempotent."""

@@ -252,7 +252,6 @@ class RecorderGroup:
         """Start no more work. Returns at once."""
         self.stopping.set()
         self._ending.end_in(DATABASE_S)
-        self.outages.wake()
         self.loop.call(self._cancel)
 
     def _cancel(self) -> None:

@@ -8,7 +8,6 @@ import logging
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -42,11 +41,8 @@ class StreamRow:
     name: str
     super_stream: str | None
     generation: int
-    state: str
     record_time: bool
     first_offset: int | None
-    created_at: datetime
-    replaced_at: datetime | None
     broker_id: UUID | None = None
 
 

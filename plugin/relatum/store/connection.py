@@ -139,7 +139,8 @@ class TimedConnection(psycopg.Connection[Any]):
         Raises:
             NoAnswerInTime: the limit has passed; the connection was closed, unless nothing had been sent yet.
         """
-        now, deadline, limit_s = time.monotonic(), self._deadline(), self.statement_s
+        deadline = current() if self.ending is None else Deadline(None, current(), self.ending)
+        now, limit_s = time.monotonic(), self.statement_s
         if self._step == "rollback":
             # A rollback gets time even if the call has none left.
             deadline, limit_s = None, max(ROLLBACK_S, left_s(ROLLBACK_S if limit_s is None else limit_s))
@@ -158,13 +159,6 @@ class TimedConnection(psycopg.Connection[Any]):
                 reason = str(error).partition(";")[0]
                 raise NoAnswerInTime(f"{reason} to a commit: its outcome is unknown") from None
             raise
-
-    def _deadline(self) -> Deadline | None:
-        """Return the deadline of the current call combined with the component's."""
-        deadline = current()
-        if self.ending is None:
-            return deadline
-        return self.ending if deadline is None else Deadline(None, deadline, self.ending)
 
     def commit(self) -> None:
         """Commit. Without an answer in time its outcome is unknown, as after any lost connection."""

@@ -35,9 +35,6 @@ _LEASE_END: Final = "clock_timestamp() + make_interval(secs => :lease_s::double 
 RENEWED: Final = f"lease_expires_at = {_LEASE_END}"
 """Sets a lease of `lease_s` seconds from now, in an UPDATE."""
 
-_TRIES: Final = 3
-"""How often one beat joins again if the lease expires during it."""
-
 
 def renewal_s(lease_s: float) -> float:
     """Return the seconds between two renewals of a lease."""
@@ -197,18 +194,13 @@ class Member:
 
     def _be_alive(self, connection: sa.Connection) -> set[str]:
         """Renew the lease, or join again if it has expired; return the members with valid leases."""
-        for _ in range(_TRIES):
-            if not connection.execute(self._sharing.renew, self._me()).rowcount:
-                if self._has_joined:
-                    # With a new name: pending writes under the old name are fenced off.
-                    self.holder = self._given or new_holder()
-                connection.execute(self._sharing.join, self._me())
-                self._has_joined = True
-            alive = set(connection.scalars(self._sharing.alive, self._me()))
-            if self.holder in alive:
-                break
-            # It expired during these statements: one of them waited, or the process was suspended.
-        return alive
+        if not connection.execute(self._sharing.renew, self._me()).rowcount:
+            if self._has_joined:
+                # With a new name: pending writes under the old name are fenced off.
+                self.holder = self._given or new_holder()
+            connection.execute(self._sharing.join, self._me())
+            self._has_joined = True
+        return set(connection.scalars(self._sharing.alive, self._me()))
 
     def _look(
         self, connection: sa.Connection, wanted: Collection[int]

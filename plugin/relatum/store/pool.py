@@ -8,9 +8,6 @@ the caller has given up. See docs/adr/0047.
 import math
 import threading
 from collections import deque
-from concurrent.futures import Future, wait
-from contextvars import copy_context
-from functools import partial
 from typing import Any, Final
 
 import psycopg
@@ -19,7 +16,7 @@ from psycopg.pq import TransactionStatus
 from relatum.errors import ConfigurationError, DatabaseUnavailable
 from relatum.processes import after_fork, leave_to_parent
 from relatum.store.connection import TimedConnection, check
-from relatum.waiting import LOOK_S, Deadline, current
+from relatum.waiting import LOOK_S, Deadline, call_in_time, current
 
 LIBPQ_OPTIONS: Final[dict[str, Any]] = {
     "fallback_application_name": "relatum",
@@ -109,7 +106,7 @@ class Pool:
             psycopg.Error: the connection could not be opened.
             ConfigurationError: the server is too old.
         """
-        deadline = Deadline(None, *(each for each in (current(), ending) if each is not None))
+        deadline = Deadline(None, current(), ending)
         waiting = Deadline(self._wait_s, deadline) if is_bounded else None
         connection = self._idle_one(waiting) or self._opened(deadline)
         try:
@@ -161,53 +158,38 @@ class Pool:
             self._turns[0].notify()
 
     def _opened(self, deadline: Deadline) -> TimedConnection:
-        """Open a connection in a new thread, so that the caller's deadline holds.
-
-        psycopg's connect time-out is in whole seconds, at least two, and does not cover name resolution.
-        """
-        opening: Future[TimedConnection] = Future()
-        connect = partial(copy_context().run, self._connect, opening, deadline.left_s())
+        """Open a connection. psycopg's own limit is in whole seconds, and does not cover name resolution."""
         try:
-            if not deadline.has_passed:
-                try:
-                    threading.Thread(target=connect, name="relatum-connect", daemon=True).start()
-                except RuntimeError:
-                    connect()  # The interpreter is exiting and starts no more threads.
-            while not opening.done():
+            check(deadline)
+            try:
+                connection = call_in_time(deadline, self._connect, deadline.left_s(), unwanted=TimedConnection.end)
+            except TimeoutError:
                 check(deadline)
-                wait([opening], min(LOOK_S, deadline.left_s()))
-            connection = opening.result()
+                raise
         except BaseException:
-            # Close a connection that is opened too late.
-            opening.add_done_callback(_end)
             with self._lock:
                 self._opening -= 1
                 self._wake_first()
             raise
+        connection.give_back = self.give_back
         with self._lock:
             self._opening -= 1
             self._in_use.add(connection)
         return connection
 
-    def _connect(self, opening: "Future[TimedConnection]", left_s: float) -> None:
-        parameters = dict(self._parameters)
-        most_s = max(2, math.ceil(min(left_s, 3600)))
-        given_s = int(parameters["connect_timeout"])
-        parameters["connect_timeout"] = min(given_s, most_s) if given_s > 0 else most_s
+    def _connect(self, left_s: float) -> TimedConnection:
+        given_s = int(self._parameters["connect_timeout"])
+        # Without one of its own, the thread would wait for ever for a server that says nothing.
+        limit_s = given_s if given_s > 0 else max(2, math.ceil(min(left_s, 3600)))
+        generation = self._generation
+        connection = TimedConnection.connect(**self._parameters | {"connect_timeout": limit_s}, autocommit=True)
+        connection.statement_s, connection.generation = self._statement_s, generation
         try:
-            generation = self._generation
-            connection = TimedConnection.connect(**parameters, autocommit=True)
-            connection.statement_s, connection.generation = self._statement_s, generation
-            try:
-                look_at(connection, self._is_pooled)
-            except BaseException:
-                connection.end()
-                raise
-        except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
-            opening.set_exception(error)
-        else:
-            connection.give_back = self.give_back
-            opening.set_result(connection)
+            look_at(connection, self._is_pooled)
+        except BaseException:
+            connection.end()
+            raise
+        return connection
 
     def give_back(self, connection: TimedConnection) -> None:
         """Keep a connection if it is reusable. If the server closed it, drop all connections of its generation."""
@@ -247,11 +229,6 @@ class Pool:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.end()
-
-
-def _end(opening: "Future[TimedConnection]") -> None:
-    if opening.exception() is None:
-        opening.result().end()
 
 
 def look_at(connection: TimedConnection, is_pooled: bool | None) -> None:

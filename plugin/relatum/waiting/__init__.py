@@ -29,7 +29,7 @@ from relatum.waiting._failures import (
     may_repeat,
 )
 from relatum.waiting._shared_wait import SharedWait
-from relatum.waiting._threads import NoThreadInTime, Parts, Threads, in_thread, pause
+from relatum.waiting._threads import NoThreadInTime, Parts, Threads, call_in_time, in_thread, pause
 
 __all__ = [
     "ANSWER_S",
@@ -50,6 +50,7 @@ __all__ = [
     "SharedWait",
     "Threads",
     "backoff",
+    "call_in_time",
     "current",
     "ended",
     "has_passed",

@@ -66,11 +66,6 @@ class ComponentLoop:
 
     # --- called from any thread ---------------------------------------------------------------------------------------
 
-    @property
-    def is_current(self) -> bool:
-        """Whether the caller is the loop's own thread."""
-        return threading.current_thread() is self._thread
-
     def start(self) -> None:
         """Start the thread; no effect if it runs, or was stopped."""
         with self._lock:
@@ -133,7 +128,8 @@ class ComponentLoop:
         if is_first:
             # Only once: a second stop would interrupt the cancelling of tasks.
             self.call(loop.stop)
-        if self.is_current or self.threads.has(threading.current_thread()):
+        here = threading.current_thread()
+        if here is thread or self.threads.has(here):
             return True
         thread.join(timeout_s)
         return not thread.is_alive()

@@ -34,7 +34,7 @@ class Deadline:
 
     Args:
         seconds: Seconds from now on; None for no end, until `end_in` sets one.
-        outer: Deadlines that also apply.
+        outer: Deadlines that also apply; None for none.
 
     Attributes:
         seconds: As given.
@@ -42,10 +42,10 @@ class Deadline:
 
     __slots__ = ("_outer", "_until", "seconds")
 
-    def __init__(self, seconds: float | None, *outer: "Deadline") -> None:
+    def __init__(self, seconds: float | None, *outer: "Deadline | None") -> None:
         self.seconds = seconds
         self._until = math.inf if seconds is None else time.monotonic() + seconds
-        self._outer = outer
+        self._outer = tuple(each for each in outer if each is not None)
 
     @property
     def until(self) -> float:

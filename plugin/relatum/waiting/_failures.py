@@ -129,10 +129,9 @@ class Server(StrEnum):
 
 
 class Outages:
-    """What the parts of a component wait for, logged once for all of them. The first part to go on wakes the others.
+    """What the parts of a component wait for, logged once for all of them. Thread-safe; never blocks.
 
-    Only `wait` blocks, so tasks may use it as well as threads. `broker` and `database` are names for the log, without
-    passwords. `stop` ends all waits; its setter must call `wake`, too.
+    `broker` and `database` are names for the log, without passwords. After `stop`, the broker's failures say nothing.
     """
 
     def __init__(
@@ -143,17 +142,16 @@ class Outages:
         self.name(Server.BROKER, broker)
         self.name(Server.DATABASE, database)
         self._stop = stop or threading.Event()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._waiting: dict[str, Server | str] = {}
         """What each part waits for: a server, or the class of its error if it concerns that part alone."""
-        self._since: dict[Server, float] = {}
-        self._since_own: dict[str, float] = {}
+        self._since: dict[Server | str, float] = {}
+        """Since when each server is away, and since when each part waits that waits for none."""
         self._seen_back: set[Server] = set()
         """Servers with which a part has gone on while others still wait for them."""
         self._broker_back_at = -STARTING_S
         self._answered: set[Server] = set()
         self._asked: dict[object, tuple[Server, float]] = {}
-        self._recoveries = 0
 
     def name(self, server: Server, name: str) -> None:
         """Set a server's name that was unknown at the start."""
@@ -166,7 +164,7 @@ class Outages:
 
         `who`: The part, as named in the log: "recording of stream 'orders'".
         """
-        with self._changed:
+        with self._lock:
             before = self._waiting.get(who)
             what = _cause(error, before)
             if what is Server.BROKER and self._stop.is_set():
@@ -176,13 +174,10 @@ class Outages:
             self._waiting[who] = what
             # The server it waited for before may be back: the other parts decide.
             back = self._back(before)
+            is_new = what not in self._since
             if isinstance(what, Server):
-                self._since_own.pop(who, None)
-                is_new = what not in self._since
-                self._since.setdefault(what, time.monotonic())
-            else:
-                is_new = True
-                self._since_own.setdefault(who, time.monotonic())
+                self._since.pop(who, None)
+            self._since.setdefault(what if isinstance(what, Server) else who, time.monotonic())
         self._log_recovery(back)
         if not is_new:
             return
@@ -195,36 +190,28 @@ class Outages:
 
     def over(self, who: str) -> None:
         """Note that a part goes on, or waits no more; log it if no part waits any more."""
-        if who not in self._waiting:
-            return
-        with self._changed:
-            what = self._waiting.get(who)
-            if what is None:
-                return
-            del self._waiting[who]
-            since = self._since_own.pop(who, None)
-            if isinstance(what, Server):
-                self._seen_back.add(what)
-            back = self._back(what)
-            self._recoveries += 1
-            self._changed.notify_all()
-        if since is not None:
-            self._logger.info("%s is no longer waiting, after %.0f s", who, time.monotonic() - since)
-        self._log_recovery(back)
+        self._waits_no_more(who, goes_on=True)
 
     def forget(self, who: str) -> None:
         """Note that a part has ended, or waits for something else, without knowing whether a server is back.
 
         If it was the last part, the return is logged only if a part that waited for the same server has gone on.
         """
+        self._waits_no_more(who, goes_on=False)
+
+    def _waits_no_more(self, who: str, *, goes_on: bool) -> None:
         if who not in self._waiting:
             return
-        with self._changed:
-            what = self._waiting.pop(who, None)
-            self._since_own.pop(who, None)
-            if isinstance(what, Server) and what not in self._waiting.values() and what not in self._seen_back:
-                self._since.pop(what, None)
+        with self._lock:
+            what, since = self._waiting.pop(who, None), self._since.pop(who, None)
+            if isinstance(what, Server):
+                if goes_on:
+                    self._seen_back.add(what)
+                elif what not in self._waiting.values() and what not in self._seen_back:
+                    del self._since[what]
             back = self._back(what)
+        if goes_on and since is not None:
+            self._logger.info("%s is no longer waiting, after %.0f s", who, time.monotonic() - since)
         self._log_recovery(back)
 
     def _is_starting(self) -> bool:
@@ -264,29 +251,11 @@ class Outages:
 
     def is_up(self, server: Server) -> bool:
         """Whether a server has answered its last request; False before the first one."""
-        with self._changed:
+        with self._lock:
             waits = server in self._waiting.values()
         silent_since = time.monotonic() - ANSWER_S
         is_silent = any(asked == server and at < silent_since for asked, at in list(self._asked.values()))
         return server in self._answered and not waits and not is_silent
-
-    # --- waiting ----------------------------------------------------------------------------------------------------
-
-    def wait(self, pause_s: float) -> None:
-        """Wait before a retry: for `pause_s`, or until another part goes on, or until the stop."""
-        until = time.monotonic() + pause_s
-        with self._changed:
-            seen = self._recoveries
-            while not self._stop.is_set() and self._recoveries == seen:
-                left = until - time.monotonic()
-                if left <= 0:
-                    return
-                self._changed.wait(left)
-
-    def wake(self) -> None:
-        """Wake all waits to check for the stop."""
-        with self._changed:
-            self._changed.notify_all()
 
 
 def _cause(error: BaseException, before: "Server | str | None") -> "Server | str":

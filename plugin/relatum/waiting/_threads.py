@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -52,7 +52,7 @@ class Threads:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._queue: SimpleQueue[_Submitted | None] = SimpleQueue()
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
         self._ending: list[threading.Thread] = []
         self._unfinished = 0
@@ -64,7 +64,8 @@ class Threads:
 
     def submit(self, function: Callable[..., _Result], /, *args: Any, **options: Any) -> "Future[_Result]":
         """Call a function in a thread, also while the interpreter ends; `RuntimeError` after `shutdown`."""
-        call = _Submitted(partial(function, *args, **options))
+        future: Future[_Result] = Future()
+        call = partial(_run, future, partial(function, *args, **options))
         with self._lock:
             if self._is_shut:
                 raise RuntimeError("these threads were shut down")
@@ -78,8 +79,8 @@ class Threads:
             else:
                 self._unfinished -= 1
         if not has_threads:
-            call.run()
-        return call.future
+            call()
+        return future
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._work, name=self._name, daemon=True)
@@ -92,12 +93,12 @@ class Threads:
 
     def _work(self) -> None:
         while (call := self._next()) is not None:
-            call.run()
+            call()
             del call
             with self._lock:
                 self._unfinished -= 1
 
-    def _next(self) -> "_Submitted | None":
+    def _next(self) -> Callable[[], None] | None:
         """Return the next call; None if this thread is to end."""
         while True:
             call, is_over = None, False
@@ -140,25 +141,19 @@ class Threads:
             thread.join(None if left_s == math.inf else max(0.0, left_s))
 
 
-class _Submitted:
-    """A call and the future of its result."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self.future: Future[Any] = Future()
-        self._function = function
-
-    def run(self) -> None:
-        """Make the call, unless it was cancelled. Never raises."""
-        if not self.future.set_running_or_notify_cancel():
-            return
-        try:
-            self.future.set_result(self._function())
-        except BaseException as error:  # noqa: BLE001 - raised to the caller by the future
-            if isinstance(error, StopIteration):
-                # A task's future refuses StopIteration; a generator raises the same RuntimeError.
-                error, error.__cause__ = RuntimeError("the call raised StopIteration"), error
-            self.future.set_exception(error)
-            self = None  # type: ignore[assignment]  # breaks the cycle of the error and this frame
+def _run(future: "Future[Any]", function: Callable[[], Any]) -> None:
+    """Make a call, unless it was cancelled. Never raises."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function())
+    except BaseException as error:  # noqa: BLE001 - raised to the caller by the future
+        if isinstance(error, StopIteration):
+            # A task's future refuses StopIteration; a generator raises the same RuntimeError.
+            error, error.__cause__ = RuntimeError("the call raised StopIteration"), error
+        future.set_exception(error)
+        # Breaks the cycle of the error and this frame.
+        del future, function
 
 
 _COMMON: Final = Threads(32, "relatum-calls")
@@ -191,7 +186,7 @@ async def in_thread(
         NoThreadInTime: no thread became free before the deadline; the function was not called.
         RuntimeError: the caller is one of these threads, which would wait for itself.
     """
-    deadline = Deadline(None, *(outer for outer in (current(), ending) if outer is not None))
+    deadline = Deadline(None, current(), ending)
     with within(deadline):
         context = copy_context()
     threads = threads or _COMMON
@@ -222,6 +217,32 @@ async def in_thread(
             came.exception()
         # An error's traceback refers to this frame.
         del call, came
+
+
+_CONNECTING: Final = Threads(256, "relatum-connecting")
+"""For calls that ignore deadlines. A hung one keeps its thread, so there are enough for all that connect."""
+
+
+def call_in_time(
+    deadline: Deadline, function: Callable[..., _Result], *args: Any, unwanted: Callable[[_Result], object]
+) -> _Result:
+    """Call a function that ignores deadlines, such as a resolver, in a thread; `TimeoutError` after the deadline.
+
+    `unwanted` gets a result that comes too late, to release it.
+    """
+    call: Future[_Result] = _CONNECTING.submit(copy_context().run, function, *args)
+    try:
+        while not call.done():
+            if deadline.has_passed:
+                raise TimeoutError("timed out")  # noqa: TRY301 - as any error, it ends the waiting
+            wait([call], min(LOOK_S, deadline.left_s()))
+        return call.result()
+    except BaseException:
+        call.add_done_callback(partial(_give_back, unwanted))
+        raise
+    finally:
+        # An error's traceback refers to this frame.
+        del call
 
 
 def _give_back(returned: Callable[[Any], object] | None, call: "Future[Any]") -> None:

@@ -218,7 +218,7 @@ def decode_map(raw: bytes, position: int) -> dict[str, Any]:
     """Decode a map; entries whose keys are not text are left out, as the broker does for AMQP 0.9.1."""
     count, at, end = entries_of(raw, position, "map")
     values: dict[str, Any] = {}
-    room = _Room(VALUES_MAX - count)
+    room = [VALUES_MAX - count]
     for _ in range(count // 2):
         key, at = decode_value(raw, at, 0, room)
         value, at = decode_value(raw, at, 0, room)
@@ -240,25 +240,12 @@ def decode_list(raw: bytes, position: int, most: int) -> list[Any]:
     return values
 
 
-class _Room:
-    """How many more values a section or a value may have; taken before objects are made of them."""
-
-    __slots__ = ("left",)
-
-    def __init__(self, left: int = VALUES_MAX) -> None:
-        self.left = left
-
-    def take(self, count: int) -> None:
-        if count > self.left:
-            raise UndecodableMessage("a value with too many values in it", is_too_much=True)
-        self.left -= count
-
-
-def decode_value(raw: bytes, position: int, depth: int = 0, room: _Room | None = None) -> tuple[Any, int]:
+def decode_value(raw: bytes, position: int, depth: int = 0, room: list[int] | None = None) -> tuple[Any, int]:
     """Decode any value, and return it with its end.
 
     - `depth`: The number of values around it.
-    - `room`: How many values it may contain; None for `VALUES_MAX`. A value with more becomes `Opaque`.
+    - `room`: How many more values it may contain, taken from its only item; None for `VALUES_MAX`. A value with more
+      becomes `Opaque`.
 
     Returns:
         Text as `str` (as `bytes` if it is not UTF-8: RabbitMQ 3.10 stores such), symbols as `str`, numbers as `int` or
@@ -279,19 +266,22 @@ def decode_value(raw: bytes, position: int, depth: int = 0, room: _Room | None =
             position = end_of_value(raw, position + 1)
         return decode_value(raw, position, depth + 1, room)[0], end
     try:
-        return _decode_compound(raw, position, end, depth + 1, room or _Room()), end
+        return _decode_compound(raw, position, end, depth + 1, room or [VALUES_MAX]), end
     except UndecodableMessage as error:
         # Its end is known, so the following values can still be read.
         kind = "too many values" if getattr(error, "is_too_much", False) else "broken"
         return Opaque(kind, raw[position:end]), end
 
 
-def _decode_compound(raw: bytes, position: int, end: int, depth: int, room: _Room) -> Any:
+def _decode_compound(raw: bytes, position: int, end: int, depth: int, room: list[int]) -> Any:
     code = raw[position]
     if code in (0xC1, 0xD1, 0xC0, 0xD0):
         kind = "map" if code in (0xC1, 0xD1) else "list"
         count, at, _ = entries_of(raw, position, kind)
-        room.take(count)
+        # Before objects are made of them.
+        if count > room[0]:
+            raise UndecodableMessage("a value with too many values in it", is_too_much=True)
+        room[0] -= count
         values = []
         for _ in range(count):
             value, at = decode_value(raw, at, depth, room)

@@ -191,7 +191,12 @@ class StreamSession:
     def _event(self, frame: bytes) -> Event | None:
         key, _version = _KEYS.unpack_from(frame)
         if key == Command.DELIVER:
-            return self._chunk(frame)
+            try:
+                return decode_deliver(frame)
+            except ChunkCorrupt as error:
+                if not self.reports_damage:
+                    raise
+                return Damaged(frame[4], error)
         if key & frames.RESPONSE_BIT or key in _MAY_LACK_RESPONSE_BIT:
             return self._answer(key & ~frames.RESPONSE_BIT, frame)
         if key in _OUTCOMES:
@@ -202,14 +207,6 @@ class StreamSession:
             code = cursor.uint16()
             return StreamMoved(cursor.string(), code)
         return None
-
-    def _chunk(self, frame: bytes) -> Event:
-        try:
-            return decode_deliver(frame)
-        except ChunkCorrupt as error:
-            if not self.reports_damage:
-                raise
-            return Damaged(frame[4], error)
 
     def _answer(self, key: int, frame: bytes) -> Event | None:
         if key == Command.CREDIT:
