@@ -11,6 +11,8 @@ from dataclasses import is_dataclass, replace
 from functools import cache
 from typing import Any, Final, TypeVar
 
+from pika.spec import ACCESS_REFUSED, NOT_FOUND
+
 from relatum.errors import PublishError
 
 _Outcome = TypeVar("_Outcome", bound=PublishError)
@@ -89,7 +91,7 @@ _OF_PUBLISHING: Final = re.compile(
     r"ACCESS_REFUSED - (write access to exchange|access to topic|access to exchange|.*publish)", re.IGNORECASE
 )
 
-BLOCKING: Final = frozenset({403, 404})
+BLOCKING: Final = frozenset({ACCESS_REFUSED, NOT_FOUND})
 """Reply codes by which a broker refuses a publish: no permission, no such exchange.
 
 On a blocking channel that publishes, they can answer only the publish.

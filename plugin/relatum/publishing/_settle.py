@@ -29,7 +29,7 @@ from relatum.errors import (
 from relatum.ids import MessageId
 from relatum.publishing._locate import Locator, Sent
 from relatum.reading import RecordBatch, StreamBounds, StreamReader
-from relatum.waiting import LEAST_S, in_thread, within
+from relatum.waiting import LEAST_S, backoff, in_thread, within
 
 CLOCK_SKEW_S: Final = 60
 """Seconds by which the clocks of a cluster's nodes may differ, or one may have been set back."""
@@ -37,8 +37,8 @@ CLOCK_SKEW_S: Final = 60
 WAIT_S: Final = 10.0
 """Seconds to search for a message by default, at least."""
 
-_POLL_FIRST_S: Final = 0.1
-_POLL_LAST_S: Final = 1.0
+_POLL_S: Final = 1.0
+"""The longest pause between two looks, in seconds."""
 
 _HEARTBEATS_UNTIL_GIVEN_UP: Final = 3
 """Heartbeat intervals without a byte until RabbitMQ has closed a connection: it closes it after 2 to 3."""
@@ -110,7 +110,7 @@ class _Searches:
         self._again = again
         self._searches = {name: _Search(self._sent, name) for name in streams}
         self._is_exact = bool(streams)
-        self._pause_s = _POLL_FIRST_S
+        self._pauses = backoff(_POLL_S)
         self._has_answered = False
 
     @property
@@ -118,8 +118,7 @@ class _Searches:
         return max(LEAST_S, self._deadline - time.monotonic())
 
     def pause_s(self) -> float:
-        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _POLL_LAST_S)
-        return min(pause_s, max(0.0, self._deadline - time.monotonic()))
+        return min(next(self._pauses), max(0.0, self._deadline - time.monotonic()))
 
     def look(self) -> tuple[MessageId, ...]:
         """Search all streams once. Returns the places, or () to look again. Raises as `settle`."""
