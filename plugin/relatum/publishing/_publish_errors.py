@@ -97,10 +97,6 @@ BLOCKING: Final = frozenset({ACCESS_REFUSED, NOT_FOUND})
 On a blocking channel that publishes, they can answer only the publish.
 """
 
-MALFORMED: Final = frozenset({501, 502, 505})
-"""Reply codes by which the broker closes the connection over a frame of a wrong order, size or content. It drops all
-later frames of the connection."""
-
 
 def refuses_message(text: str) -> bool:
     """Return whether a close's text is about a message: its size, expiration or user id."""
