@@ -188,6 +188,7 @@ class DirectPublisher(Closing):
 
 
 def _encoded_bytes(properties: BasicProperties) -> int:
+    _check_depth(properties.headers, HEADERS_DEPTH_MAX + 1)
     try:
         return sum(map(len, properties.encode()))
     except Exception as error:
@@ -223,8 +224,6 @@ class DeadLetters(Closing):
             fields["timestamp"] = int(fields["timestamp"].timestamp())
         own = {name: value for name, value in message.headers.items() if name not in added}
         try:
-            for value in own.values():
-                _check_depth(value)
             self._publisher.publish(self.stream, message.body, BasicProperties(headers={**own, **added}, **fields))
         except InvalidInput as refused:
             reduced = _reduced(fields, own, added, getattr(refused, "bytes_max", HEADERS_BYTES_MAX))
@@ -280,7 +279,6 @@ def _reduced(
     for kind, given in (("", fields), ("header ", headers)):
         for name, value in given.items():
             try:
-                _check_depth(value)
                 size: float = _encoded_bytes(BasicProperties(**({"headers": {name: value}} if kind else {name: value})))
             except InvalidInput:
                 size = math.inf
@@ -293,8 +291,8 @@ def _reduced(
     return BasicProperties(headers={**kept["header "], **added}, **kept[""])
 
 
-def _check_depth(value: Any, levels: int = HEADERS_DEPTH_MAX) -> None:
-    """Refuse a header nested so deep that the broker accepts it, but every pika consumer crashes."""
+def _check_depth(value: Any, levels: int) -> None:
+    """Refuse headers nested so deep that the broker accepts them, but every pika consumer crashes."""
     if isinstance(value, Mapping | list | tuple):
         if levels <= 0:
             raise InvalidInput(f"headers are nested deeper than {HEADERS_DEPTH_MAX} levels")

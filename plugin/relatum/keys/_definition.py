@@ -114,10 +114,7 @@ class KeyDefinition:
     def hint(self) -> str:
         """A hint if a bare name, which means a header, is also a property's name; else ""."""
         source = self.name if self.source is None else self.source
-        if callable(source):
-            return ""
-        texts = [source] if isinstance(source, str) else source
-        for text in texts:
+        for text in [source] if isinstance(source, str) else () if callable(source) else source:
             # The misspelt `propety:type` counts as a header's name.
             name = text.rpartition(":")[2]
             if name in PROPERTIES and not text.startswith(("header:", "property:")):

@@ -8,13 +8,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from relatum import metrics
-from relatum.checks import as_options, checked_choice, checked_name, checked_names, checked_seconds
+from relatum.checks import as_options, checked_choice, checked_name, checked_seconds
 from relatum.closing import close_when_dropped, close_within
 from relatum.errors import (
     ConfigurationError,
     PublishError,
     PublishNacked,
-    PublishOutcomeUnknown,
     PublishRejected,
     PublishUnroutable,
 )
@@ -51,7 +50,6 @@ _REASONS: Final[tuple[tuple[type[PublishError], str], ...]] = (
     (PublishUnroutable, "unroutable"),
     (PublishNacked, "nacked"),
     (PublishRejected, "rejected"),
-    (PublishOutcomeUnknown, "unknown"),
 )
 
 
@@ -143,7 +141,6 @@ class Options:
         with as_options():
             checked_choice("recorder", self.recorder, ("embedded", "external"))
             checked_choice("on_invalid", self.on_invalid, ("raise", "skip"))
-            checked_names("streams", self.streams)
             if self.confirm_timeout_s is not None:
                 checked_seconds("confirm_timeout_s", self.confirm_timeout_s, zero=False)
             if self.copy_to is not None:

@@ -259,8 +259,7 @@ def _check_options(options: StreamOptions | None) -> None:
 
 def _wanted(name: str, partitions: int | None, binding_keys: Sequence[str] | None) -> Layout:
     if binding_keys is None:
-        count = PARTITIONS_DEFAULT if partitions is None else partitions
-        layout = Layout.numbered(name, min(count, PARTITIONS_MAX + 1) if isinstance(count, int) else count)
+        layout = Layout.numbered(name, PARTITIONS_DEFAULT if partitions is None else partitions)
     else:
         keys = list(checked_names("binding_keys", binding_keys))
         if partitions is not None and checked_count("partitions", partitions) != len(keys):
