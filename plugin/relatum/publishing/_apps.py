@@ -65,9 +65,6 @@ class ProcessInterceptions:
     def counts(self) -> PublisherCounts:
         return PublisherCounts() if self._present is None else self._present.counts
 
-    def check_usable(self) -> None:
-        """Does nothing: this object works in every process."""
-
     def current(self, connection: Any, *, may_wait: bool = True) -> Interception | None:
         """Return this process's interception, made with its first publishing connection; None once released."""
         with self._starting:

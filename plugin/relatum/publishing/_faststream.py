@@ -10,7 +10,6 @@ from typing import Any, Final
 from aio_pika.abc import AbstractConnection
 from faststream import BaseMiddleware
 
-from relatum.errors import ConfigurationError
 from relatum.publishing import _aio_pika as aio_pika_connections
 from relatum.publishing._apps import ProcessInterceptions
 from relatum.publishing._interception import ATTRIBUTE, interception_of
@@ -39,11 +38,6 @@ class _Covering(BaseMiddleware[Any, Any]):
 
 def intercept(broker: Any, interceptions: ProcessInterceptions) -> None:
     """Intercept the present and future connections of the broker object."""
-    if interceptions.options.copy_to is not None:
-        raise ConfigurationError(
-            "copy_to= is for Celery and dramatiq: FastStream publishes as mandatory, and a message to a deleted queue "
-            "would count as delivered because of its copy. Use `relatum tap` for the exchange"
-        )
     setattr(broker, ATTRIBUTE, interceptions)
     if not any(isinstance(middleware, _Covering) for middleware in broker.middlewares):
         broker.add_middleware(_Covering(broker))

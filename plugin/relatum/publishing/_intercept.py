@@ -112,20 +112,22 @@ def intercept(
     )
     client = _client_of(connection)
     present = interception_of(connection)
-    if present is not None:
+    if isinstance(present, Interception):
         present.check_usable()
+    if present is not None:
         if present.options != options:
             raise ConfigurationError(
                 "this connection is intercepted with other options: call relatum.release(connection) first"
             )
+    elif options.copy_to is not None and client not in (Celery, Dramatiq):
+        # A copy would count as the queue of a mandatory message, such as FastStream's.
+        raise ConfigurationError(
+            f"copy_to= is for Celery and dramatiq, not for {client.NAME}: publish to the stream, or use `relatum tap` "
+            "for the exchange"
+        )
     elif client.NAME in _OF_PROCESSES:
         client.intercept(connection, ProcessInterceptions(options, client.NAME))
     else:
-        if options.copy_to is not None:
-            raise ConfigurationError(
-                f"copy_to= is for Celery and dramatiq, not for {client.NAME}: publish to the stream, or use "
-                "`relatum tap` for the exchange"
-            )
         interception = Interception(options, connection, client.NAME)
         try:
             # An event loop must not wait here: the first publishes wait, or later ones raise the conflict.

@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import time_ns
 from typing import TYPE_CHECKING, Any
 
@@ -82,19 +82,17 @@ def publish(
     given = properties or BasicProperties()
     headers, message_id = _asking(given.headers, given.message_id, given.timestamp)
     sent = Sent.of(exchange, routing_key, message_id, headers, body)
-
-    def send() -> None:
-        asking = copy_with(given, headers, message_id)
-        channel.basic_publish(exchange, routing_key, body, asking, mandatory, **kwargs)
-
+    confirms: _Confirms | None = None
     if isinstance(publisher.channel, Channel):
-        confirms: _Confirms = publisher.confirms or _Confirms(publisher.channel, publisher)
-        publisher.confirms = confirms
-        return confirms.publish(sent, send)
-    if not publisher.channel._delivery_confirmation:
+        confirms = publisher.confirms = publisher.confirms or _Confirms(publisher.channel, publisher)
+    elif not publisher.channel._delivery_confirmation:
         publisher.channel.confirm_delivery()
-    send()
-    return Receipt(sent, interception.locator)
+    # Before the message is sent: the locator may refuse the connection's credentials.
+    receipt = Receipt(sent, interception.locator, pending=confirms is not None)
+    channel.basic_publish(exchange, routing_key, body, copy_with(given, headers, message_id), mandatory, **kwargs)
+    if confirms is not None:
+        confirms.add(receipt)
+    return receipt
 
 
 async def publish_async(
@@ -138,9 +136,10 @@ async def publish_async(
     ours: Any = copy.copy(message)
     ours.headers, ours.message_id = _asking(message.headers, message.message_id, message.timestamp)
     sent = Sent.of(exchange.name, routing_key, ours.message_id, ours.headers, message.body)
+    receipt = AsyncReceipt(sent, interception.locator)
     if was_returned(await exchange.publish(ours, routing_key, mandatory=mandatory, **kwargs)):
         raise PublishUnroutable(f"message {sent.message_id} was returned: no queue is bound", in_stream=False)
-    return AsyncReceipt(sent, interception.locator)
+    return receipt
 
 
 def _asking(headers: Mapping[str, Any] | None, message_id: str | None, timestamp: Any) -> tuple[dict[str, Any], str]:
@@ -206,14 +205,11 @@ class _Confirms:
         channel.add_on_return_callback(self._on_return)
         channel.add_on_close_callback(self._on_close)
 
-    def publish(self, sent: Sent, send: Callable[[], Any]) -> Receipt:
-        """Send, and return the receipt that the broker's answer will decide."""
-        receipt = Receipt(sent, self._publisher.interception.locator, pending=True)
-        send()
+    def add(self, receipt: Receipt) -> None:
+        """Add the receipt of the message that was sent last."""
         tag = self._publisher.delivery_tag
         assert tag is not None
         self._pending[tag] = receipt
-        return receipt
 
     def _on_answer(self, frame: "Method[Any]") -> None:
         answer, last = frame.method, frame.method.delivery_tag

@@ -123,9 +123,10 @@ class SuperStream(Target):
         return layout
 
     def _known(self, connection: Any) -> Layout | None:
-        with suppress(TypeError):  # A URL cannot be held weakly.
-            return self._given or self._by_connection.get(connection)
-        return None
+        try:
+            return self._by_connection.get(connection) if self._given is None else self._given
+        except TypeError:
+            return None  # A URL cannot be held weakly.
 
     async def layout_async(self, channel: Any) -> Layout:
         """Return the partitions on the broker of an aio-pika channel. A thread asks, so that the loop does not block.

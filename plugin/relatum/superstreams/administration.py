@@ -228,10 +228,17 @@ def unbind_partition(broker: BrokerOrConnection, name: str, stream: str, *, dele
         if len(layout) == 1:
             why = f"{stream!r} is the last partition of {name!r}: delete the super stream."
             raise SuperStreamConflict(why, super_stream=name, reason="last partition")
+        # Unbinding needs the exact arguments, which no protocol lists: first the most likely, then all possible ones.
+        # The order is the place at the time of binding, and stays when others are unbound. RabbitMQ's tools write a
+        # `long`; other clients may write another type of integer, or none. Without such a binding, nothing happens.
+        key = partition.binding_key
+        likely = (partition.place, int(key)) if _is_place(key) else (partition.place,)
         with _stream_reader(address_of(broker)) as reader, connection.channel() as channel:
-            for bindings in _bindings(partition):
-                for arguments in bindings:
-                    channel.queue_unbind(stream, name, partition.binding_key, arguments)
+            for orders in (likely, range(PARTITIONS_MAX)):
+                channel.queue_unbind(stream, name, key)
+                for order in orders:
+                    channel.queue_unbind(stream, name, key, _order(order))
+                    channel.queue_unbind(stream, name, key, {ORDER_ARGUMENT: order})
                 if reader is not None and stream not in reader.bound(name):
                     break
             else:
@@ -289,19 +296,6 @@ def _check_present(connection: BlockingConnection, present: Layout, wanted: Layo
 def _order(place: int) -> dict[str, Any]:
     # A long, as RabbitMQ's own tools write it: bindings are equal only if their arguments have the same type.
     return {ORDER_ARGUMENT: long(place)}
-
-
-def _bindings(partition: Partition) -> Iterator[list[dict[str, Any] | None]]:
-    """Yield the arguments with which a partition was most likely bound; then all possible ones.
-
-    Unbinding needs the exact arguments, which no protocol lists. The order is the place at the time of binding, and
-    stays when others are unbound. RabbitMQ's tools write a `long`; other clients may write another type of integer, or
-    none. To unbind a binding that does not exist has no effect.
-    """
-    number = partition.binding_key
-    likely = (partition.place, int(number)) if _is_place(number) else (partition.place,)
-    for orders in (likely, range(PARTITIONS_MAX)):
-        yield [None, *(arguments for order in orders for arguments in (_order(order), {ORDER_ARGUMENT: order}))]
 
 
 def _is_place(binding_key: str) -> bool:
