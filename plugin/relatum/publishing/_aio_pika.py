@@ -32,8 +32,7 @@ from relatum.errors import (
 from relatum.processes import of_one_process
 from relatum.publishing._interception import ATTRIBUTE, Interception, LateBound, Watch, put, put_back
 from relatum.publishing._locate import Sent
-from relatum.publishing._publish_errors import outcome, refuses_publish
-from relatum.publishing._settle import Unsettled, final_at
+from relatum.publishing._publish_outcome import Unsettled, final_at, outcome, refuses_publish
 
 NAME: Final = "aio-pika"
 """The client's name in metrics."""

@@ -69,12 +69,10 @@ class ProcessInterceptions:
         """Return this process's interception, made with its first publishing connection; None once released."""
         with self._starting:
             if self.active and self._present is None:
-                address, stream = address_of(self.options.broker or connection, self.nodes), self.options.copy_to
-                if stream is not None:
-                    ensure_stream(address, stream)
+                address = address_of(self.options.broker or connection, self.nodes)
+                if self.options.copy_to is not None:
+                    ensure_stream(address, self.options.copy_to)
                 self._present = Interception(self.options, address, self._client)
-                if stream is not None:
-                    self._present.watch("", stream)
             present = self._present
         if present is None or not self.active:
             self._give_back()  # It was made while `release` ran.

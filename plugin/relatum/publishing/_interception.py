@@ -172,7 +172,7 @@ class Interception:
             self._recorder = EmbeddedRecorders.acquire(
                 self.address(), options.database, options.definitions, records=self.watches
             )
-            for stream in options.streams:
+            for stream in (*options.streams, *filter(None, [options.copy_to])):
                 self.watch("", stream)
         self.agreement = KeyAgreement() if self._recorder is None else self._recorder.agreement
         if self._recorder is None:

@@ -34,8 +34,7 @@ from relatum.own_messages import MALFORMED
 from relatum.processes import of_one_process
 from relatum.publishing._interception import ATTRIBUTE, Interception, Replacement, Watch, put, put_back
 from relatum.publishing._locate import Sent
-from relatum.publishing._publish_errors import BLOCKING, outcome, refuses_message
-from relatum.publishing._settle import Unsettled, final_at
+from relatum.publishing._publish_outcome import BLOCKING, Unsettled, final_at, outcome, refuses_message
 from relatum.publishing._stamp import is_copied, with_copy
 from relatum.superstreams import Target
 from relatum.superstreams.connections import note_secret

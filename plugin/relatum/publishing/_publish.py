@@ -26,7 +26,7 @@ from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.publishing._interception import ATTRIBUTE, Interception
 from relatum.publishing._locate import Sent
 from relatum.publishing._pika import PUBLISHER, Publisher, copy_with
-from relatum.publishing._publish_errors import refuses_publish
+from relatum.publishing._publish_outcome import refuses_publish
 from relatum.publishing._receipt import AsyncReceipt, Receipt
 from relatum.superstreams import Target
 from relatum.superstreams.targets import TargetExchange

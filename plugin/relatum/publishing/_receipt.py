@@ -18,7 +18,7 @@ from relatum.errors import (
 from relatum.ids import MessageId
 from relatum.outcomes import Outcome, not_finished, outcome_in_task
 from relatum.publishing._locate import LOOKED_AT_MAX, Destinations, Locator, Sent
-from relatum.publishing._settle import Unsettled
+from relatum.publishing._publish_outcome import Unsettled
 from relatum.waiting import LEAST_S, in_thread
 
 WAIT_S: Final = 10.0
