@@ -49,8 +49,6 @@ _NAMES_MAX: Final = 4096
 
 
 class _Publisher(LateBound):
-    """Replaces `basic_publish` on one aiormq channel."""
-
     def __init__(self, underlay: Any, interception: Interception) -> None:
         # A weak reference, not a proxy: aiormq would read each attribute of its channel through the proxy.
         super().__init__(weakref.ref(underlay), "basic_publish")
@@ -139,8 +137,6 @@ class _UnderlayGetter(LateBound):
 
 
 def intercept(connection: Any, interception: Interception) -> None:
-    """Intercept all present and future channels of the connection."""
-
     def opened(channel: Any, *_args: Any, **_kwargs: Any) -> None:
         if interception.active:
             _intercept_channel(channel, interception)

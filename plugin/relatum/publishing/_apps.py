@@ -124,7 +124,6 @@ class Celery:
 
     @staticmethod
     def release(app: Any) -> None:
-        """Restore the original method."""
         put_back(app, "producer_or_acquire")
         delattr(app, ATTRIBUTE)
 
@@ -184,7 +183,6 @@ class Dramatiq:
 
     @staticmethod
     def intercept(broker: Any, interceptions: ProcessInterceptions) -> None:
-        """Intercept all present and future connections of the broker object."""
         if interceptions.options.copy_to is not None and broker.confirm_delivery:
             raise ConfigurationError(
                 "copy_to= cannot be used with confirm_delivery=True: a message to a deleted queue would count as "
@@ -206,8 +204,6 @@ class Dramatiq:
 
 
 class _Connections(set[Any]):
-    """A broker's connections, each intercepted when it is added."""
-
     def __init__(self, present: Iterable[Any], interceptions: ProcessInterceptions) -> None:
         super().__init__(present)
         self._interceptions = interceptions

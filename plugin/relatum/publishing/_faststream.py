@@ -28,7 +28,6 @@ class _Covering(BaseMiddleware[Any, Any]):
         return self
 
     async def publish_scope(self, call_next: Callable[[Any], Awaitable[Any]], cmd: Any) -> Any:
-        """Publish through the intercepted connection, unless the broker was released."""
         interceptions, connection = interception_of(self._broker), self._broker._connection
         # In tests there may be no connection.
         if interceptions is not None and isinstance(connection, AbstractConnection):
@@ -37,7 +36,6 @@ class _Covering(BaseMiddleware[Any, Any]):
 
 
 def intercept(broker: Any, interceptions: ProcessInterceptions) -> None:
-    """Intercept the present and future connections of the broker object."""
     setattr(broker, ATTRIBUTE, interceptions)
     if not any(isinstance(middleware, _Covering) for middleware in broker.middlewares):
         broker.add_middleware(_Covering(broker))

@@ -106,7 +106,6 @@ class PublisherCounts:
         return error
 
     def sent_and_failed(self, error: PublishError) -> PublishError:
-        """Count a sent message and the error of its publish."""
         self.published += 1
         return self.failed(error)
 

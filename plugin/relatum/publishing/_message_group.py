@@ -50,7 +50,6 @@ class Numbering:
         """The number of the last message; None before it is taken."""
         self._gaps: list[tuple[int, int]] = []  # ranges below next_free, ascending
         self.has_ended = False
-        """Whether no more numbers are assigned."""
 
     def resume(self, position: GroupPosition) -> None:
         """Continue from a position: with the missing numbers, then with numbers above the highest."""

@@ -162,8 +162,6 @@ class Publisher(Replacement):
 
 
 def intercept(connection: "BlockingConnection | Connection", interception: Interception) -> None:
-    """Intercept all present and future channels of the connection."""
-
     def opened(channel: Any, *_args: Any, **_kwargs: Any) -> None:
         if interception.active:
             _intercept_channel(connection, channel, interception)
