@@ -105,7 +105,7 @@ def intercept(
         definitions=tuple(as_definitions(keys)),
         recorder=recorder,
         on_invalid=on_invalid,
-        streams=(streams,) if isinstance(streams, str) else checked_names("streams", streams),
+        streams=checked_names("streams", (streams,) if isinstance(streams, str) else streams),
         broker=broker,
         confirm_timeout_s=confirm_timeout_s,
         copy_to=copy_to,
