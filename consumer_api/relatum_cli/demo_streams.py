@@ -21,7 +21,7 @@ import relatum
 from relatum.errors import BrokerUnavailable, ConfigurationError
 from relatum.keys import KeyDefinition
 from relatum.reading import Broker
-from relatum.superstreams.streams import queue_exists
+from relatum.superstreams.connections import queue_exists
 
 FLIGHTS: Final = "flights"
 PLANES: Final = "planes"

@@ -6,7 +6,7 @@ import typer
 
 from relatum.checks import size_text
 from relatum.documents import document
-from relatum.superstreams.streams import KEPT
+from relatum.superstreams.connections import KEPT
 from relatum.tapping import Tap, defined_taps
 from relatum.tapping import tap as run_tap
 from relatum.tapping import untap as run_untap

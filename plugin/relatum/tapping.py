@@ -14,6 +14,7 @@ from typing import Final
 import sqlalchemy as sa
 from pika import BlockingConnection
 from pika.exceptions import ChannelClosedByBroker
+from pika.spec import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED
 
 from relatum.checks import checked_name, checked_names, shown
 from relatum.errors import AccessRefused, InvalidInput, NotFound, StreamUnavailable
@@ -22,16 +23,15 @@ from relatum.reading import Broker, BrokerAddress
 from relatum.store.database import AnyDatabase, as_engine, sql, transaction
 from relatum.superstreams import StreamOptions
 from relatum.superstreams.administration import bound_streams
-from relatum.superstreams.connections import ACCESS_REFUSED, blocking_connection
-from relatum.superstreams.layout import checked_stream_name
-from relatum.superstreams.streams import (
+from relatum.superstreams.connections import (
     KEPT,
-    NOT_FOUND,
+    blocking_connection,
     declare_stream,
     exchange_exists,
     queue_exists,
     stream_exists,
 )
+from relatum.superstreams.layout import checked_stream_name
 
 __all__ = ["Tap", "defined_taps", "tap", "untap"]
 
@@ -41,7 +41,6 @@ ARGUMENTS: Final = {"x-match": "all", "x-relatum": "tap"}
 A headers exchange ignores arguments that begin with "x-", and so copies all messages.
 """
 
-_PRECONDITION_FAILED: Final = 406
 _TYPE: Final = re.compile(r"inequivalent arg 'type'.* but current is '+([^']+)'")
 """Names with a hyphen have two pairs of quotes in the broker's text."""
 
@@ -297,7 +296,7 @@ def _kind_of(connection: BlockingConnection, exchange: str) -> str | None:
         found = _TYPE.search(error.reply_text)
         if found is not None:
             return found[1]
-        if error.reply_code != _PRECONDITION_FAILED:
+        if error.reply_code != PRECONDITION_FAILED:
             raise
     return "direct"
 

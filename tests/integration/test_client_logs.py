@@ -10,7 +10,7 @@ import pytest
 
 from relatum import Broker
 from relatum.errors import BrokerUnavailable, PublishUnroutable, StreamNotFound
-from relatum.publishing import DirectPublisher
+from relatum.own_messages import DirectPublisher
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
 from relatum.superstreams import describe_super_stream
 from tests.support.place import Place

@@ -163,6 +163,7 @@ def test_opentelemetry_composes_in_either_order(
     PikaInstrumentor.uninstrument_channel(channel)
     assert publish(channel) == (True, False, 0)
     relatum.release(connection)
+    assert publish(channel) == (False, False, 0)
     assert publish(other) == (False, True, 1)
     relatum.intercept(connection)
     PikaInstrumentor().instrument(tracer_provider=spans.provider)

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from relatum.collecting import Bulk, ExecutorOptions, OutcomeStatus
 from relatum.errors import BrokerUnavailable, InvalidInput, PublishRejected
 from relatum.membership import GROUP_KEY
-from relatum.publishing import DeadLetters, DirectPublisher
+from relatum.own_messages import DeadLetters, DirectPublisher
 from relatum.reading import BrokerAddress, Message
 from relatum_consumer import Relations
 from relatum_consumer.groups import GroupConsumer

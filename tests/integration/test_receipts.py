@@ -267,3 +267,15 @@ async def test_an_awaited_receipt_says_what_it_needs(place: Place) -> None:
         with pytest.raises(ConfigurationError, match="await relatum"):
             relatum.publish(channel, "", place.stream, "")  # type: ignore[arg-type]
     assert all_plain(place.amqp, place.stream) == []
+
+
+def test_what_a_receipt_needs_is_missed_before_the_message_is_sent(place: Place) -> None:
+    """Without credentials to read streams with, a publish with a receipt is refused and nothing is sent."""
+    parameters = pika.URLParameters(place.amqp)
+    user, password = parameters.credentials.username, parameters.credentials.password
+    parameters.credentials = pika.PlainCredentials(user, password, erase_on_connect=True)
+    with BlockingConnection(parameters) as connection:
+        relatum.intercept(connection, database=place.database, recorder="external")
+        with pytest.raises(ConfigurationError, match="erase_on_connect"):
+            relatum.publish(connection.channel(), "", place.stream, b"")
+    assert all_plain(place.amqp, place.stream) == []

@@ -1,6 +1,6 @@
 """Ports that are free, chosen as private servers choose theirs: no test takes one that a server is about to take."""
 
-from relatum.local._identity import Identity, claim, free_port, ports_free
+from relatum.local._server import Identity, claim, free_port, ports_free
 
 __all__ = ["DISTRIBUTION_OFFSET", "STREAM_OFFSET", "Identity", "claim", "free_port", "ports_free"]
 

@@ -33,7 +33,7 @@ from relatum.limits import (
 )
 from relatum.publishing import OwnProperties, Stamper, copy_with
 from relatum.publishing._aio_pika import copy_of
-from relatum.publishing._publish_errors import outcome
+from relatum.publishing._publish_outcome import outcome
 from relatum.uuid7 import MARK, time_us_of, uuid7
 
 

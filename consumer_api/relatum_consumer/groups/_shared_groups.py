@@ -15,8 +15,8 @@ from relatum import metrics
 from relatum.closing import Closing, Keeper
 from relatum.errors import GroupConflict, RelatumError, StreamReplaced, Transient
 from relatum.membership import Anomaly
+from relatum.own_messages import REASON_CHARACTERS_MAX, DeadLetterPublisher, DeadLetters
 from relatum.processes import new_holder, of_one_process
-from relatum.publishing import REASON_CHARACTERS_MAX, DeadLetterPublisher, DeadLetters
 from relatum.reading import BrokerAddress, Message, StreamBounds
 from relatum.store.members import renewal_s
 from relatum.waiting import Outages, Pauses, ended, has_passed, may_repeat, pause

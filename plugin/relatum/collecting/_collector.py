@@ -30,8 +30,8 @@ from relatum.collecting._handlers import Handler, current_call, is_coroutine_fun
 from relatum.collecting._named_streams import NamedStreams, StartAt
 from relatum.errors import ConfigurationError, InvalidInput, Transient
 from relatum.outcomes import Outcome
+from relatum.own_messages import DeadLetters
 from relatum.processes import of_one_process
-from relatum.publishing import DeadLetters
 from relatum.reading import Broker, BrokerAddress, Message
 from relatum.store.database import AnyDatabase
 from relatum.waiting import AfterStop, backoff, log_failure, within

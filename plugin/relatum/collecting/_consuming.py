@@ -24,7 +24,7 @@ from relatum.errors import (
 from relatum.ids import MessageId
 from relatum.otel import Description, Part, Span
 from relatum.outcomes import OutcomeStatus
-from relatum.publishing import DeadLetterPublisher, DeadLetters
+from relatum.own_messages import DeadLetterPublisher, DeadLetters
 from relatum.reading import Result as Found
 from relatum.reading import StreamReader
 from relatum.waiting import Threads, log_failure, may_repeat

@@ -20,8 +20,8 @@ from relatum.contexts._entries import (
 from relatum.contexts._placement_cache import Sent
 from relatum.contexts._publication import find_stray
 from relatum.errors import ReadTimeout, StreamUnavailable
-from relatum.publishing import DIRECT_TIMEOUT_S as TIMEOUT_S
-from relatum.publishing import DirectPublisher
+from relatum.own_messages import DIRECT_TIMEOUT_S as TIMEOUT_S
+from relatum.own_messages import DirectPublisher
 from relatum.reading import BrokerAddress, Message, SharedReader, StreamReader
 
 IDLE_S: Final = TIMEOUT_S

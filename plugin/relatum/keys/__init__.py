@@ -28,12 +28,11 @@ from relatum.keys._definition import (
     masked_places,
     units_of,
 )
-from relatum.keys._places import PLACES_MAX, PROPERTIES, Component, Place
+from relatum.keys._places import PROPERTIES, Component, Place
 from relatum.keys._presets import PRESETS, preset
 
 __all__ = [
     "AGREE_S",
-    "PLACES_MAX",
     "PRESETS",
     "PROPERTIES",
     "BodyFunction",

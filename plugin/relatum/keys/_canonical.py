@@ -103,7 +103,11 @@ def canonical(value: Any, key_type: KeyType) -> str:
     if type(value) is str and key_type is KeyType.TEXT:
         return checked_text(value)  # nearly all values
     if isinstance(value, (bytes, bytearray, memoryview)):
-        value = _decoded(value)
+        # RabbitMQ 3.13 and later deliver binary headers as text, earlier versions as binary.
+        try:
+            value = str(value, "utf-8")
+        except UnicodeDecodeError:
+            raise InvalidValue(SkipReason.NOT_UNICODE) from None
     if key_type is KeyType.TEXT:
         return _text(value)
     if key_type is KeyType.INTEGER:
@@ -119,14 +123,6 @@ def _text(value: Any) -> str:
     if isinstance(value, int):
         return _in_range(int(value))
     raise InvalidValue(_why_not(value))
-
-
-def _decoded(value: bytes | bytearray | memoryview) -> str:
-    """Decode bytes. RabbitMQ 3.13 and later deliver binary headers as text, earlier versions as binary."""
-    try:
-        return str(value, "utf-8")
-    except UnicodeDecodeError:
-        raise InvalidValue(SkipReason.NOT_UNICODE) from None
 
 
 def checked_text(value: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias, cast
 from relatum.checks import shown
 from relatum.errors import InvalidKeyDefinition, RelatumError
 from relatum.keys._canonical import InvalidValue, KeyType, SkipReason, canonical, join_components
-from relatum.keys._places import PROPERTIES, Component, Content, Place, check_name
+from relatum.keys._places import PROPERTIES, Component, Content, Place, check_name, invalid
 
 VALUES_MAX: Final = 64
 """Values of one key in one message. Further ones are dropped and counted as an error."""
@@ -61,17 +61,12 @@ class KeyDefinition:
         try:
             object.__setattr__(self, "type", KeyType(self.type))
         except ValueError:
-            raise InvalidKeyDefinition(
-                f"key {self.name!r}: unknown type {shown(self.type)}; types are {', '.join(KeyType)}", key=self.name
-            ) from None
+            unknown = f"unknown type {shown(self.type)}; types are {', '.join(KeyType)}"
+            raise invalid(self.name, unknown) from None
         if self.since is not None and not isinstance(self.since, datetime):
-            raise InvalidKeyDefinition(
-                f"key {self.name!r}: since= takes a datetime, not {shown(self.since)}", key=self.name
-            )
+            raise invalid(self.name, f"since= takes a datetime, not {shown(self.since)}")
         if not isinstance(self.masked, bool):
-            raise InvalidKeyDefinition(
-                f"key {self.name!r}: masked= takes True or False, not {shown(self.masked)}", key=self.name
-            )
+            raise invalid(self.name, f"masked= takes True or False, not {shown(self.masked)}")
         components = self._components()
         object.__setattr__(self, "components", components)
         is_one = len(components) == 1 == len(components[0].places) and not self.is_many
@@ -79,29 +74,20 @@ class KeyDefinition:
         if self.names is not None:
             check_name(self.names, key=self.name)
             if self.names == self.name:
-                raise InvalidKeyDefinition(
-                    f"key {self.name!r} cannot name itself: leave out names= if messages share its value",
-                    key=self.name,
-                )
+                raise invalid(self.name, "it cannot name itself: leave out names= if messages share its value")
 
     def _components(self) -> tuple[Component, ...]:
         source = self.source
-        if source is None:
-            return (_header(self.name),)
         if callable(source):
             object.__setattr__(self, "from_body", source)
-            return (_header(self.name),)
+        if source is None or callable(source):
+            return (Component((Place("header", self.name),)),)
         texts = [source] if isinstance(source, str) else list(source) if isinstance(source, Iterable) else []
         if not texts or not all(isinstance(text, str) for text in texts):
-            raise InvalidKeyDefinition(
-                f"key {self.name!r}: its source must be text, a sequence of texts, or a function", key=self.name
-            )
+            raise invalid(self.name, "its source must be text, a sequence of texts, or a function")
         components = tuple(Component.parse(text, key=self.name) for text in texts)
         if len(components) > 1 and any(component.is_many for component in components):
-            raise InvalidKeyDefinition(
-                f"key {self.name!r}: [*] has several values, and each part of a composite has one: use an index",
-                key=self.name,
-            )
+            raise invalid(self.name, "[*] has several values, and each part of a composite has one: use an index")
         return components
 
     @property
@@ -128,10 +114,7 @@ class KeyDefinition:
     def hint(self) -> str:
         """A hint if a bare name, which means a header, is also a property's name; else ""."""
         source = self.name if self.source is None else self.source
-        if callable(source):
-            return ""
-        texts = [source] if isinstance(source, str) else source
-        for text in texts:
+        for text in [source] if isinstance(source, str) else () if callable(source) else source:
             # The misspelt `propety:type` counts as a header's name.
             name = text.rpartition(":")[2]
             if name in PROPERTIES and not text.startswith(("header:", "property:")):
@@ -233,16 +216,13 @@ class KeyDefinition:
         """
         if not self.is_composite:
             if isinstance(value, list | tuple):
-                raise InvalidKeyDefinition(f"the key {self.name!r} takes one value, not a list", key=self.name)
+                raise invalid(self.name, "it takes one value, not a list")
             return canonical(value, self.value_type)
         if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != len(self.components):
-            raise InvalidKeyDefinition(
-                f"key {self.name!r} has {len(self.components)} components: pass a tuple of as many values",
-                key=self.name,
-            )
+            raise invalid(self.name, f"it has {len(self.components)} components: pass a tuple of as many values")
         found = self.canonical_of(value)
         if found is None:
-            raise InvalidKeyDefinition(f"key {self.name!r}: None cannot be searched for", key=self.name)
+            raise invalid(self.name, "None cannot be searched for")
         return found
 
 
@@ -273,10 +253,6 @@ def bases(
     return base_of
 
 
-def _header(name: str) -> Component:
-    return Component((Place("header", name),))
-
-
 def as_definitions(keys: Iterable["str | KeyDefinition"]) -> list[KeyDefinition]:
     """Return key definitions from names and definitions. A name means the header of that name, as text.
 
@@ -289,7 +265,7 @@ def as_definitions(keys: Iterable["str | KeyDefinition"]) -> list[KeyDefinition]
     for key in keys:
         definition = key if isinstance(key, KeyDefinition) else KeyDefinition(key)
         if definitions.setdefault(definition.name, definition) != definition:
-            raise InvalidKeyDefinition(f"key {definition.name!r} is defined twice", key=definition.name)
+            raise invalid(definition.name, "it is defined twice")
     return list(definitions.values())
 
 

@@ -55,6 +55,7 @@ _PLAIN_TEXT: Final = frozenset({"", "utf-8", "utf8", "us-ascii", "ascii", "ident
 """Content encodings of uncompressed text. kombu writes the character set there."""
 
 _OPENINGS: Final = (b"{", b"[")
+_UNPARSED: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,34 +117,29 @@ class Place:
         kind, separator, name = text.partition(":")
         if not separator or kind not in _KINDS:
             kind, name = "header", text
-        if kind == "body":
-            return cls._parse_body(name, key=key)
-        if text.startswith(f"{_TRACE_KIND}body:"):
-            return cls._parse_body(name.removeprefix("body:"), key=key, is_trace=True)
+        is_trace = kind == "trace-id"
+        if kind == "body" or (is_trace and name.startswith("body:")):
+            return cls._parse_body(name.removeprefix("body:") if is_trace else name, key=key, is_trace=is_trace)
         if kind == "property" and name not in PROPERTIES:
-            raise InvalidKeyDefinition(
-                f"key {key!r}: unknown property {name!r}; properties are {', '.join(PROPERTIES)}",
-                key=key,
-            )
+            raise invalid(key, f"unknown property {name!r}; properties are {', '.join(PROPERTIES)}")
         path: Path = ()
         if kind == "header" and separator and name.startswith(_PATH_BEGINS):
-            steps = parse_path(name, key=key)
-            first, path = steps[0], steps[1:]
+            first, *steps = parse_path(name, key=key)
             if not isinstance(first, str):
-                raise InvalidKeyDefinition(f"key {key!r}: {shown(text)} begins with a header: header:$.a.b", key=key)
-            name = first
+                raise invalid(key, f"{shown(text)} begins with a header: header:$.a.b")
+            name, path = first, tuple(steps)
         check_name(name, key=key)
-        return cls("header" if kind == "trace-id" else kind, name, path, kind == "trace-id")
+        return cls("header" if is_trace else kind, name, path, is_trace)
 
     @classmethod
-    def _parse_body(cls, text: str, *, key: str, is_trace: bool = False) -> "Place":
+    def _parse_body(cls, text: str, *, key: str, is_trace: bool) -> "Place":
         media_type, dollar, path = text.partition("$")
         media_type = media_type.strip().lower()
         if not dollar or (media_type and (not media_type.endswith(":") or "/" not in media_type)):
-            raise InvalidKeyDefinition(
-                f"key {key!r}: {shown('body:' + text)} is not a place in a body: write body:$.order.id, or "
+            raise invalid(
+                key,
+                f"{shown('body:' + text)} is not a place in a body: write body:$.order.id, or "
                 "body:application/cloudevents+json:$.id for bodies of one content type",
-                key=key,
             )
         steps = parse_path(dollar + path, key=key)
         check_name(text, key=key)
@@ -196,7 +192,7 @@ class Component:
         """
         texts = _OR.split(text)
         if len(texts) > PLACES_MAX:
-            raise InvalidKeyDefinition(f"key {key!r}: its source has more than {PLACES_MAX} places", key=key)
+            raise invalid(key, f"its source has more than {PLACES_MAX} places")
         return cls(tuple(Place.parse(each, key=key) for each in texts))
 
 
@@ -208,6 +204,10 @@ def _trace_id(value: Any) -> str:
     if not trace_id or not trace_id.strip("0"):
         raise InvalidValue(SkipReason.NOT_TRACE_ID)
     return trace_id
+
+
+def invalid(key: str, why: str) -> InvalidKeyDefinition:
+    return InvalidKeyDefinition(f"key {key!r}: {why}", key=key)
 
 
 def check_name(name: Any, *, key: Any) -> None:
@@ -242,13 +242,13 @@ def parse_path(text: str, *, key: str) -> Path:
         steps.append(_step(found))
         at = found.end()
     if not steps or at < len(text):
-        raise InvalidKeyDefinition(
-            f"key {key!r}: {shown(text)} is not a path: write members and indexes as $.order.id, $['order id'], "
-            "$.items[0].sku, and $.items[*].sku for each item of an array",
-            key=key,
+        raise invalid(
+            key,
+            f"{shown(text)} is not a path: write members and indexes as $.order.id, $['order id'], $.items[0].sku, "
+            "and $.items[*].sku for each item of an array",
         )
     if len(steps) > STEPS_MAX:
-        raise InvalidKeyDefinition(f"key {key!r}: its path has more than {STEPS_MAX} steps", key=key)
+        raise invalid(key, f"its path has more than {STEPS_MAX} steps")
     return tuple(steps)
 
 
@@ -302,16 +302,14 @@ class Content:
         body: Returns the body.
     """
 
-    __slots__ = ("_body", "_document", "_encoding", "_is_parsed", "_refused", "_take", "_type")
+    __slots__ = ("_body", "_encoding", "_parsed", "_take", "_type")
 
     def __init__(self, content_type: Any, content_encoding: Any, body: Callable[[], bytes]) -> None:
         self._type = content_type.partition(";")[0].strip().lower() if isinstance(content_type, str) else ""
         self._encoding = content_encoding
         self._take = body
         self._body: bytes | None = None
-        self._is_parsed = False
-        self._document: Any = None
-        self._refused: SkipReason | None = None
+        self._parsed: Any = _UNPARSED
 
     def document(self, media_type: str, mark: bytes) -> Any:
         """Return the body's JSON; None if it is not JSON, or cannot have the value.
@@ -332,33 +330,25 @@ class Content:
                 return None
         elif kind and kind not in _JSON and not kind.endswith("+json"):
             return None
-        if self._is_parsed:
-            return self._document
-        body = self._body
-        if body is None:
-            body = self._body = self._take()
-        if mark not in body and b"\\u" not in body:
-            return None
-        if not kind and not body.lstrip()[:1].startswith(_OPENINGS):
-            return None
-        self._parse(body, is_said=bool(kind))
-        if self._refused is not None:
-            raise InvalidValue(self._refused)
-        return self._document
+        if self._parsed is _UNPARSED or isinstance(self._parsed, SkipReason):
+            body = self._body = self._take() if self._body is None else self._body
+            if mark not in body and b"\\u" not in body:
+                return None
+            if not kind and not body.lstrip()[:1].startswith(_OPENINGS):
+                return None
+            if self._parsed is _UNPARSED:
+                self._parsed = self._parse(body)
+            if isinstance(self._parsed, SkipReason):
+                raise InvalidValue(self._parsed)
+        return self._parsed
 
-    def _parse(self, body: bytes, *, is_said: bool) -> None:
-        encoding = self._encoding
-        if self._refused is not None:
-            return
-        if encoding and str(encoding).lower() not in _PLAIN_TEXT:
-            self._refused = SkipReason.NOT_JSON
-        elif len(body) > BODY_BYTES_MAX:
-            self._refused = SkipReason.BODY_TOO_LARGE
-        else:
-            try:
-                self._document = loads(body)
-            except JSONDecodeError:
-                if is_said:
-                    self._refused = SkipReason.NOT_JSON
-                    return
-            self._is_parsed = True
+    def _parse(self, body: bytes) -> Any:
+        """Return the document, or the reason why it is refused."""
+        if self._encoding and str(self._encoding).lower() not in _PLAIN_TEXT:
+            return SkipReason.NOT_JSON
+        if len(body) > BODY_BYTES_MAX:
+            return SkipReason.BODY_TOO_LARGE
+        try:
+            return loads(body)
+        except JSONDecodeError:
+            return SkipReason.NOT_JSON if self._type else None

@@ -8,9 +8,98 @@ ends. Linux only; elsewhere, use Docker (`docker/compose.yaml`) or URLs.
         print(servers.broker_url, servers.stream_url, servers.database_url)
 """
 
+import os
+from contextlib import ExitStack
+from typing import Self
+
 from relatum.local._postgresql import LocalPostgreSQL, reader_url
 from relatum.local._rabbitmq import LocalRabbitMQ
-from relatum.local._server import LocalServer
-from relatum.local._servers import LocalServers
+from relatum.local._server import LocalServer, checked_directory
 
 __all__ = ["LocalPostgreSQL", "LocalRabbitMQ", "LocalServer", "LocalServers", "reader_url"]
+
+
+class LocalServers:
+    """A private RabbitMQ and a private PostgreSQL, started together in one directory.
+
+    A context manager: entering starts both, leaving stops both. Several can run at the same time, one per directory.
+
+    Args:
+        directory: The parent of the directories `rabbitmq` and `postgresql`; created if missing.
+        durable: Whether PostgreSQL waits for the disk at each commit. Default: True. False is for tests: a power loss
+            may then destroy the database, a killed process does not.
+        start_timeout_s: Maximum seconds of each start, above 0. Default: 120; a start usually takes 3 to 4.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        durable: bool = True,
+        start_timeout_s: float = 120.0,
+    ) -> None:
+        self.directory = checked_directory(directory)
+        self.rabbitmq = LocalRabbitMQ(self.directory / "rabbitmq", start_timeout_s=start_timeout_s)
+        self.postgresql = LocalPostgreSQL(
+            self.directory / "postgresql", durable=durable, start_timeout_s=start_timeout_s
+        )
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with ExitStack() as both:
+            both.push(self.postgresql)
+            both.push(self.rabbitmq)
+
+    @property
+    def broker_url(self) -> str:
+        """The broker's `amqp://` URL, with user and password."""
+        return self.rabbitmq.broker_url
+
+    @property
+    def stream_url(self) -> str:
+        """The broker's `rabbitmq-stream://` URL, with user and password."""
+        return self.rabbitmq.stream_url
+
+    @property
+    def database_url(self) -> str:
+        """The `postgresql://` URL, with user and password."""
+        return self.postgresql.database_url
+
+    @property
+    def running(self) -> bool:
+        """Whether both are running."""
+        return self.rabbitmq.running and self.postgresql.running
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of all processes of both servers."""
+        return [*self.rabbitmq.pids, *self.postgresql.pids]
+
+    def start(self) -> None:
+        """Start both, and wait until both answer.
+
+        Raises:
+            ServerStartFailed: A server did not start; the other one was killed.
+        """
+        with ExitStack() as undo:
+            undo.callback(self.kill)
+            self.rabbitmq.launch()  # first, since it is slower: PostgreSQL starts meanwhile
+            self.postgresql.launch()
+            self.postgresql.await_answer()
+            self.rabbitmq.await_answer()
+            undo.pop_all()
+
+    def stop(self) -> None:
+        """Shut both down gracefully, and wait."""
+        with ExitStack() as both:
+            both.callback(self.postgresql.stop)
+            both.callback(self.rabbitmq.stop)
+
+    def kill(self) -> None:
+        """Kill all processes of both with SIGKILL, and wait until they are gone."""
+        with ExitStack() as both:
+            both.callback(self.postgresql.kill)
+            both.callback(self.rabbitmq.kill)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,8 +18,7 @@ import psycopg
 from psycopg import sql
 
 from relatum.errors import ServerStartFailed
-from relatum.local._identity import write_private
-from relatum.local._server import LAST_LINES, LocalServer
+from relatum.local._server import LAST_LINES, LocalServer, write_private
 
 USER: Final = "postgres"
 """The superuser; also the name of the database."""
@@ -45,16 +45,10 @@ class Account:
 
     @classmethod
     def choose(cls, owner: int | None, *, must_reach: Sequence[Path]) -> "Account":
-        """Return the user for a program that refuses root.
+        """Return the user for a program that refuses root: `owner`, if its files exist already.
 
-        Args:
-            owner: The id of the user who owns the program's files; None if there are no files yet.
-            must_reach: Paths that the user must be able to reach. Checkouts and virtual environments below /root, and
-                pytest's temporary directories, are closed to other users; the program then gets a capability that
-                opens them. The server's password keeps other users from misusing it.
-
-        Raises:
-            ServerStartFailed: There is no such user, or it cannot reach the paths even with a capability.
+        Checkouts and virtual environments below /root, and pytest's temporary directories, are closed to other users.
+        The program then gets a capability that opens them; the server's password keeps others from misusing it.
         """
         if os.geteuid() != 0:
             return cls()
@@ -100,10 +94,8 @@ def _user(owner: int | None) -> pwd.struct_passwd:
     if owner is not None and owner != 0:
         return pwd.getpwuid(owner)
     for name in NAMES:
-        try:
+        with suppress(KeyError):
             return pwd.getpwnam(name)
-        except KeyError:
-            continue
     raise ServerStartFailed("PostgreSQL refuses to run as root, and there is no user postgres or nobody to run it as.")
 
 

@@ -13,8 +13,7 @@ import pika.exceptions
 from relatum.checks import checked_names, shown
 from relatum.client_logs import own_connection
 from relatum.errors import InvalidInput, ServerStartFailed
-from relatum.local._identity import write_private
-from relatum.local._server import LAST_LINES, LocalServer
+from relatum.local._server import LAST_LINES, LocalServer, write_private
 
 PACKAGED_SERVER: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 """The server script of the packages for Debian and Ubuntu. `/usr/sbin/rabbitmq-server` is Debian's wrapper, which only

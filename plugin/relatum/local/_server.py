@@ -1,22 +1,25 @@
-"""The base of both private servers: start, stop, kill, freeze, and wait until they answer."""
+"""The base of both private servers: ports and password, start, stop, kill, freeze, and wait until they answer."""
 
 import fcntl
+import json
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Final, Self
 
-from relatum.checks import checked_count, checked_seconds, seconds_text
+from relatum.checks import checked_count, checked_name, checked_seconds, seconds_text
 from relatum.closing import close_when_dropped
 from relatum.errors import ServerStartFailed
 from relatum.local import _supervisor
-from relatum.local._identity import Identity, checked_directory, claim
 from relatum.processes import of_one_process
 
 LAST_LINES = 20
@@ -30,6 +33,14 @@ LOCK_WAIT_S = 5.0
 
 STOP_WAIT_S = 15.0
 """Seconds beyond the grace period after which a supervisor that has not ended is an error."""
+
+
+PORT_MIN: Final = 15_200
+PORT_MAX: Final = 32_000
+"""Below 32,768, from which Linux assigns ports to outgoing connections."""
+
+PORT_TRIES_MAX: Final = 500
+"""Random ports to try before an error."""
 
 
 class LocalServer(ABC):
@@ -204,7 +215,7 @@ class LocalServer(ABC):
             _supervisor.send(process, number)
 
     @property
-    def _identity(self) -> Identity:
+    def _identity(self) -> "Identity":
         if self._kept is None:
             raise RuntimeError(f"{self.name} has no ports before its first start; start it first")
         return self._kept
@@ -264,3 +275,91 @@ def _locked(directory: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+# --- what a server keeps between starts -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A server's password, and its base port, to which offsets are added for other ports."""
+
+    port: int
+    password: str
+
+    @classmethod
+    def of(cls, file: Path, *, offsets: Sequence[int]) -> "Identity":
+        """Return the identity stored in `file`, with other ports if its ports are taken; or a new one."""
+        kept = cls(**json.loads(file.read_text())) if file.exists() else None
+        if kept is not None and _is_free(kept.port, offsets):
+            return kept
+        identity = cls(free_port(offsets), kept.password if kept else secrets.token_hex(16))
+        write_private(file, json.dumps(asdict(identity)))
+        return identity
+
+
+def ports_free(port: int, offsets: Sequence[int]) -> bool:
+    """Whether nothing listens on the loopback ports `port + offset`."""
+    try:
+        for offset in offsets:
+            with socket.socket() as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections may linger
+                listener.bind(("127.0.0.1", port + offset))
+    except OSError:
+        return False
+    return True
+
+
+def claim(port: int, offsets: Sequence[int]) -> ExitStack:
+    """Keep other private servers from choosing the ports `port + offset`, until the result is closed.
+
+    A stopped or killed server can thus start again on its ports. A name in Linux's abstract namespace belongs to one
+    process, is visible where the loopback interface is, and ends with the process.
+
+    Raises:
+        OSError: One of the ports is claimed already.
+    """
+    with ExitStack() as claims:
+        for offset in set(offsets):
+            claims.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0relatum port {port + offset}")
+        return claims.pop_all()
+
+
+def free_port(offsets: Sequence[int]) -> int:
+    """Return a port for which each `port + offset` is free on loopback and not claimed.
+
+    Raises:
+        ServerStartFailed: No such port was found.
+    """
+    for _ in range(PORT_TRIES_MAX):
+        port = PORT_MIN + secrets.randbelow(PORT_MAX - PORT_MIN)
+        if _is_free(port, offsets):
+            return port
+    raise ServerStartFailed(f"No free ports on 127.0.0.1 between {PORT_MIN} and {PORT_MAX}.")
+
+
+def _is_free(port: int, offsets: Sequence[int]) -> bool:
+    try:
+        claim(port, offsets).close()
+    except OSError:
+        return False
+    return ports_free(port, offsets)
+
+
+def write_private(file: Path, text: str) -> None:
+    """Write a file that only this user can read at any time. If the process is killed, the file is whole or missing."""
+    unfinished = file.with_name(f"{file.name}.new")
+    descriptor = os.open(unfinished, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as out:
+        out.write(text)
+    unfinished.replace(file)
+
+
+def checked_directory(directory: Any) -> Path:
+    """Return the absolute path of a directory, which need not exist.
+
+    Raises:
+        InvalidInput: The value is not a path.
+    """
+    path = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
+    return Path(checked_name("directory", path)).absolute()

@@ -12,6 +12,7 @@ server changes its user, and does not set it for children of Erlang and PostgreS
 """
 
 import ctypes
+import math
 import os
 import signal
 import sys
@@ -54,66 +55,56 @@ def send(process: int, number: int) -> None:
         return
 
 
-class Supervisor:
-    """Runs and ends one server process."""
+def supervise(command: list[str], *, parent: int, stop: int, abandon: int, grace_s: float) -> int:
+    """Run the server until it has ended, by itself or by a stop; return its exit status."""
+    waited = {signal.SIGCHLD, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    server = os.posix_spawn(command[0], command, os.environ, setsigmask=[], setsigdef=[signal.SIGINT, signal.SIGPIPE])
+    deadline, abandoned = math.inf, False
 
-    def __init__(self, command: list[str], *, parent: int, stop: int, abandon: int, grace_s: float) -> None:
-        self._parent = parent
-        self._stop = stop
-        self._abandon = abandon
-        self._grace_s = grace_s
-        self._deadline: float | None = None
-        self._abandoned = False
-        self._waited = {signal.SIGCHLD, signal.SIGTERM}
-        signal.pthread_sigmask(signal.SIG_BLOCK, self._waited)
-        self._server = os.posix_spawn(
-            command[0], command, os.environ, setsigmask=[], setsigdef=[signal.SIGINT, signal.SIGPIPE]
-        )
-
-    def run(self) -> int:
-        """Wait until the server has ended, by itself or by a stop; return the exit status."""
-        while True:
-            received = signal.sigtimedwait(self._waited, POLL_S)
-            status = self._reap()
-            if status is not None:
-                self._kill_all()
-                return status
-            if received is not None and received.si_signo == signal.SIGTERM:
-                self._end_server(self._stop, self._grace_s)
-            if os.getppid() != self._parent and not self._abandoned:
-                self._abandoned = True
-                self._end_server(self._abandon, ABANDONED_GRACE_S)
-            if self._deadline is not None and time.monotonic() > self._deadline:
-                self._kill_all()
-                return 128 + signal.SIGKILL
-
-    def _end_server(self, number: int, grace_s: float) -> None:
-        self._deadline = time.monotonic() + grace_s
-        send(self._server, number)
+    def end(number: int, grace_s: float) -> float:
+        send(server, number)
         for process in descendants(os.getpid()):
             send(process, signal.SIGCONT)  # a frozen server could not use its grace period
+        return time.monotonic() + grace_s
 
-    def _reap(self) -> int | None:
-        """Collect ended children; return the server's status if it is among them."""
-        while True:
-            try:
-                process, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return 0
-            if process == 0:
-                return None
-            if process == self._server:
-                code = os.waitstatus_to_exitcode(status)
-                return code if code >= 0 else 128 - code
+    while True:
+        received = signal.sigtimedwait(waited, POLL_S)
+        status = _reap(server)
+        if status is None and time.monotonic() > deadline:
+            status = 128 + signal.SIGKILL
+        if status is not None:
+            _kill_all()
+            return status
+        if received is not None and received.si_signo == signal.SIGTERM:
+            deadline = end(stop, grace_s)
+        if os.getppid() != parent and not abandoned:
+            abandoned = True
+            deadline = end(abandon, ABANDONED_GRACE_S)
 
-    def _kill_all(self) -> None:
-        while True:
-            for process in descendants(os.getpid()):
-                send(process, signal.SIGKILL)
-            try:
-                os.waitpid(-1, 0)
-            except ChildProcessError:
-                return
+
+def _reap(server: int) -> int | None:
+    """Collect ended children; return the server's status if it is among them."""
+    while True:
+        try:
+            process, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return 0
+        if process == 0:
+            return None
+        if process == server:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def _kill_all() -> None:
+    while True:
+        for process in descendants(os.getpid()):
+            send(process, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
 
 
 def main(arguments: list[str]) -> int:
@@ -123,8 +114,7 @@ def main(arguments: list[str]) -> int:
     os.set_inheritable(lock, False)  # only this process holds the lock, so it is free when we are gone
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
-    supervisor = Supervisor(command, parent=parent, stop=stop, abandon=abandon, grace_s=grace_s)
-    return supervisor.run()
+    return supervise(command, parent=parent, stop=stop, abandon=abandon, grace_s=grace_s)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,5 @@
 """The publish path: intercepting clients' connections and producers, and receipts."""
 
-from relatum.publishing._dead_letters import (
-    DIRECT_TIMEOUT_S,
-    REASON_CHARACTERS_MAX,
-    DeadLetterPublisher,
-    DeadLetters,
-    DirectPublisher,
-)
 from relatum.publishing._intercept import intercept, release, stamped, statistics
 from relatum.publishing._interception import PublisherStatistics
 from relatum.publishing._message_group import AsyncMessageGroup, MessageGroup, Numbering
@@ -16,13 +9,8 @@ from relatum.publishing._receipt import AsyncReceipt, Receipt
 from relatum.publishing._stamp import Stamper
 
 __all__ = [
-    "DIRECT_TIMEOUT_S",
-    "REASON_CHARACTERS_MAX",
     "AsyncMessageGroup",
     "AsyncReceipt",
-    "DeadLetterPublisher",
-    "DeadLetters",
-    "DirectPublisher",
     "MessageGroup",
     "Numbering",
     "OwnProperties",

@@ -9,7 +9,7 @@ import asyncio
 import copy
 import struct
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from struct import Struct
 from time import monotonic
@@ -30,23 +30,17 @@ from relatum.errors import (
     PublishUnroutable,
 )
 from relatum.processes import of_one_process
-from relatum.publishing._attributes import LateBound, Watch, put, put_back
-from relatum.publishing._interception import ATTRIBUTE, Interception
+from relatum.publishing._interception import ATTRIBUTE, Interception, LateBound, Watch, put, put_back
 from relatum.publishing._locate import Sent
-from relatum.publishing._publish_errors import outcome, refuses_publish
-from relatum.publishing._settle import Unsettled, final_at
+from relatum.publishing._publish_outcome import Unsettled, final_at, outcome, refuses_publish
 
 NAME: Final = "aio-pika"
 """The client's name in metrics."""
 
-_FLAGS: Final = Struct(">H").pack
 _LENGTH: Final = Struct(">I").pack
 _SHORT: Final = Struct("B").pack
-_FIELDS: Final = tuple(Basic.Properties.flags.items())
-"""The properties in their order, each with its flag."""
-
 _OCTETS: Final = frozenset({"delivery_mode", "priority"})
-_TEXTS: Final = frozenset(Basic.Properties.flags) - _OCTETS - {"headers", "timestamp"}
+_TEXTS: Final = frozenset(Basic.Properties.__slots__) - _OCTETS - {"headers", "timestamp"}
 _NAME_BYTES_MAX: Final = 128
 """Bytes of a header's name that pamqp sends. It truncates longer names, with a warning each time."""
 
@@ -55,8 +49,6 @@ _NAMES_MAX: Final = 4096
 
 
 class _Publisher(LateBound):
-    """Replaces `basic_publish` on one aiormq channel."""
-
     def __init__(self, underlay: Any, interception: Interception) -> None:
         # A weak reference, not a proxy: aiormq would read each attribute of its channel through the proxy.
         super().__init__(weakref.ref(underlay), "basic_publish")
@@ -84,11 +76,8 @@ class _Publisher(LateBound):
         self._interception.watch(exchange, routing_key)
         if kwargs.get("timeout") is None:
             kwargs["timeout"] = self._interception.options.confirm_timeout_s
-        began_s, counts, tag = monotonic(), self._interception.counts, self._underlay.delivery_tag
-
-        def sent() -> Sent:
-            return Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, body, monotonic_s=began_s)
-
+        facts = exchange, routing_key, stamp.message_id, stamp.headers, body, monotonic()
+        counts, tag = self._interception.counts, self._underlay.delivery_tag
         try:
             result = await self.__wrapped__(*args, **kwargs)
         except asyncio.CancelledError as error:
@@ -96,20 +85,21 @@ class _Publisher(LateBound):
                 raise
             # The lost connection cancelled the confirm's future; the caller did not.
             lost = AMQPConnectionError("the connection was lost before the broker answered")
-            raise counts.sent_and_failed(self._outcome(lost, sent, exchange, is_last=False)) from error
+            raise counts.sent_and_failed(self._outcome(lost, facts, is_last=False)) from error
         except Exception as error:
             # aiormq decrements the tag if the message was not handed over.
             published = self._underlay.delivery_tag - tag
             if published == 0 or isinstance(error, (TypeError, ValueError)):
                 raise
-            raise counts.sent_and_failed(self._outcome(error, sent, exchange, is_last=published == 1)) from error
+            raise counts.sent_and_failed(self._outcome(error, facts, is_last=published == 1)) from error
         counts.published += 1
         if isinstance(result, DeliveredMessage):
             counts.errors["unroutable"] += 1
         return result
 
-    def _outcome(self, error: Exception, sent: Callable[[], Sent], exchange: str, *, is_last: bool) -> PublishError:
-        """Return the client's error of a sent message as an error that states the outcome."""
+    def _outcome(self, error: Exception, facts: tuple[Any, ...], *, is_last: bool) -> PublishError:
+        """Return the client's error of a sent message as an error that states the outcome. `facts`: As for `Sent`."""
+        exchange = facts[0]
         if isinstance(error, ReturnedError):
             return outcome(PublishUnroutable, error, in_stream=False)
         if isinstance(error, DeliveryError):
@@ -119,7 +109,7 @@ class _Publisher(LateBound):
         # After a mere time-out, the connection is still open, and the message may arrive at any time.
         heartbeat = self._underlay.connection.connection_tune.heartbeat
         until = None if isinstance(error, TimeoutError) else final_at(heartbeat or 0, announced=False)
-        unsettled = Unsettled(sent(), self._interception.locator, until)
+        unsettled = Unsettled(Sent.of(*facts), self._interception.locator, until)
         return outcome(PublishOutcomeUnknown, error, in_stream=None, settle=unsettled.settle_async)
 
 
@@ -147,8 +137,6 @@ class _UnderlayGetter(LateBound):
 
 
 def intercept(connection: Any, interception: Interception) -> None:
-    """Intercept all present and future channels of the connection."""
-
     def opened(channel: Any, *_args: Any, **_kwargs: Any) -> None:
         if interception.active:
             _intercept_channel(channel, interception)
@@ -170,7 +158,7 @@ def release(connection: Any) -> None:
         put_back(channel, "get_underlay_channel")
         vars(channel).pop(ATTRIBUTE, None)
         underlay = channel._channel.channel if channel._channel is not None else None
-        if underlay is not None and isinstance(vars(underlay).get("basic_publish"), _Publisher):
+        if underlay is not None:
             put_back(underlay, "basic_publish")
     put_back(connection, "channel")
     delattr(connection, ATTRIBUTE)
@@ -197,7 +185,6 @@ def _channels(connection: Any) -> Iterator[Any]:
 
     A robust connection knows them. In a plain one, they are found by the return callbacks of its aiormq channels.
     """
-    seen: set[int] = set()
     known = list(vars(connection).get("_RobustConnection__channels", ()))
     if connection.transport is not None:
         for underlay in list(connection.transport.connection.channels.values()):
@@ -205,10 +192,7 @@ def _channels(connection: Any) -> Iterator[Any]:
                 owner = getattr(callback, "__self__", None)
                 if isinstance(owner, AbstractChannel):
                     known.append(owner)
-    for channel in known:
-        if id(channel) not in seen:
-            seen.add(id(channel))
-            yield channel
+    yield from dict.fromkeys(known)
 
 
 # --- properties, encoded in half of pamqp's time ----------------------------------------------------------------------
@@ -225,28 +209,18 @@ def _name(name: Any) -> bytes:
 class OwnProperties(Basic.Properties):
     # No `__slots__`: pamqp reads the `__slots__` of the object's class.
 
-    def marshal(self) -> bytes:
-        flags = 0
-        pieces: list[bytes] = []
+    def encode_property(self, name: str, value: Any) -> bytes:
         try:
-            for name, flag in _FIELDS:
-                value: Any = getattr(self, name)
-                if value is None or value == "":
-                    continue
-                flags |= flag
-                if type(value) is str and name in _TEXTS:
-                    text = value.encode()
-                    pieces += (_SHORT(len(text)), text)
-                elif type(value) is dict:
-                    pieces.append(_table(value))
-                elif name in _OCTETS and isinstance(value, int):
-                    pieces.append(_SHORT(value))
-                else:
-                    pieces.append(self.encode_property(name, value))
+            if type(value) is str and name in _TEXTS:
+                text = value.encode()
+                return _SHORT(len(text)) + text
+            if type(value) is dict:
+                return _table(value)
+            if name in _OCTETS and isinstance(value, int):
+                return _SHORT(value)
         except (TypeError, struct.error):
-            # pamqp raises its own error.
-            return super().marshal()
-        return b"".join((_FLAGS(flags), *pieces))
+            pass  # pamqp raises its own error.
+        return super().encode_property(name, value)
 
 
 def _table(headers: dict[Any, Any]) -> bytes:
@@ -267,6 +241,6 @@ def copy_of(given: Basic.Properties) -> Basic.Properties:
     if type(given) is not Basic.Properties:
         return copy.copy(given)
     copied = OwnProperties.__new__(OwnProperties)
-    for name, _ in _FIELDS:
+    for name in Basic.Properties.__slots__:
         setattr(copied, name, getattr(given, name))
     return copied

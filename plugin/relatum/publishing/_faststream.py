@@ -10,9 +10,9 @@ from typing import Any, Final
 from aio_pika.abc import AbstractConnection
 from faststream import BaseMiddleware
 
-from relatum.errors import ConfigurationError
 from relatum.publishing import _aio_pika as aio_pika_connections
-from relatum.publishing._interception import ATTRIBUTE, ProcessInterceptions, interception_of
+from relatum.publishing._apps import ProcessInterceptions
+from relatum.publishing._interception import ATTRIBUTE, interception_of
 
 NAME: Final = "faststream"
 """The client's name in metrics."""
@@ -28,18 +28,14 @@ class _Covering(BaseMiddleware[Any, Any]):
         return self
 
     async def publish_scope(self, call_next: Callable[[Any], Awaitable[Any]], cmd: Any) -> Any:
-        """Publish through the intercepted connection, unless the broker was released."""
-        _cover(self._broker)
+        interceptions, connection = interception_of(self._broker), self._broker._connection
+        # In tests there may be no connection.
+        if interceptions is not None and isinstance(connection, AbstractConnection):
+            interceptions.cover(connection, aio_pika_connections)
         return await call_next(cmd)
 
 
 def intercept(broker: Any, interceptions: ProcessInterceptions) -> None:
-    """Intercept the present and future connections of the broker object."""
-    if interceptions.options.copy_to is not None:
-        raise ConfigurationError(
-            "copy_to= is for Celery and dramatiq: FastStream publishes as mandatory, and a message to a deleted queue "
-            "would count as delivered because of its copy. Use `relatum tap` for the exchange"
-        )
     setattr(broker, ATTRIBUTE, interceptions)
     if not any(isinstance(middleware, _Covering) for middleware in broker.middlewares):
         broker.add_middleware(_Covering(broker))
@@ -48,11 +44,3 @@ def intercept(broker: Any, interceptions: ProcessInterceptions) -> None:
 def release(broker: Any) -> None:
     """Forget the interception. The middleware stays without effect; `ProcessInterceptions.release` does the rest."""
     delattr(broker, ATTRIBUTE)
-
-
-def _cover(broker: Any) -> Any:
-    """Intercept the broker's connection in this process. None once released, or in a test without a connection."""
-    interceptions, connection = interception_of(broker), broker._connection
-    if interceptions is None or not isinstance(connection, AbstractConnection):
-        return None
-    return interceptions.cover(connection, aio_pika_connections)

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from time import time_ns
-from types import ModuleType
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -12,10 +11,10 @@ from relatum.checks import checked_names
 from relatum.errors import ConfigurationError, RelatumError
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.publishing import _pika as pika_connections
+from relatum.publishing._apps import Celery, Dramatiq, ProcessInterceptions
 from relatum.publishing._interception import (
     Interception,
     Options,
-    ProcessInterceptions,
     PublisherCounts,
     PublisherStatistics,
     RecorderChoice,
@@ -28,13 +27,13 @@ from relatum.uuid7 import uuid7
 
 _Connection = TypeVar("_Connection")
 
-_CLIENTS: Final = {
+_CLIENTS: Final[Mapping[str, Any]] = {
     "aio_pika": "_aio_pika",
-    "celery.app.base": "_celery",
-    "dramatiq.brokers.rabbitmq": "_dramatiq",
+    "celery.app.base": Celery,
+    "dramatiq.brokers.rabbitmq": Dramatiq,
     "faststream.rabbit.broker.broker": "_faststream",
 }
-"""Adapters by the module or package of the connection's class, imported when first needed."""
+"""Adapters by the module or package of the connection's class; modules, which import extras, by their names."""
 
 _OF_PROCESSES: Final = frozenset({"celery", "dramatiq", "faststream"})
 """Clients whose objects are made before their processes fork."""
@@ -106,23 +105,29 @@ def intercept(
         definitions=tuple(as_definitions(keys)),
         recorder=recorder,
         on_invalid=on_invalid,
-        streams=(streams,) if isinstance(streams, str) else checked_names("streams", streams),
+        streams=checked_names("streams", (streams,) if isinstance(streams, str) else streams),
         broker=broker,
         confirm_timeout_s=confirm_timeout_s,
         copy_to=copy_to,
     )
     client = _client_of(connection)
     present = interception_of(connection)
-    if present is not None:
+    if isinstance(present, Interception):
         present.check_usable()
-    if present is None and client.NAME in _OF_PROCESSES:
-        client.intercept(connection, ProcessInterceptions(options, client.NAME))
-    elif present is None:
-        if options.copy_to is not None:
+    if present is not None:
+        if present.options != options:
             raise ConfigurationError(
-                f"copy_to= is for Celery and dramatiq, not for {client.NAME}: publish to the stream, or use "
-                "`relatum tap` for the exchange"
+                "this connection is intercepted with other options: call relatum.release(connection) first"
             )
+    elif options.copy_to is not None and client not in (Celery, Dramatiq):
+        # A copy would count as the queue of a mandatory message, such as FastStream's.
+        raise ConfigurationError(
+            f"copy_to= is for Celery and dramatiq, not for {client.NAME}: publish to the stream, or use `relatum tap` "
+            "for the exchange"
+        )
+    elif client.NAME in _OF_PROCESSES:
+        client.intercept(connection, ProcessInterceptions(options, client.NAME))
+    else:
         interception = Interception(options, connection, client.NAME)
         try:
             # An event loop must not wait here: the first publishes wait, or later ones raise the conflict.
@@ -131,10 +136,6 @@ def intercept(
             interception.release()
             raise
         client.intercept(connection, interception)
-    elif present.options != options:
-        raise ConfigurationError(
-            "this connection is intercepted with other options: call relatum.release(connection) first"
-        )
     return connection
 
 
@@ -171,15 +172,15 @@ def statistics(connection: object) -> PublisherStatistics:
     return counts.statistics()
 
 
-def _client_of(connection: object) -> ModuleType:
+def _client_of(connection: object) -> Any:
     """Return a connection's adapter, with `NAME`, `intercept`, `release` and, in some, `may_wait`."""
     if pika_connections.is_connection(connection):
         return pika_connections
     # Not `type(…)`: a proxy's `__class__` is that of its object.
     for kind in connection.__class__.__mro__:
-        name = _CLIENTS.get(kind.__module__) or _CLIENTS.get(kind.__module__.partition(".")[0])
-        if name is not None:
-            return import_module(f"relatum.publishing.{name}")
+        client = _CLIENTS.get(kind.__module__) or _CLIENTS.get(kind.__module__.partition(".")[0])
+        if client is not None:
+            return import_module(f"relatum.publishing.{client}") if isinstance(client, str) else client
     raise ConfigurationError(
         f"{type(connection).__qualname__} is no connection of pika or aio-pika, no Celery app, and no broker of "
         "dramatiq or faststream.rabbit; for other clients, use relatum.stamped(…) and `relatum record`"

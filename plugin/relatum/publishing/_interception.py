@@ -1,30 +1,25 @@
-"""The state of an intercepted connection, for its channels, or of an app or broker object, for its processes."""
+"""The state of an intercepted connection, which its channels share; and how methods of its objects are replaced."""
 
 import asyncio
-import threading
 from collections import Counter as Counts
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from time import monotonic
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
-from weakref import WeakKeyDictionary
 
 from relatum import metrics
-from relatum.checks import as_options, checked_choice, checked_name, checked_names, checked_seconds
+from relatum.checks import as_options, checked_choice, checked_name, checked_seconds
 from relatum.closing import close_when_dropped, close_within
 from relatum.errors import (
     ConfigurationError,
     PublishError,
     PublishNacked,
-    PublishOutcomeUnknown,
     PublishRejected,
     PublishUnroutable,
 )
 from relatum.keys import AGREE_S, KeyAgreement, KeyDefinition
 from relatum.metrics import Counter, Distribution, Gauge, Histogram, Observed, reported
-from relatum.processes import after_fork, leave_to_parent, of_one_process
+from relatum.processes import of_one_process
 from relatum.publishing._embedded import EmbeddedRecorders, warn_of_left
 from relatum.publishing._locate import Locator
 from relatum.publishing._stamp import OnInvalid, Stamper
@@ -32,7 +27,6 @@ from relatum.reading import Broker, BrokerAddress
 from relatum.store.address import parse_database
 from relatum.store.database import AnyDatabase, Database
 from relatum.superstreams.connections import address_of
-from relatum.superstreams.streams import ensure_stream
 from relatum.waiting import in_thread
 
 if TYPE_CHECKING:
@@ -52,14 +46,10 @@ RELEASE_S: Final = 2.0
 _FORGET_S: Final = 60.0
 """Seconds after which the recorder gets a pair again that is still used."""
 
-_NAMES: Final = (str, bytes)
-"""Types that pika accepts as names."""
-
 _REASONS: Final[tuple[tuple[type[PublishError], str], ...]] = (
     (PublishUnroutable, "unroutable"),
     (PublishNacked, "nacked"),
     (PublishRejected, "rejected"),
-    (PublishOutcomeUnknown, "unknown"),
 )
 
 
@@ -116,7 +106,6 @@ class PublisherCounts:
         return error
 
     def sent_and_failed(self, error: PublishError) -> PublishError:
-        """Count a sent message and the error of its publish."""
         self.published += 1
         return self.failed(error)
 
@@ -151,7 +140,6 @@ class Options:
         with as_options():
             checked_choice("recorder", self.recorder, ("embedded", "external"))
             checked_choice("on_invalid", self.on_invalid, ("raise", "skip"))
-            checked_names("streams", self.streams)
             if self.confirm_timeout_s is not None:
                 checked_seconds("confirm_timeout_s", self.confirm_timeout_s, zero=False)
             if self.copy_to is not None:
@@ -183,7 +171,7 @@ class Interception:
             self._recorder = EmbeddedRecorders.acquire(
                 self.address(), options.database, options.definitions, records=self.watches
             )
-            for stream in options.streams:
+            for stream in (*options.streams, *filter(None, [options.copy_to])):
                 self.watch("", stream)
         self.agreement = KeyAgreement() if self._recorder is None else self._recorder.agreement
         if self._recorder is None:
@@ -261,7 +249,7 @@ class Interception:
         Values that are not names are ignored: the client refuses them.
         """
         recorder = self._recorder if self.watches else None
-        if recorder is None or not (isinstance(exchange, _NAMES) and isinstance(routing_key, _NAMES)):
+        if recorder is None or not (isinstance(exchange, (str, bytes)) and isinstance(routing_key, (str, bytes))):
             return
         now = monotonic()
         if now >= self._forget_at or len(self._watched) >= _WATCHED_MAX:
@@ -285,103 +273,95 @@ class Interception:
         if recorder is not None and not EmbeddedRecorders.give_back(recorder):
             # Other connections use the recorder.
             recorder = None
-        if recorder is None and locator is None:
-            return
+        closing = [each.close for each in (recorder, locator) if each is not None]
 
         def close() -> None:
-            if recorder is not None:
-                recorder.close()
-            if locator is not None:
-                locator.close()
+            for each in closing:
+                each()
 
-        close_within(close, RELEASE_S, name="relatum-release")
+        if closing:
+            close_within(close, RELEASE_S, name="relatum-release")
         if recorder is not None:
             self.counts.left = recorder.left()
             warn_of_left("relatum.release(…)", self.counts.left)
-
-
-class ProcessInterceptions:
-    """The interceptions of a Celery app or a broker object, one for each process that publishes.
-
-    When this is made, the broker may be unknown, and a worker has not forked its children. So there is no recorder and
-    no connection until a process publishes. `lock` protects counts and covered connections: an app's threads publish
-    concurrently. `nodes` are pika parameters of the cluster's nodes, if the connections do not know them.
-    """
-
-    def __init__(self, options: Options, client: str) -> None:
-        self.options = options
-        self.active = True
-        self.lock = threading.Lock()
-        self.nodes: Sequence[Any] = ()
-        self._client = client
-        self._starting = threading.Lock()
-        self._present: Interception | None = None
-        self._covered: WeakKeyDictionary[Any, ModuleType] = WeakKeyDictionary()
-        after_fork(self, ProcessInterceptions._renew)
-        if options.database is not None:
-            # Before the process forks: each child would spend half a second on it.
-            import_module("relatum.recording.embedded")
-
-    def _renew(self) -> None:
-        self.lock, self._starting = threading.Lock(), threading.Lock()
-        leave_to_parent(self._present)
-        self._present = None
-
-    @property
-    def counts(self) -> PublisherCounts:
-        return PublisherCounts() if self._present is None else self._present.counts
-
-    def check_usable(self) -> None:
-        """Does nothing: this object works in every process."""
-
-    def current(self, connection: Any, *, may_wait: bool = True) -> Interception | None:
-        """Return this process's interception, made with its first publishing connection; None once released."""
-        with self._starting:
-            if self.active and self._present is None:
-                address = address_of(self.options.broker or connection, self.nodes)
-                stream = self.options.copy_to
-                if stream is not None:
-                    ensure_stream(address, stream)
-                self._present = Interception(self.options, address, self._client)
-                if stream is not None:
-                    self._present.watch("", stream)
-            present = self._present
-        if present is None or not self.active:
-            self._give_back()  # It was made while `release` ran.
-            return None
-        present.await_agreement(may_wait=may_wait)
-        return present
-
-    def cover(self, connection: Any, client: ModuleType) -> Interception | None:
-        """Intercept a connection with this process's interception until `release`. `client`: Its adapter."""
-        interception: Interception | None = getattr(connection, ATTRIBUTE, None)
-        if interception is None:
-            interception = self.current(connection, may_wait=client.may_wait(connection))
-            with self.lock:
-                if interception is None or not self.active:
-                    return None
-                client.intercept(connection, interception)
-                self._covered[connection] = client
-        return interception
-
-    def release(self) -> None:
-        """Restore all connections and release this process's interception. See `Interception.release`."""
-        self.active = False
-        with self.lock:
-            covered, self._covered = list(self._covered.items()), WeakKeyDictionary()
-        for connection, client in covered:
-            if hasattr(connection, ATTRIBUTE):
-                client.release(connection)
-        self._give_back()
-
-    def _give_back(self) -> None:
-        with self.lock:
-            present, self._present = self._present, None
-        if present is not None:
-            present.release()
 
 
 def interception_of(connection: object) -> Any:
     """Return a connection's interception (an app's or broker object's `ProcessInterceptions`), or None."""
     interception = getattr(connection, ATTRIBUTE, None)
     return interception if interception is not None and interception.active else None
+
+
+# --- replaced methods of one object; classes are not changed ----------------------------------------------------------
+
+
+class Replacement:
+    """Replaces a method of one object and resembles it: decorators check its name, and whether it is awaited.
+
+    `replaced` is the object's own attribute before, None if it had none; `__wrapped__` is the replaced method.
+    """
+
+    replaced: Any = None
+
+    @property
+    def __class__(self) -> Any:
+        """The method's class, by which `inspect` and `unittest.mock` recognise a method."""
+        return self.__wrapped__.__class__
+
+    @__class__.setter
+    def __class__(self, kind: Any) -> None:
+        # `relatum.processes` sets it to end the object in a child.
+        vars(object)["__class__"].__set__(self, kind)
+
+    def __getattr__(self, name: str) -> Any:
+        # `inspect` reads attributes, such as the code object, to see whether a function returns a coroutine.
+        if name == "__wrapped__" or not vars(self):
+            raise AttributeError(name)  # `copy` has not set the attributes yet.
+        return getattr(self.__wrapped__, name)
+
+
+class LateBound(Replacement):
+    """Looks the method up at each call: its class may be instrumented later. `owner` returns the object."""
+
+    def __init__(self, owner: Callable[[], Any], name: str) -> None:
+        self._owner = owner
+        self._name = name
+
+    @property
+    def __wrapped__(self) -> Any:
+        """The object's method, or what another library had set instead."""
+        if self.replaced is not None:
+            return self.replaced
+        owner = self._owner()
+        return getattr(type(owner), self._name).__get__(owner)
+
+
+class Watch(LateBound):
+    """Calls the method, then `after(result, *args, **kwargs)`."""
+
+    def __init__(self, owner: Callable[[], Any], name: str, after: Callable[..., None]) -> None:
+        super().__init__(owner, name)
+        self._after = after
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.__wrapped__(*args, **kwargs)
+        self._after(result, *args, **kwargs)
+        return result
+
+
+def put(owner: Any, name: str, replacement: Replacement) -> None:
+    replacement.replaced = vars(owner).get(name)
+    wrapped = replacement.__wrapped__
+    # The replacement's class has these too, so `__getattr__` is not called for them.
+    replacement.__doc__, replacement.__module__ = wrapped.__doc__, wrapped.__module__
+    setattr(owner, name, replacement)
+
+
+def put_back(owner: Any, name: str) -> None:
+    """Restore the original method. Wrappers that others have added since stay."""
+    present = vars(owner).get(name)
+    if isinstance(present, Replacement):
+        if present.replaced is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, present.replaced)

@@ -99,7 +99,6 @@ class Sent:
         message_id: str,
         headers: dict[str, Any] | None,
         body: Any,
-        *,
         monotonic_s: float | None = None,
     ) -> "Sent":
         """Return the facts of a message handed to the client at `monotonic_s`, or about to be handed over (None).

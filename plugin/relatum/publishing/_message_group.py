@@ -1,7 +1,7 @@
 """Publishes a group of messages in its logical order, through pika or aio-pika."""
 
 import copy
-import heapq
+from bisect import insort
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -48,9 +48,8 @@ class Numbering:
         """The number after the highest taken one."""
         self.last_sequence: int | None = None
         """The number of the last message; None before it is taken."""
-        self._gaps: list[tuple[int, int]] = []  # a heap of ranges below next_free
+        self._gaps: list[tuple[int, int]] = []  # ranges below next_free, ascending
         self.has_ended = False
-        """Whether no more numbers are assigned."""
 
     def resume(self, position: GroupPosition) -> None:
         """Continue from a position: with the missing numbers, then with numbers above the highest."""
@@ -68,16 +67,15 @@ class Numbering:
         self.group_id = position.group_id
         self.last_sequence = position.last_sequence
         self.next_free = (position.last_sequence or position.highest) + 1
-        self._gaps = list(position.missing)  # sorted, so a heap
+        self._gaps = list(position.missing)
 
     def take(self, *, last: bool = False) -> Membership:
         """Return the next message's place: the lowest free number; for the last message, one above all others."""
         if self.has_ended or (self.last_sequence is not None and (last or not self._gaps)):
             raise GroupFault.ENDED.error(f"group {self.group_id} has ended; nothing was sent")
         if self._gaps and not last:
-            first, end = heapq.heappop(self._gaps)
-            if first < end:
-                heapq.heappush(self._gaps, (first + 1, end))
+            first, end = self._gaps[0]
+            self._gaps[:1] = [(first + 1, end)] if first < end else []
             return Membership(self.group_id, first, False)
         number = self.next_free
         if number > GROUP_SEQUENCE_MAX:
@@ -91,14 +89,14 @@ class Numbering:
         """Free the number of a message that is in no stream."""
         if place.last:
             self.last_sequence = None
-        heapq.heappush(self._gaps, (place.sequence, place.sequence))
-        if self.last_sequence is not None:
-            return
+        insort(self._gaps, (place.sequence, place.sequence))
         # Free numbers at the end are no gaps.
-        ranges = sorted(self._gaps)
-        while ranges and ranges[-1][1] == self.next_free - 1:
-            self.next_free = ranges.pop()[0]
-        self._gaps = ranges
+        while self.last_sequence is None and self._gaps and self._gaps[-1][1] == self.next_free - 1:
+            self.next_free = self._gaps.pop()[0]
+
+    @property
+    def next_sequence(self) -> int:
+        return self._gaps[0][0] if self._gaps else self.next_free
 
     @property
     def is_begun(self) -> bool:
@@ -113,7 +111,7 @@ class Numbering:
     def missing(self) -> Ranges:
         """The free numbers below the highest taken one: ranges (first, last), ascending."""
         joined: list[tuple[int, int]] = []
-        for first, last in sorted(self._gaps):
+        for first, last in self._gaps:
             if joined and joined[-1][1] == first - 1:
                 joined[-1] = (joined[-1][0], last)
             else:
@@ -153,8 +151,7 @@ class _Group:
     @property
     def next_sequence(self) -> int:
         """The number of the next message."""
-        gaps = self._numbers.missing
-        return gaps[0][0] if gaps else self._numbers.next_free
+        return self._numbers.next_sequence
 
     @property
     def last_sequence(self) -> int | None:

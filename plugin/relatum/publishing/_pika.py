@@ -30,12 +30,11 @@ from relatum.errors import (
     PublishRejected,
     PublishUnroutable,
 )
+from relatum.own_messages import MALFORMED
 from relatum.processes import of_one_process
-from relatum.publishing._attributes import Replacement, Watch, put, put_back
-from relatum.publishing._interception import ATTRIBUTE, Interception
+from relatum.publishing._interception import ATTRIBUTE, Interception, Replacement, Watch, put, put_back
 from relatum.publishing._locate import Sent
-from relatum.publishing._publish_errors import BLOCKING, MALFORMED, outcome, refuses_message
-from relatum.publishing._settle import Unsettled, final_at
+from relatum.publishing._publish_outcome import BLOCKING, Unsettled, final_at, outcome, refuses_message
 from relatum.publishing._stamp import is_copied, with_copy
 from relatum.superstreams import Target
 from relatum.superstreams.connections import note_secret
@@ -43,14 +42,8 @@ from relatum.superstreams.connections import note_secret
 NAME: Final = "pika"
 """The client's name in metrics."""
 
-CONFIRMS: Final = "_relatum_confirms"
-"""The attribute of a callback channel that holds the receipts waiting for an answer."""
-
 PUBLISHER: Final = "_relatum_publisher"
 """The attribute of an intercepted channel that holds its publisher. Others may wrap `basic_publish` itself."""
-
-_NOTHING: Final = object()
-"""Placeholder for a missing argument."""
 
 _ID_LENGTH: Final = 36
 """Characters of Relatum's ids, and of most others."""
@@ -80,6 +73,8 @@ class Publisher(Replacement):
         self._copy_to = interception.options.copy_to
         self.delivery_tag: int | None = None
         """The last delivery tag of a callback channel in confirm mode, found by counting; else None."""
+        self.confirms: Any = None
+        """The receipts of a callback channel that wait for an answer."""
         of_one_process(self, "an intercepted connection")
 
     @property
@@ -90,31 +85,21 @@ class Publisher(Replacement):
         """
         inner = self.__wrapped__._original_function  # type: ignore[attr-defined]
         publisher = copy.copy(self)
-        publisher.__wrapped__ = inner
+        publisher.__wrapped__ = publisher.replaced = inner
         return publisher
 
     def __call__(
-        self,
-        exchange: Any,
-        routing_key: Any = _NOTHING,
-        body: Any = _NOTHING,
-        properties: Any = None,
-        mandatory: Any = _NOTHING,
+        self, exchange: Any, routing_key: Any, body: Any, properties: Any = None, mandatory: Any = None
     ) -> Any:
         """Publish a stamped message. Arguments, result and errors before sending are pika's.
 
         A `Target` passed as the exchange chooses the exchange and calls this again.
         """
         if type(exchange) is not str and isinstance(exchange, Target):
-            given = {"routing_key": routing_key, "body": body, "properties": properties, "mandatory": mandatory}
-            return exchange.publish(
-                self.channel, **{name: value for name, value in given.items() if value is not _NOTHING}
-            )
-        if routing_key is _NOTHING or body is _NOTHING:
-            raise TypeError("basic_publish takes an exchange, a routing_key and a body; nothing was sent")
-        if mandatory is _NOTHING:
-            mandatory = False
-        interception = self.interception
+            # A target has its own default.
+            options = {} if mandatory is None else {"mandatory": mandatory}
+            return exchange.publish(self.channel, body, properties, routing_key=routing_key, **options)
+        interception, mandatory = self.interception, mandatory or False
         if not interception.active or not _is_stampable(properties):
             # Released, or a call that pika itself refuses.
             return self.__wrapped__(exchange, routing_key, body, properties, mandatory)
@@ -124,15 +109,15 @@ class Publisher(Replacement):
         properties = self._stamped(properties or None, body)
         if self._watches:
             interception.watch(exchange, routing_key)
-        frames = self.connection.frames_sent
-        began_s = monotonic()
+        frames, began_s = self.connection.frames_sent, monotonic()
         try:
             result = self.__wrapped__(exchange, routing_key, body, properties, mandatory)
         except Exception as error:
             # pika encodes the whole message before it hands over the first frame: without a frame, nothing was sent.
             if self.connection.frames_sent == frames:
                 raise
-            ended = self._outcome(error, exchange, routing_key, body, properties, began_s)
+            facts = exchange, routing_key, properties.message_id, properties.headers, body, began_s
+            ended = self._outcome(error, facts)
             raise interception.counts.sent_and_failed(ended) from error
         interception.counts.published += 1
         if self.delivery_tag is not None:
@@ -149,15 +134,13 @@ class Publisher(Replacement):
             return given
         return copy_with(given, stamp.headers, stamp.message_id)
 
-    def _outcome(
-        self, error: Exception, exchange: Any, routing_key: Any, body: Any, sent: BasicProperties, began_s: float
-    ) -> PublishError:
-        """Return the client's error of a sent message as an error that states the outcome."""
+    def _outcome(self, error: Exception, facts: tuple[Any, ...]) -> PublishError:
+        """Return the client's error of a sent message as an error that states the outcome. `facts`: As for `Sent`."""
         if isinstance(error, UnroutableError):
             return outcome(PublishUnroutable, error, in_stream=False)
         if isinstance(error, NackError):
             # One of several queues can refuse what another has accepted.
-            return outcome(PublishNacked, error, in_stream=False if exchange == "" else None)
+            return outcome(PublishNacked, error, in_stream=False if facts[0] == "" else None)
         code = error.reply_code if isinstance(error, ChannelClosedByBroker | ConnectionClosedByBroker) else None
         if isinstance(error, ChannelClosedByBroker):
             is_refused = code in BLOCKING or refuses_message(error.reply_text)
@@ -165,8 +148,7 @@ class Publisher(Replacement):
             is_refused = code in MALFORMED
         if is_refused:
             return outcome(PublishRejected, error, in_stream=False)
-        facts = Sent.of(exchange, routing_key, sent.message_id, sent.headers, body, monotonic_s=began_s)
-        unsettled = Unsettled(facts, self.interception.locator, self.final_at(error))
+        unsettled = Unsettled(Sent.of(*facts), self.interception.locator, self.final_at(error))
         return outcome(PublishOutcomeUnknown, error, in_stream=None, settle=unsettled.settle)
 
     def final_at(self, error: Exception) -> float | None:
@@ -180,8 +162,6 @@ class Publisher(Replacement):
 
 
 def intercept(connection: "BlockingConnection | Connection", interception: Interception) -> None:
-    """Intercept all present and future channels of the connection."""
-
     def opened(channel: Any, *_args: Any, **_kwargs: Any) -> None:
         if interception.active:
             _intercept_channel(connection, channel, interception)
@@ -211,8 +191,7 @@ def release(connection: "BlockingConnection | Connection") -> None:
     for channel in _channels(connection):
         put_back(channel, "basic_publish")
         put_back(channel, "confirm_delivery")
-        for name in (PUBLISHER, CONFIRMS):
-            vars(channel).pop(name, None)
+        vars(channel).pop(PUBLISHER, None)
     put_back(connection, "channel")
     put_back(connection, "update_secret")
     delattr(connection, ATTRIBUTE)

@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import time_ns
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,8 @@ from relatum.errors import (
 from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.publishing._interception import ATTRIBUTE, Interception
 from relatum.publishing._locate import Sent
-from relatum.publishing._pika import CONFIRMS, PUBLISHER, Publisher, copy_with
-from relatum.publishing._publish_errors import refuses_publish
+from relatum.publishing._pika import PUBLISHER, Publisher, copy_with
+from relatum.publishing._publish_outcome import refuses_publish
 from relatum.publishing._receipt import AsyncReceipt, Receipt
 from relatum.superstreams import Target
 from relatum.superstreams.targets import TargetExchange
@@ -82,17 +82,17 @@ def publish(
     given = properties or BasicProperties()
     headers, message_id = _asking(given.headers, given.message_id, given.timestamp)
     sent = Sent.of(exchange, routing_key, message_id, headers, body)
-
-    def send() -> None:
-        asking = copy_with(given, headers, message_id)
-        channel.basic_publish(exchange, routing_key, body, asking, mandatory, **kwargs)
-
+    confirms: _Confirms | None = None
     if isinstance(publisher.channel, Channel):
-        return _Confirms.of(publisher.channel, publisher).publish(sent, send)
-    if not publisher.channel._delivery_confirmation:
+        confirms = publisher.confirms = publisher.confirms or _Confirms(publisher.channel, publisher)
+    elif not publisher.channel._delivery_confirmation:
         publisher.channel.confirm_delivery()
-    send()
-    return Receipt(sent, interception.locator)
+    # Before the message is sent: the locator may refuse the connection's credentials.
+    receipt = Receipt(sent, interception.locator, pending=confirms is not None)
+    channel.basic_publish(exchange, routing_key, body, copy_with(given, headers, message_id), mandatory, **kwargs)
+    if confirms is not None:
+        confirms.add(receipt)
+    return receipt
 
 
 async def publish_async(
@@ -129,10 +129,6 @@ async def publish_async(
         name, routing_key = await target.target.destination_async(channel, message, routing_key)
         target = await channel.get_exchange(name, ensure=False)
     exchange, interception = intercepted_exchange(target)
-    if not isinstance(getattr(exchange, "name", None), str):
-        raise ConfigurationError(
-            f"a {type(exchange).__name__} gives no receipts: call its own publish(); nothing was sent"
-        )
     if not (await exchange.channel.get_underlay_channel()).publisher_confirms:
         raise ConfigurationError("a receipt needs confirms: open the channel with publisher_confirms=True")
     await interception.agreed()
@@ -140,9 +136,10 @@ async def publish_async(
     ours: Any = copy.copy(message)
     ours.headers, ours.message_id = _asking(message.headers, message.message_id, message.timestamp)
     sent = Sent.of(exchange.name, routing_key, ours.message_id, ours.headers, message.body)
+    receipt = AsyncReceipt(sent, interception.locator)
     if was_returned(await exchange.publish(ours, routing_key, mandatory=mandatory, **kwargs)):
         raise PublishUnroutable(f"message {sent.message_id} was returned: no queue is bound", in_stream=False)
-    return AsyncReceipt(sent, interception.locator)
+    return receipt
 
 
 def _asking(headers: Mapping[str, Any] | None, message_id: str | None, timestamp: Any) -> tuple[dict[str, Any], str]:
@@ -194,7 +191,6 @@ class _Confirms:
     def __init__(self, channel: Channel, publisher: Publisher) -> None:
         self._publisher = publisher
         self._pending: dict[int, Receipt] = {}
-        self._by_name: dict[str | None, Receipt] = {}
         number = channel.channel_number
         if publisher.delivery_tag is None:
             if channel.callbacks.pending(number, Basic.Ack):
@@ -209,53 +205,32 @@ class _Confirms:
         channel.add_on_return_callback(self._on_return)
         channel.add_on_close_callback(self._on_close)
 
-    @classmethod
-    def of(cls, channel: Channel, publisher: Publisher) -> "_Confirms":
-        """Return the channel's receipts; register the callbacks at the first call."""
-        confirms = vars(channel).get(CONFIRMS)
-        if not isinstance(confirms, cls):
-            confirms = cls(channel, publisher)
-            setattr(channel, CONFIRMS, confirms)
-        return confirms
-
-    def publish(self, sent: Sent, send: Callable[[], Any]) -> Receipt:
-        """Send, and return the receipt that the broker's answer will decide."""
-        receipt = Receipt(sent, self._publisher.interception.locator, pending=True)
-        send()
+    def add(self, receipt: Receipt) -> None:
+        """Add the receipt of the message that was sent last."""
         tag = self._publisher.delivery_tag
         assert tag is not None
         self._pending[tag] = receipt
-        self._by_name[sent.receipt] = receipt
-        return receipt
 
     def _on_answer(self, frame: "Method[Any]") -> None:
-        answer = frame.method
-        tags = [answer.delivery_tag]
-        if answer.multiple:
-            tags = [tag for tag in self._pending if tag <= answer.delivery_tag]
-        for tag in tags:
+        answer, last = frame.method, frame.method.delivery_tag
+        for tag in [tag for tag in self._pending if tag <= last] if answer.multiple else [last]:
             receipt = self._pending.pop(tag, None)
             if receipt is None:
                 continue
-            self._by_name.pop(receipt._sent.receipt, None)
             if isinstance(answer, Basic.Ack):
                 receipt._decide(None)
-                continue
-            routed = None if receipt._sent.exchange else False
-            self._fail(receipt, PublishNacked(f"the broker refused message {receipt.message_id}", in_stream=routed))
+            else:
+                routed = None if receipt._sent.exchange else False
+                self._fail(receipt, PublishNacked(f"the broker refused message {receipt.message_id}", in_stream=routed))
 
     def _on_return(self, _channel: Channel, method: Basic.Return, properties: BasicProperties, _body: bytes) -> None:
         """Fail the receipt of a returned message, found by the receipt's name or the id. The ack follows."""
         names = ((properties.headers or {}).get(RECEIPT_HEADER), properties.message_id)
-        receipt = next((self._by_name[name] for name in names if name in self._by_name), None)
+        # The broker answers in order, so it is one of the first.
+        receipt = next((each for each in self._pending.values() if each._sent.receipt in names), None)
         if receipt is not None:
-            self._fail(
-                receipt,
-                PublishUnroutable(
-                    f"message {receipt.message_id} was returned: {method.reply_code} {method.reply_text}",
-                    in_stream=False,
-                ),
-            )
+            why = f"message {receipt.message_id} was returned: {method.reply_code} {method.reply_text}"
+            self._fail(receipt, PublishUnroutable(why, in_stream=False))
 
     def _fail(self, receipt: Receipt, error: PublishError, until: float | None = None) -> None:
         self._publisher.interception.counts.failed(error)
@@ -264,7 +239,6 @@ class _Confirms:
     def _on_close(self, _channel: Channel, reason: Exception) -> None:
         until = self._publisher.final_at(reason)
         pending, self._pending = self._pending, {}
-        self._by_name.clear()
         for tag, receipt in pending.items():
             text = reason.reply_text if isinstance(reason, ChannelClosedByBroker) else ""
             error: PublishError

@@ -18,7 +18,7 @@ from relatum.errors import (
 from relatum.ids import MessageId
 from relatum.outcomes import Outcome, not_finished, outcome_in_task
 from relatum.publishing._locate import LOOKED_AT_MAX, Destinations, Locator, Sent
-from relatum.publishing._settle import Unsettled
+from relatum.publishing._publish_outcome import Unsettled
 from relatum.waiting import LEAST_S, in_thread
 
 WAIT_S: Final = 10.0
@@ -262,17 +262,10 @@ class AsyncReceipt(_Published):
         return f"<AsyncReceipt {self.message_id} confirmed>"
 
     async def wait(self, timeout_s: float = WAIT_S) -> tuple[MessageId, ...]:
-        """Wait for the recorder and return the message's places. See `Receipt.wait`. Cancelling is safe.
-
-        Args:
-            timeout_s: Seconds to wait. Default: 10.
-
-        Returns:
-            One message id for each stream the exchange routed the message to, ordered by the stream's name.
+        """Wait for the recorder and return the message's places, as `Receipt.wait` does. Cancelling is safe.
 
         Raises:
-            NotRecordedInTime: not recorded in time; `in_stream` is True (None if the message may have gone only to
-                other queues), `found` has the places known so far. Wait again.
+            NotRecordedInTime: see `Receipt.wait`.
         """
         checked_seconds("timeout_s", timeout_s)
         look, until = await in_thread(None, self._begin, time.monotonic() + timeout_s)
@@ -281,19 +274,10 @@ class AsyncReceipt(_Published):
         return self._end(look, timeout_s)
 
     async def outcome(self, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
-        """Wait for a collector and return the message's outcome. See `Receipt.outcome`. Cancelling is safe.
-
-        Args:
-            timeout_s: Seconds to wait. Default: 10.
-            collector: The name of a collector; None (default): all collectors.
-
-        Returns:
-            The message's outcome: succeeded, failed or dead.
+        """Wait for a collector and return the message's outcome, as `Receipt.outcome` does. Cancelling is safe.
 
         Raises:
-            NotFinishedInTime: not final in time; its field `outcome` has the present state. Wait again.
-            NotFound: no collector of that name appeared in time.
-            DatabaseUnavailable: PostgreSQL did not answer in time.
+            NotFinishedInTime, NotFound, DatabaseUnavailable: see `Receipt.outcome`.
         """
         return await outcome_in_task(self._locator.outcomes, self.message_id, timeout_s, collector)
 

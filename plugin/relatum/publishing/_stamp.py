@@ -40,9 +40,7 @@ OnInvalid: TypeAlias = Literal["raise", "skip"]
 SOURCE_FAILED: Final = "source_failed"
 """The reason if a key's callable raised."""
 
-_HINTS: Final[dict[str, str]] = {
-    SkipReason.SUBSECOND: " (a datetime travels in whole seconds: give integer microseconds, or ISO 8601 text)"
-}
+_SUBSECOND: Final = " (a datetime travels in whole seconds: give integer microseconds, or ISO 8601 text)"
 
 _TIMESTAMP_MAX: Final = TIME_US_MAX // 1_000_000
 """Seconds: the greatest valid value of the property `timestamp`."""
@@ -106,9 +104,10 @@ class Stamper:
             elif definition.from_body is not None:
                 self._lifted.append((definition.from_body, definition))
             else:
-                header = _plain_text_header(definition)
-                if header is not None:
-                    self._text_keys.append((header, definition))
+                place = definition.components[0].lone
+                is_text = definition.value_type is KeyType.TEXT and not definition.is_composite
+                if is_text and place is not None and place.kind == "header":
+                    self._text_keys.append((place.name, definition))
                 elif any(place.kind != "body" for place in definition.places):
                     self._other_keys.append(definition)
         self.skipped: Counter[tuple[str, str]] = Counter() if skipped is None else skipped
@@ -239,7 +238,7 @@ class Stamper:
     def _invalid(self, key: str, reason: str, cause: Exception | None = None) -> None:
         reason = str(reason)
         if self._raises:
-            hint = _HINTS.get(reason, "")
+            hint = _SUBSECOND if reason == SkipReason.SUBSECOND else ""
             raise InvalidRelationshipKey(
                 f"key {key!r} has a value that cannot be recorded: {reason}{hint}; nothing was sent",
                 key=key,
@@ -253,13 +252,6 @@ class Stamper:
             logger.warning(
                 "published a value of key %r that will not be recorded: %s; further ones are only counted", key, reason
             )
-
-
-def _plain_text_header(definition: KeyDefinition) -> str | None:
-    """Return the header of a text key from one header; None for other keys."""
-    place = definition.places[0]
-    plain = definition.value_type is KeyType.TEXT and not definition.is_composite and definition.is_plain
-    return place.name if plain and place.kind == "header" else None
 
 
 # --- limits on headers ----------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from relatum.superstreams.administration import (
     describe_super_stream,
     unbind_partition,
 )
+from relatum.superstreams.connections import StreamOptions
 from relatum.superstreams.layout import Balance, BalanceName, Candidate, Layout, Partition, balance_of, partition_of
-from relatum.superstreams.streams import StreamOptions
 from relatum.superstreams.targets import Outgoing, Target
 
 __all__ = [

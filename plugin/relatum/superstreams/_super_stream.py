@@ -118,18 +118,15 @@ class SuperStream(Target):
             if key not in self._layouts:
                 self._layouts[key] = describe_super_stream(source, self.name)
             layout = self._layouts[key]
-            with suppress(TypeError):  # A URL cannot be held weakly.
+            with suppress(TypeError):
                 self._by_connection[connection] = layout
         return layout
 
     def _known(self, connection: Any) -> Layout | None:
-        if self._given is not None:
-            return self._given
         try:
-            return self._by_connection.get(connection)
+            return self._by_connection.get(connection) if self._given is None else self._given
         except TypeError:
-            # A connection always supports weak references.
-            return None
+            return None  # A URL cannot be held weakly.
 
     async def layout_async(self, channel: Any) -> Layout:
         """Return the partitions on the broker of an aio-pika channel. A thread asks, so that the loop does not block.
@@ -192,15 +189,12 @@ class SuperStream(Target):
         Raises:
             InvalidInput: The message has no valid key.
         """
-        if self.route_by is None:
-            if not isinstance(routing_key, str | bytes):
-                raise InvalidInput(f"The key is text or bytes, not {type(routing_key).__name__}; nothing was sent.")
-            return routing_key
         if isinstance(self.route_by, str):
             return _header_key(self.route_by, message.headers)
-        key = self.route_by(message)
+        key: Any = routing_key if self.route_by is None else self.route_by(message)
         if not isinstance(key, str | bytes):
-            raise InvalidInput(f"route_by must return text or bytes, not {type(key).__name__}; nothing was sent.")
+            what = "The key is" if self.route_by is None else "route_by must return"
+            raise InvalidInput(f"{what} text or bytes, not {type(key).__name__}; nothing was sent.")
         return key
 
     def partition_of(self, broker: Any, key: str | bytes) -> Partition:

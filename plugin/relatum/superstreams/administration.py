@@ -25,9 +25,17 @@ from relatum.errors import (
 from relatum.headers import NAME_BYTES_MAX
 from relatum.limits import PARTITIONS_MAX
 from relatum.reading import NOT_BY_STREAMS, Broker, BrokerAddress, StreamReader
-from relatum.superstreams.connections import TIMEOUT_S, address_of, blocking_connection
+from relatum.superstreams.connections import (
+    TIMEOUT_S,
+    StreamOptions,
+    address_of,
+    blocking_connection,
+    declare_stream,
+    exchange_exists,
+    queue_exists,
+    refusals,
+)
 from relatum.superstreams.layout import Layout, Partition, checked_stream_name
-from relatum.superstreams.streams import StreamOptions, declare_stream, exchange_exists, queue_exists, refusals
 
 BrokerOrConnection: TypeAlias = str | Broker | BlockingConnection | BlockingChannel
 """A URL, a `Broker`, or an open blocking pika connection or channel.
@@ -174,13 +182,20 @@ def add_partition(
         checked_text("binding_key", binding_key, least=1)
     _check_options(options)
     with _opened(broker, name) as (connection, layout):
-        order = _next_order(layout)
+        # A place after all others. Places stay when partitions are unbound, so it may exceed their number.
+        numbers = [int(present.binding_key) for present in layout if _is_place(present.binding_key)]
+        order = max(len(layout), *(number + 1 for number in numbers), 0)
         if binding_key is None:
             while queue_exists(connection, f"{name}-{order}"):
                 order += 1
             binding_key = str(order)
         partition = Partition(len(layout), f"{name}-{binding_key}", binding_key)
-        _check_new(layout, partition)
+        checked_stream_name(partition.stream, "The name of a super stream's stream")
+        if any(binding_key == present.binding_key for present in layout):
+            why = f"Super stream {name!r} already has a partition with binding key {binding_key!r}."
+            raise SuperStreamConflict(why, super_stream=name, reason="partitions")
+        if len(layout) >= PARTITIONS_MAX:
+            raise InvalidInput(f"A super stream has at most {PARTITIONS_MAX} partitions, not {len(layout) + 1}.")
         declare_stream(connection, partition.stream, options or StreamOptions(), name)
         with connection.channel() as channel:
             channel.queue_bind(partition.stream, name, partition.binding_key, _order(order))
@@ -213,10 +228,17 @@ def unbind_partition(broker: BrokerOrConnection, name: str, stream: str, *, dele
         if len(layout) == 1:
             why = f"{stream!r} is the last partition of {name!r}: delete the super stream."
             raise SuperStreamConflict(why, super_stream=name, reason="last partition")
+        # Unbinding needs the exact arguments, which no protocol lists: first the most likely, then all possible ones.
+        # The order is the place at the time of binding, and stays when others are unbound. RabbitMQ's tools write a
+        # `long`; other clients may write another type of integer, or none. Without such a binding, nothing happens.
+        key = partition.binding_key
+        likely = (partition.place, int(key)) if _is_place(key) else (partition.place,)
         with _stream_reader(address_of(broker)) as reader, connection.channel() as channel:
-            for bindings in _bindings(partition):
-                for arguments in bindings:
-                    channel.queue_unbind(stream, name, partition.binding_key, arguments)
+            for orders in (likely, range(PARTITIONS_MAX)):
+                channel.queue_unbind(stream, name, key)
+                for order in orders:
+                    channel.queue_unbind(stream, name, key, _order(order))
+                    channel.queue_unbind(stream, name, key, {ORDER_ARGUMENT: order})
                 if reader is not None and stream not in reader.bound(name):
                     break
             else:
@@ -244,8 +266,7 @@ def _check_options(options: StreamOptions | None) -> None:
 
 def _wanted(name: str, partitions: int | None, binding_keys: Sequence[str] | None) -> Layout:
     if binding_keys is None:
-        count = PARTITIONS_DEFAULT if partitions is None else partitions
-        layout = Layout.numbered(name, min(count, PARTITIONS_MAX + 1) if isinstance(count, int) else count)
+        layout = Layout.numbered(name, PARTITIONS_DEFAULT if partitions is None else partitions)
     else:
         keys = list(checked_names("binding_keys", binding_keys))
         if partitions is not None and checked_count("partitions", partitions) != len(keys):
@@ -260,59 +281,21 @@ def _wanted(name: str, partitions: int | None, binding_keys: Sequence[str] | Non
     return layout
 
 
-def _check_new(layout: Layout, partition: Partition) -> None:
-    """Refuse a partition that is invalid or exists already."""
-    checked_stream_name(partition.stream, "The name of a super stream's stream")
-    if any(partition.binding_key == present.binding_key for present in layout):
-        raise SuperStreamConflict(
-            f"Super stream {layout.super_stream!r} already has a partition with binding key {partition.binding_key!r}.",
-            super_stream=layout.super_stream,
-            reason="partitions",
-        )
-    if len(layout) >= PARTITIONS_MAX:
-        raise InvalidInput(f"A super stream has at most {PARTITIONS_MAX} partitions, not {len(layout) + 1}.")
-
-
 def _check_present(connection: BlockingConnection, present: Layout, wanted: Layout) -> None:
     """Refuse partitions other than the wanted ones, unless they are the first of an interrupted declaration."""
     if present == wanted:
         return
-    missing = wanted.partitions[len(present) :]
-    if wanted.partitions[: len(present)] == present.partitions and all(
-        queue_exists(connection, partition.stream) for partition in missing
-    ):
+    is_first = wanted.partitions[: len(present)] == present.partitions
+    if is_first and all(queue_exists(connection, missing.stream) for missing in wanted.partitions[len(present) :]):
         return
-    keys = ", ".join(partition.binding_key for partition in present)
-    raise SuperStreamConflict(
-        f"Super stream {present.super_stream!r} exists with {len(present)} partitions ({keys}): add partitions, or "
-        "delete it first.",
-        super_stream=present.super_stream,
-        reason="partitions",
-    )
+    name, keys = present.super_stream, ", ".join(partition.binding_key for partition in present)
+    why = f"Super stream {name!r} exists with {len(present)} partitions ({keys}): add partitions, or delete it first."
+    raise SuperStreamConflict(why, super_stream=name, reason="partitions")
 
 
 def _order(place: int) -> dict[str, Any]:
     # A long, as RabbitMQ's own tools write it: bindings are equal only if their arguments have the same type.
     return {ORDER_ARGUMENT: long(place)}
-
-
-def _bindings(partition: Partition) -> Iterator[list[dict[str, Any] | None]]:
-    """Yield the arguments with which a partition was most likely bound; then all possible ones.
-
-    Unbinding needs the exact arguments, which no protocol lists. The order is the place at the time of binding, and
-    stays when others are unbound. RabbitMQ's tools write a `long`; other clients may write another type of integer, or
-    none. To unbind a binding that does not exist has no effect.
-    """
-    number = partition.binding_key
-    likely = (partition.place, int(number)) if _is_place(number) else (partition.place,)
-    for orders in (likely, range(PARTITIONS_MAX)):
-        yield [None, *(arguments for order in orders for arguments in (_order(order), {ORDER_ARGUMENT: order}))]
-
-
-def _next_order(layout: Layout) -> int:
-    """Return a place after all others. Places stay when partitions are unbound, so it may exceed their number."""
-    numbers = [int(partition.binding_key) for partition in layout if _is_place(partition.binding_key)]
-    return max(len(layout), *(number + 1 for number in numbers), 0)
 
 
 def _is_place(binding_key: str) -> bool:

@@ -5,6 +5,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, Protocol, Self, TypeAlias
 
 import mmh3
@@ -225,19 +226,14 @@ _RULES: Final[dict[str, Callable[[], Balance]]] = {
 }
 
 
-def _checked(rule: Balance) -> Balance:
-    """Wrap the caller's rule; a result that is not a candidate's index raises `ConfigurationError`."""
-
-    def choose(name: str | None, candidates: Sequence[Candidate], /) -> int:
-        index = rule(name, candidates)
-        if not isinstance(index, int) or not 0 <= index < len(candidates):
-            raise ConfigurationError(
-                f"the balance function must return the index of one of {len(candidates)} candidates, not {index!r}; "
-                "nothing was sent"
-            )
-        return index
-
-    return choose
+def _checked(rule: Balance, name: str | None, candidates: Sequence[Candidate], /) -> int:
+    index = rule(name, candidates)
+    if not isinstance(index, int) or not 0 <= index < len(candidates):
+        raise ConfigurationError(
+            f"the balance function must return the index of one of {len(candidates)} candidates, not {index!r}; "
+            "nothing was sent"
+        )
+    return index
 
 
 def balance_of(rule: "BalanceName | Balance") -> Balance:
@@ -247,7 +243,7 @@ def balance_of(rule: "BalanceName | Balance") -> Balance:
         ConfigurationError: There is no rule of this name, or the rule is not callable.
     """
     if callable(rule):
-        return _checked(rule)
+        return partial(_checked, rule)
     if not isinstance(rule, str) or rule not in _RULES:
         raise ConfigurationError(f"balance= takes one of {', '.join(_RULES)}, or a function, not {shown(rule)}")
     return _RULES[rule]()

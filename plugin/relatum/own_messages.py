@@ -20,6 +20,7 @@ from pika.exceptions import (
     NackError,
     UnroutableError,
 )
+from pika.spec import ACCESS_REFUSED, FRAME_ERROR, PRECONDITION_FAILED, SYNTAX_ERROR, UNEXPECTED_FRAME
 
 from relatum.client_logs import own_connection
 from relatum.closing import Closing
@@ -36,7 +37,6 @@ from relatum.errors import (
 from relatum.ids import MessageId
 from relatum.limits import HEADERS_BYTES_MAX, HEADERS_DEPTH_MAX
 from relatum.processes import after_fork, leave_to_parent
-from relatum.publishing._publish_errors import MALFORMED
 from relatum.reading import GOODBYE_S, BrokerAddress, Message, blocking_connection, in_time
 from relatum.waiting import ended, log_failure, may_be_mended, may_repeat
 
@@ -77,11 +77,9 @@ _PROPERTIES: Final = (
 DIRECT_TIMEOUT_S: Final = 10.0
 """Seconds until a silent broker counts as unavailable."""
 
-_ACCESS_REFUSED: Final = 403
-"""AMQP's reply code for a user without permission."""
-
-_PRECONDITION_FAILED: Final = 406
-"""AMQP's reply code for a message larger than the broker accepts."""
+MALFORMED: Final = frozenset({FRAME_ERROR, SYNTAX_ERROR, UNEXPECTED_FRAME})
+"""Reply codes by which the broker closes the connection over a frame of a wrong order, size or content. It drops all
+later frames of the connection."""
 
 _FRAME_BYTES: Final = 8 + 12
 """Bytes of a header frame besides its properties: the frame's header and end, then class, weight and body size.
@@ -128,7 +126,7 @@ class DirectPublisher(Closing):
             BrokerUnavailable: the broker does not answer, or the connection ended before the confirm.
             AccessRefused: the broker refuses the user, or does not let it write to the default exchange.
         """
-        size = encoded_bytes(properties)
+        size = _encoded_bytes(properties)
         with self._lock:
             try:
                 connection = self._connected()
@@ -156,12 +154,12 @@ class DirectPublisher(Closing):
                 self._drop()
                 code = error.reply_code if isinstance(error, ChannelClosedByBroker | ConnectionClosedByBroker) else None
                 why = str(error) or type(error).__name__
-                if isinstance(error, ChannelClosedByBroker) and code == _ACCESS_REFUSED:
+                if isinstance(error, ChannelClosedByBroker) and code == ACCESS_REFUSED:
                     raise AccessRefused(
                         f"the broker refuses the user {self._address.user!r} to publish {self._what} to {stream!r} by "
                         "the default exchange: grant the permission to write to 'amq.default'"
                     ) from error
-                if code == _PRECONDITION_FAILED or code in MALFORMED:
+                if code == PRECONDITION_FAILED or code in MALFORMED:  # too large, or invalid
                     raise PublishRejected(f"the broker does not accept {self._what} for {stream!r}: {why}") from error
                 raise BrokerUnavailable(f"{self._what} could not be published to {stream!r}: {why}") from error
 
@@ -184,11 +182,13 @@ class DirectPublisher(Closing):
 
     @own_connection()
     def close(self) -> None:
+        """Close the connection. Publishing again opens another."""
         with self._lock:
             self._drop()
 
 
-def encoded_bytes(properties: BasicProperties) -> int:
+def _encoded_bytes(properties: BasicProperties) -> int:
+    _check_depth(properties.headers, HEADERS_DEPTH_MAX + 1)
     try:
         return sum(map(len, properties.encode()))
     except Exception as error:
@@ -224,8 +224,6 @@ class DeadLetters(Closing):
             fields["timestamp"] = int(fields["timestamp"].timestamp())
         own = {name: value for name, value in message.headers.items() if name not in added}
         try:
-            for value in own.values():
-                _check_depth(value)
             self._publisher.publish(self.stream, message.body, BasicProperties(headers={**own, **added}, **fields))
         except InvalidInput as refused:
             reduced = _reduced(fields, own, added, getattr(refused, "bytes_max", HEADERS_BYTES_MAX))
@@ -234,6 +232,7 @@ class DeadLetters(Closing):
             logger.warning("a dead letter was published without some of its properties: %s", refused, extra=extra)
 
     def close(self) -> None:
+        """Close the connection."""
         self._publisher.close()
 
 
@@ -274,14 +273,13 @@ def _reduced(
 ) -> BasicProperties:
     """Return the properties and headers that can be sent and fit into `bytes_max`; name the others in `added`."""
     # Less the added headers and the list of omissions, at four bytes a character.
-    room: float = bytes_max - encoded_bytes(BasicProperties(headers=added)) - 5 * REASON_CHARACTERS_MAX
+    room: float = bytes_max - _encoded_bytes(BasicProperties(headers=added)) - 5 * REASON_CHARACTERS_MAX
     kept: dict[str, dict[str, Any]] = {"": {}, "header ": {}}
     left_out: list[str] = []
     for kind, given in (("", fields), ("header ", headers)):
         for name, value in given.items():
             try:
-                _check_depth(value)
-                size: float = encoded_bytes(BasicProperties(**({"headers": {name: value}} if kind else {name: value})))
+                size: float = _encoded_bytes(BasicProperties(**({"headers": {name: value}} if kind else {name: value})))
             except InvalidInput:
                 size = math.inf
             if size > room:
@@ -293,8 +291,8 @@ def _reduced(
     return BasicProperties(headers={**kept["header "], **added}, **kept[""])
 
 
-def _check_depth(value: Any, levels: int = HEADERS_DEPTH_MAX) -> None:
-    """Refuse a header nested so deep that the broker accepts it, but every pika consumer crashes."""
+def _check_depth(value: Any, levels: int) -> None:
+    """Refuse headers nested so deep that the broker accepts them, but every pika consumer crashes."""
     if isinstance(value, Mapping | list | tuple):
         if levels <= 0:
             raise InvalidInput(f"headers are nested deeper than {HEADERS_DEPTH_MAX} levels")

@@ -1,17 +1,26 @@
-"""Settles an unknown outcome by reading the streams that the message was sent to.
+"""The outcome of a publish: errors of the client's class and of Relatum's, and how an unknown outcome is settled.
 
-The result "in no stream" needs a proof of three parts: nothing sent by the lost connection can arrive any more; after
-that, the stream's leader reported its end; and all messages from before the send up to that end were read. Without all
-three, the outcome stays unknown.
+Some callers write `except pika.exceptions.NackError`, others `except relatum.errors.PublishNacked`. Both must catch the
+same exception, so its class has both as bases. The class for each pair is made when first needed, since any exception
+of the client or of the system may mean a lost connection. The error keeps the arguments, attributes and text of the
+client's exception.
+
+An unknown outcome is settled by reading the streams that the message was sent to. The result "in no stream" needs a
+proof of three parts: nothing sent by the lost connection can arrive any more; after that, the stream's leader reported
+its end; and all messages from before the send up to that end were read. Without all three, the outcome stays unknown.
 """
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, cast
+from functools import cache
+from typing import Any, Final, TypeVar, cast
+
+from pika.spec import ACCESS_REFUSED, NOT_FOUND
 
 from relatum.checks import checked_names, checked_seconds, seconds_text
 from relatum.errors import (
@@ -20,6 +29,7 @@ from relatum.errors import (
     ConnectionsInUse,
     NotAStream,
     NotFound,
+    PublishError,
     PublishOutcomeUnknown,
     PublishRejected,
     ReadTimeout,
@@ -29,7 +39,104 @@ from relatum.errors import (
 from relatum.ids import MessageId
 from relatum.publishing._locate import Locator, Sent
 from relatum.reading import RecordBatch, StreamBounds, StreamReader
-from relatum.waiting import LEAST_S, in_thread, within
+from relatum.waiting import LEAST_S, backoff, in_thread, within
+
+_Outcome = TypeVar("_Outcome", bound=PublishError)
+
+_OF_THE_PROCESS = frozenset({"settle", "link", "connection"})
+
+
+def outcome(ours: type[_Outcome], theirs: Exception, **fields: Any) -> _Outcome:
+    """Return the client's exception as an error of Relatum's class, too. Raise it `from` the client's."""
+    if isinstance(theirs, ours):
+        theirs.__dict__.update(fields)
+        return theirs
+    return _rebuild(ours, type(theirs), theirs.args, {**_attributes(theirs), **fields})
+
+
+def _rebuild(
+    ours: type[_Outcome], theirs: type[Exception], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> _Outcome:
+    kind = _class_of(ours, theirs)  # type: ignore[arg-type]  # classes are hashable
+    # Neither initialiser runs: pika's build `args` from other arguments, which are lost.
+    error: _Outcome = kind.__new__(kind, *args)
+    error.args = args
+    for name, value in attributes.items():
+        setattr(error, name, value)
+    return error
+
+
+@cache
+def _class_of(ours: Any, theirs: Any) -> Any:
+    body = {
+        "__doc__": ours.__doc__,
+        "__module__": ours.__module__,
+        "__qualname__": ours.__qualname__,
+        "__reduce__": lambda self: (_rebuild, (ours, theirs, self.args, _picklable(self))),
+        "__init__": Exception.__init__,
+        "__str__": theirs.__str__,
+        "__repr__": theirs.__repr__,
+    }
+    return type(ours.__name__, (ours, theirs), body)
+
+
+def _attributes(error: Exception) -> dict[str, Any]:
+    """Return the exception's attributes besides `args`: aiormq uses slots, pika the instance's dictionary."""
+    state = object.__getstate__(error)
+    parts = state if isinstance(state, tuple) else (state,)
+    attributes = {name: value for part in parts for name, value in (part or {}).items() if name != "__notes__"}
+    if isinstance(error, OSError) and error.errno is not None:
+        attributes.update(errno=error.errno, strerror=error.strerror)
+    return attributes
+
+
+def _picklable(error: Exception) -> dict[str, Any]:
+    """Return the attributes that another process can use: not `settle`, links, connections or channels."""
+    attributes = {name: value for name, value in _attributes(error).items() if name not in _OF_THE_PROCESS}
+    for name, value in attributes.items():
+        if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "channel"):
+            # aiormq's returned message.
+            attributes[name] = replace(value, channel=None)
+    return attributes
+
+
+# --- a channel that the broker closed ---------------------------------------------------------------------------------
+
+# A broker processes a channel's frames in order, and drops all frames after one it refused. So if it refused a publish,
+# of the channel's last message or an earlier one, the last message is in no stream.
+
+_OF_MESSAGE: Final = re.compile(
+    r"PRECONDITION_FAILED - (message size|invalid expiration|user_id property|invalid message)"
+)
+"""RabbitMQ's 406 texts about messages, the same from 3.10 to 4.3. Others are about acknowledgements or declarations.
+
+Source: RabbitMQ, `rabbit_channel.erl`: `check_msg_size`, `check_expiration_header`, `check_user_id_header`.
+"""
+
+_OF_PUBLISHING: Final = re.compile(
+    r"ACCESS_REFUSED - (write access to exchange|access to topic|access to exchange|.*publish)", re.IGNORECASE
+)
+
+BLOCKING: Final = frozenset({ACCESS_REFUSED, NOT_FOUND})
+"""Reply codes by which a broker refuses a publish: no permission, no such exchange.
+
+On a blocking channel that publishes, they can answer only the publish.
+"""
+
+
+def refuses_message(text: str) -> bool:
+    """Return whether a close's text is about a message: its size, expiration or user id."""
+    return _OF_MESSAGE.search(text) is not None
+
+
+def refuses_publish(text: str, exchange: str) -> bool:
+    """Return whether a close's text is about a publish to an exchange. The channel may have other calls pending."""
+    named = f"'{exchange or 'amq.default'}'" in text
+    missing = named and "NOT_FOUND - no exchange" in text
+    return refuses_message(text) or missing or (named and _OF_PUBLISHING.search(text) is not None)
+
+
+# --- a search for the message -----------------------------------------------------------------------------------------
 
 CLOCK_SKEW_S: Final = 60
 """Seconds by which the clocks of a cluster's nodes may differ, or one may have been set back."""
@@ -37,8 +144,8 @@ CLOCK_SKEW_S: Final = 60
 WAIT_S: Final = 10.0
 """Seconds to search for a message by default, at least."""
 
-_POLL_FIRST_S: Final = 0.1
-_POLL_LAST_S: Final = 1.0
+_POLL_S: Final = 1.0
+"""The longest pause between two looks, in seconds."""
 
 _HEARTBEATS_UNTIL_GIVEN_UP: Final = 3
 """Heartbeat intervals without a byte until RabbitMQ has closed a connection: it closes it after 2 to 3."""
@@ -110,7 +217,7 @@ class _Searches:
         self._again = again
         self._searches = {name: _Search(self._sent, name) for name in streams}
         self._is_exact = bool(streams)
-        self._pause_s = _POLL_FIRST_S
+        self._pauses = backoff(_POLL_S)
         self._has_answered = False
 
     @property
@@ -118,8 +225,7 @@ class _Searches:
         return max(LEAST_S, self._deadline - time.monotonic())
 
     def pause_s(self) -> float:
-        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _POLL_LAST_S)
-        return min(pause_s, max(0.0, self._deadline - time.monotonic()))
+        return min(next(self._pauses), max(0.0, self._deadline - time.monotonic()))
 
     def look(self) -> tuple[MessageId, ...]:
         """Search all streams once. Returns the places, or () to look again. Raises as `settle`."""
