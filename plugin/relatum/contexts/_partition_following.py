@@ -362,6 +362,8 @@ class Following:
 
     def committed(self, step: Step, now: float) -> list[float]:
         """Continue after a step was stored; return the seconds that each hold that ended with it was open."""
+        if step is not self.outstanding and step is not self._again:
+            return []  # the partition was reopened in the meantime
         self.version += 1
         self.in_doubt = None
         self.outstanding = None
