@@ -15,8 +15,7 @@ import sqlalchemy as sa
 from relatum.contexts._entries import Control, Fence, Marker
 from relatum.contexts._move_steps import MoveStep
 from relatum.contexts._placements import Move, MoveState, PartitionState, PlacementState
-from relatum.contexts._placing import KEEP_COMMITS
-from relatum.contexts._super_stream_rows import RAISE_GENERATION, Ask, asking
+from relatum.contexts._super_stream_rows import KEEP_COMMITS, RAISE_GENERATION, Ask, asking
 from relatum.errors import Conflict, MoveConflict, NotFound, StreamNotFound, SuperStreamConflict
 from relatum.processes import new_holder
 from relatum.store.database import Database, sql
@@ -184,7 +183,7 @@ class MoveStore:
     """The moves of one super stream. Thread-safe."""
 
     def __init__(self, database: Database, super_stream_id: int, super_stream: str) -> None:
-        self._database = Database(database, idle_s=LEASE_S)
+        self._database = database
         self.super_stream_id = super_stream_id
         self._name = super_stream
         self.outages = Outages(logger, database=database.address.name)

@@ -12,8 +12,8 @@ from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._entries import Control, Fence, Marker
 from relatum.contexts._move_steps import MoveStep
 from relatum.contexts._move_store import MoveStore, NothingToMove, logger
-from relatum.contexts._placement_store import PlacementStore, in_parts
-from relatum.contexts._placements import Move, MoveProgress, Placement, Progress
+from relatum.contexts._placement_store import PlacementStore
+from relatum.contexts._placements import Move, MoveProgress, Placement, Progress, in_parts
 from relatum.contexts._publication import elapsed_s
 from relatum.errors import Conflict, MoveConflict, NotFound, PublishNacked, PublishUnroutable, RelatumError, Transient
 from relatum.processes import new_holder

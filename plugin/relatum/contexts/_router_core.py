@@ -142,11 +142,7 @@ class RouterCore:
         if self._streams is None:
             self._streams = ControlStreams(address, self.options.header)
         store = self._store or PlacementStore(self._database, address.vhost, self.super_stream)
-        try:
-            rows = store.open(self.options.header, self._layout, idle_s=self.options.idle_s)
-        except BaseException:
-            store.close()
-            raise
+        rows = store.open(self.options.header, self._layout, idle_s=self.options.idle_s)
         self._store = store
         self._moves = MoveStore(store.database, store.super_stream_id, self.super_stream)
         self._candidates = [row for row in rows if row.state is PartitionState.ACTIVE]
@@ -172,10 +168,8 @@ class RouterCore:
         with self._lock:
             self._is_closed = True
             self.is_open = self.has_layout = False
-            store, self._store = self._store, None
+            self._store = None
             streams, self._streams = self._streams, None
-        if store is not None:
-            store.close()
         if streams is not None:
             streams.close()
         self._database.close()
