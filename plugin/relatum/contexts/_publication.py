@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Final
 
 from relatum.checks import seconds_text
 from relatum.contexts._entries import Adoption, Entry, Fence, Marker, Placed
-from relatum.contexts._placement_cache import AWAY_S, PlacementCache, Sent, Unchecked
+from relatum.contexts._placement_cache import PlacementCache, Sent, Unchecked
 from relatum.contexts._placements import Move, Placement, PlacementState
 from relatum.errors import ContextMoving, DatabaseUnavailable
 from relatum.metrics import Histogram
@@ -48,6 +48,9 @@ UNCHECKED_MAX: Final = 10_000
 
 POLL_S: Final = 0.005
 """Seconds between two checks whether a move has ended."""
+
+AWAY_S: Final = 1.0
+"""Seconds without queries after one failed, in the background and for publishers that can continue without."""
 
 RETRY_S: Final = 0.1
 """Seconds between two attempts to reach an unavailable database."""

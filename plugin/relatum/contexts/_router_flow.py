@@ -21,9 +21,10 @@ from relatum.checks import checked_seconds, shown
 from relatum.contexts._context_options import AffinityOptions, ContextOptions, RouterOptions, RouterStatistics
 from relatum.contexts._placement_cache import NameLocks, Sent
 from relatum.contexts._placements import PartitionRow, Placement
-from relatum.contexts._router_core import Places, RouterCore, rejected, unsettled
+from relatum.contexts._router_core import RouterCore, rejected, unsettled
 from relatum.contexts._router_sets import NO_SET, Found, Predecessors, SetKeeper, set_request_of
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable
+from relatum.ids import MessageId
 from relatum.processes import of_one_process
 from relatum.publishing import OwnProperties, copy_with
 from relatum.reading import Broker
@@ -276,7 +277,7 @@ class RouterBase(Generic[Options]):
         async with self._locks(name):
             await self._call(self._core.publications.settle, name, timeout_s)
 
-    async def _settle(self, name: str, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> Places:
+    async def _settle(self, name: str, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[()]:
         """Wait until a confirmed message is valid; return no places, since its partition is known."""
         with unsettled(name, self._faced(self._settle, name)):
             await self._settle_name(name, timeout_s)
@@ -284,10 +285,10 @@ class RouterBase(Generic[Options]):
 
     async def _settle_unknown(
         self, settle: Callable[..., Any], sent: Sent, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()
-    ) -> Places:
+    ) -> tuple[MessageId, ...]:
         """Settle a message without a confirm: it must be in a stream, and be valid there."""
         found = settle(timeout_s, streams=streams or (sent.stream,))
-        places: Places = await found if isawaitable(found) else found
+        places: tuple[MessageId, ...] = await found if isawaitable(found) else found
         if await self._call(self._core.publications.counts, sent):
             return places
         raise rejected(sent)
