@@ -11,9 +11,9 @@ import pytest
 
 from relatum.contexts import Move, MoveProgress, MoveState, SerializationContexts
 from relatum.contexts import _move_steps as moving
-from relatum.contexts._entries import Control, Fence, Marker, entry_of
 from relatum.contexts._move_store import NothingToMove
 from relatum.contexts._mover import Mover
+from relatum.contexts._partition_log import Control, Fence, Marker, entry_of
 from relatum.errors import (
     ConfigurationError,
     Conflict,

@@ -21,7 +21,7 @@ from relatum.contexts import (
     MoveState,
     SerializationContexts,
 )
-from relatum.contexts._entries import Fence, encode
+from relatum.contexts._partition_log import Fence, encode
 from relatum.errors import ContextMoving, MoveConflict
 from relatum.superstreams import Layout
 from tests.support import wait_until

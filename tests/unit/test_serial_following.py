@@ -7,9 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relatum.contexts import SerialOptions
-from relatum.contexts._entries import Control, Data, EntryReader, Fence, Marker, Placed, encode, entry_of
 from relatum.contexts._partition_following import Following, Opened, Piece, Step
-from relatum.contexts._partition_log import PartitionLog
+from relatum.contexts._partition_log import (
+    Control,
+    Data,
+    EntryReader,
+    Fence,
+    Marker,
+    PartitionLog,
+    Placed,
+    encode,
+    entry_of,
+)
 from relatum.headers import CONTEXT_HEADER, PLACED_HEADER
 from relatum.reading import Message, RecordBatch
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from relatum.contexts import MoveState
 from relatum.contexts import _move_steps as moving
-from relatum.contexts._entries import Control
 from relatum.contexts._move_steps import MoveStep
+from relatum.contexts._partition_log import Control
 from relatum.contexts._placements import spread
 from relatum.contexts._publication import TRUST_S
 from relatum.errors import InvalidInput, StreamUnavailable

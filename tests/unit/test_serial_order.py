@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from relatum.contexts._entries import Adoption, Data, Entry, Fence, Marker, Placed
 from relatum.contexts._order import (
     FINDINGS_MAX,
     NO_ENTRY,
@@ -16,6 +15,7 @@ from relatum.contexts._order import (
     PartitionsReading,
     SerialReport,
 )
+from relatum.contexts._partition_log import Adoption, Data, Entry, Fence, Marker, Placed
 
 A, B = "a" * 16, "b" * 16
 Partitions = Mapping[str, Sequence[Entry]]

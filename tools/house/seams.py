@@ -12,7 +12,7 @@ CORES: Final = (
     "relatum.keys",
     "relatum.reading._plan",
     "relatum.collecting._collector_core",
-    "relatum.contexts._entries",
+    "relatum.contexts._partition_log",
     "relatum.contexts._placement_cache",
     "relatum.contexts._publication",
     "relatum.contexts._order",

@@ -8,7 +8,7 @@ from pika import BasicProperties
 
 from relatum.checks import seconds_text
 from relatum.closing import Closing
-from relatum.contexts._entries import (
+from relatum.contexts._partition_log import (
     CONTENT_TYPE,
     CONTROL_BYTES,
     Control,

@@ -22,7 +22,7 @@ are valid again only after a marker with a higher epoch.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from relatum.contexts._entries import Fence, Marker
+from relatum.contexts._partition_log import Fence, Marker
 from relatum.contexts._placements import Move, MoveState
 from relatum.contexts._publication import MOVE_WAIT_S
 from relatum.errors import MoveConflict, StreamUnavailable

@@ -9,9 +9,9 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from relatum.contexts import _move_steps as moving
 from relatum.contexts._control_streams import ControlStreams
-from relatum.contexts._entries import Control, Fence, Marker
 from relatum.contexts._move_steps import MoveStep
 from relatum.contexts._move_store import MoveStore, NothingToMove, logger
+from relatum.contexts._partition_log import Control, Fence, Marker
 from relatum.contexts._placement_store import PlacementStore
 from relatum.contexts._placements import Move, MoveProgress, Placement, Progress, in_parts
 from relatum.contexts._publication import elapsed_s

@@ -15,9 +15,18 @@ from enum import StrEnum
 from typing import Final, TypeAlias
 
 from relatum.checks import checked_name
-from relatum.contexts._entries import Adoption, Data, Entry, Fence, Marker, Placed, entry_of
 from relatum.contexts._move_store import floors_before
-from relatum.contexts._partition_log import PartitionLog, Verdict
+from relatum.contexts._partition_log import (
+    Adoption,
+    Data,
+    Entry,
+    Fence,
+    Marker,
+    PartitionLog,
+    Placed,
+    Verdict,
+    entry_of,
+)
 from relatum.contexts._super_stream_rows import open_super_stream
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, SuperStreamNotFound
 from relatum.headers import CONTEXT_HEADER

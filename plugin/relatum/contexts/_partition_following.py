@@ -14,8 +14,17 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from relatum.contexts._context_options import SerialOptions
-from relatum.contexts._entries import CONTROL_BYTES, Adoption, Entry, EntryReader, Marker, entry_of
-from relatum.contexts._partition_log import Hold, PartitionLog, Verdict
+from relatum.contexts._partition_log import (
+    CONTROL_BYTES,
+    Adoption,
+    Entry,
+    EntryReader,
+    Hold,
+    Marker,
+    PartitionLog,
+    Verdict,
+    entry_of,
+)
 from relatum.reading import Message, Position, RecordBatch
 
 LAZY_S: Final = 0.5

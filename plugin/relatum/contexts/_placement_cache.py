@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from relatum.contexts._entries import Adoption, Placed
+from relatum.contexts._partition_log import Adoption, Placed
 from relatum.contexts._placements import Placement, PlacementState
 
 _Lock = TypeVar("_Lock")

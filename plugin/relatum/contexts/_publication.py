@@ -32,7 +32,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from relatum.checks import seconds_text
-from relatum.contexts._entries import Adoption, Entry, Fence, Marker, Placed
+from relatum.contexts._partition_log import Adoption, Entry, Fence, Marker, Placed
 from relatum.contexts._placement_cache import PlacementCache, Sent, Unchecked
 from relatum.contexts._placements import Move, Placement, PlacementState
 from relatum.errors import ContextMoving, DatabaseUnavailable

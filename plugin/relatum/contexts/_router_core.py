@@ -12,9 +12,9 @@ from relatum import metrics
 from relatum.closing import Keeper
 from relatum.contexts._context_options import RouterOptions, RouterStatistics
 from relatum.contexts._control_streams import ControlStreams
-from relatum.contexts._entries import Adoption
 from relatum.contexts._move_store import MoveStore, logger
 from relatum.contexts._mover import resume_abandoned
+from relatum.contexts._partition_log import Adoption
 from relatum.contexts._placement_cache import Sent
 from relatum.contexts._placement_store import PlacementStore
 from relatum.contexts._placements import Move, PartitionRow, PartitionState, Placement, check_name

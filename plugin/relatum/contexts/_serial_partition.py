@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
-from relatum.contexts._entries import Adoption
 from relatum.contexts._move_store import lost_controls
 from relatum.contexts._partition_following import Following, Opened, Piece, Step
+from relatum.contexts._partition_log import Adoption
 from relatum.contexts._serial_store import lost
 from relatum.errors import (
     DatabaseUnavailable,
