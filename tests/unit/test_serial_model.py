@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from relatum.contexts import MoveState
-from relatum.contexts import _move_steps as moving
+from relatum.contexts import _mover as moving
 from relatum.contexts import _publication as publication
 from relatum.contexts._partition_log import Entry, Fence, Marker, PartitionLog
 from relatum.contexts._placement_cache import Sent as CheckedSent

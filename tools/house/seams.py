@@ -17,7 +17,7 @@ CORES: Final = (
     "relatum.contexts._publication",
     "relatum.contexts._order",
     "relatum.contexts._partition_log",
-    "relatum.contexts._move_steps",
+    "relatum.contexts._mover",
     "relatum_consumer._known_spans",
     "relatum_consumer.groups._assembly",
 )

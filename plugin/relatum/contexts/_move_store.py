@@ -12,9 +12,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum.contexts._move_steps import MoveStep
 from relatum.contexts._partition_log import Control, Fence, Marker
-from relatum.contexts._placements import Move, MoveState, PartitionState, PlacementState
+from relatum.contexts._placements import Move, MoveState, MoveStep, PartitionState, PlacementState
 from relatum.contexts._super_stream_rows import KEEP_COMMITS, RAISE_GENERATION, Ask, asking
 from relatum.errors import Conflict, MoveConflict, NotFound, StreamNotFound, SuperStreamConflict
 from relatum.processes import new_holder

@@ -185,6 +185,13 @@ class Move:
         return self.lease_expires_at is not None and self.lease_expires_at > datetime.now(UTC)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveStep(Move):
+    """A move with the names of its contexts."""
+
+    names: frozenset[str]
+
+
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """The partition of a context.
