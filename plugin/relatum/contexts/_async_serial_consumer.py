@@ -18,7 +18,7 @@ from relatum.contexts._serial_member import Taken
 from relatum.contexts._serial_partition import Partition
 from relatum.contexts._serial_status import SerialStatus
 from relatum.reading import Message
-from relatum.waiting import Threads, backoff, in_thread
+from relatum.waiting import Threads, in_thread
 
 THREADS_MAX: Final = 32
 """The most concurrent calls of PostgreSQL: commits and others."""
@@ -102,7 +102,8 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
         if self._is_closed:
             return True
         self._is_closed = True
-        has_ended = await asyncio.shield(in_thread(self._threads, self._member.close, timeout_s))
+        # Not in the threads of this consumer, which may all wait for PostgreSQL.
+        has_ended = await asyncio.shield(in_thread(None, self._member.close, timeout_s))
         self._threads.shutdown()
         return has_ended
 
@@ -151,7 +152,7 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
             with self._handling(batch):
                 for message in batch.messages:
                     yield message
-                await self._acknowledge(batch)
+                await asyncio.shield(in_thread(self._threads, self._acknowledge, batch))
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self.messages()
@@ -169,18 +170,7 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
                 with consuming(self.super_stream, self.name, batch):
                     await handler(batch)
                 if not batch.is_acknowledged:
-                    await self._acknowledge(batch, stop)
-
-    async def _acknowledge(self, batch: AsyncSerialBatch, stop: asyncio.Event | None = None) -> None:
-        pauses, stopping = backoff(), self._member.stopping
-        while not stopping.is_set() and not await asyncio.shield(
-            in_thread(self._threads, self._try_acknowledge, batch, stop)
-        ):
-            until = time.monotonic() + next(pauses)
-            while (left_s := until - time.monotonic()) > 0 and not stopping.is_set():
-                if self._is_ending(stop):
-                    return self._leave(batch)
-                await asyncio.sleep(min(left_s, LOOK_S))
+                    await asyncio.shield(in_thread(self._threads, self._acknowledge, batch, stop))
 
     async def status(self) -> SerialStatus:
         """Return the status of each partition; see `SerialConsumer.status`."""

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import Final, NamedTuple
+from typing import Final
 from uuid import UUID
 
 from relatum.contexts._context_options import SerialOptions
@@ -91,14 +91,6 @@ class Piece:
         return replace(batch, first_offset=offsets[0], offsets=offsets, records=batch.records[start:end])
 
 
-class HoldState(NamedTuple):
-    """The progress of an open hold: messages before the cursor are delivered, `held` wait."""
-
-    move_id: int
-    cursor: int
-    held: int
-
-
 @dataclass(slots=True)
 class Step:
     """What one commit covers: messages, and the position and open holds after them."""
@@ -109,7 +101,8 @@ class Step:
     last: Message | None = None
     """The last message read, control messages included."""
     begun: list[Hold] = field(default_factory=list)
-    holds: tuple[HoldState, ...] = ()
+    holds: tuple[tuple[int, int, int], ...] = ()
+    """The move of each open hold, its cursor (messages before it are delivered), and how many messages wait."""
     ended: list[int] = field(default_factory=list)
     is_closed: bool = False
     """Whether to commit it without waiting for more, since another partition waits for it."""
@@ -359,7 +352,7 @@ class Following:
             self.outstanding, self._again = self._again, None
             return self.outstanding
         step = self._step
-        step.holds = tuple(HoldState(hold.move_id, hold.cursor, len(hold.held)) for hold in self.log.holds.values())
+        step.holds = tuple((hold.move_id, hold.cursor, len(hold.held)) for hold in self.log.holds.values())
         self.outstanding, self._step = step, Step(step.position)
         self.gather(now)
         return step

@@ -336,12 +336,11 @@ class AffinityFlow(RouterBase[AffinityOptions]):
         request = set_request_of(sending.headers, core.options.header)
         if request is NO_SET:
             return await self._publish_of_none(sending)
-        if predecessors.knows(request):
-            # Nothing suspends before the set's lock: its messages are published in the order of the calls.
-            place = predecessors.place_of(request)
-        else:
+        # If it is known, nothing suspends before the set's lock: its messages are published in the order of the calls.
+        place = predecessors.known(request)
+        if place is None:
             await self._connect(sending)
-            place = await self._call(predecessors.place_of, request, to_end=False)
+            place = await self._call(predecessors.find, request.predecessor, to_end=False)
         if place.name is None:
             return await self._publish_of_none(sending, core.active(place.stream or ""))
         async with self._locks(place.name):

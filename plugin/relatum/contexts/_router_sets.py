@@ -117,23 +117,17 @@ class Predecessors:
             if len(self._recent) > self._most:
                 self._recent.popitem(last=False)
 
-    def knows(self, request: SetRequest) -> bool:
-        """Whether `place_of` needs no server."""
-        return request.predecessor is None or self._remembered(request.predecessor) is not None
-
-    def place_of(self, request: SetRequest) -> Found:
-        """Return the set or partition that a request names. It may query both servers."""
+    def known(self, request: SetRequest) -> Found | None:
+        """Return the set or partition that a request names; None if servers must be asked for it."""
         if request.predecessor is None:
             return Found(request.name, None)
-        return self._remembered(request.predecessor) or self._find(request.predecessor)
-
-    def _remembered(self, message_id: str) -> Found | None:
         with self._lock:
-            if message_id in self._recent:
-                self._recent.move_to_end(message_id)
-            return self._recent.get(message_id)
+            if request.predecessor in self._recent:
+                self._recent.move_to_end(request.predecessor)
+            return self._recent.get(request.predecessor)
 
-    def _find(self, predecessor: str) -> Found:
+    def find(self, predecessor: str) -> Found:
+        """Ask the servers for the set or partition of a predecessor."""
         partitions = [row.stream for row in self._core.store.partitions()]
         place = place_in(predecessor, partitions)
         if place is None:

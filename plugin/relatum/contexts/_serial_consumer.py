@@ -183,21 +183,30 @@ class ConsumerBase:
     def _is_ending(self, stop: threading.Event | asyncio.Event | None) -> bool:
         return self._member.stopping.is_set() or (stop is not None and stop.is_set())
 
-    def _try_acknowledge(self, batch: BatchBase, stop: threading.Event | asyncio.Event | None) -> bool:
-        """Acknowledge a batch; False if PostgreSQL is unavailable. A batch that another member took over is skipped."""
-        outages, who = self._member.outages, _acknowledging(batch)
-        try:
-            with within(None if stop is None else AfterStop(stop)):
-                batch._acknowledge()
-        except PartitionLost as error:
-            outages.forget(who)
-            log_failure(logger, error, "batch not acknowledged", level=logging.INFO)
-        except DatabaseUnavailable as error:
-            outages.failed(who, error)
-            return False
-        else:
-            outages.over(who)
-        return True
+    def _acknowledge(self, batch: BatchBase, stop: threading.Event | asyncio.Event | None = None) -> None:
+        """Acknowledge a batch once PostgreSQL is available; after a stop it is given back, and delivered again later.
+
+        A batch that another member took over is skipped.
+        """
+        outages, who = self._member.outages, f"acknowledging a batch of {batch.partition!r}"
+        pauses, stopping = backoff(), self._member.stopping
+        while not stopping.is_set():
+            try:
+                with within(None if stop is None else AfterStop(stop)):
+                    batch._acknowledge()
+            except PartitionLost as error:
+                outages.forget(who)
+                return log_failure(logger, error, "batch not acknowledged", level=logging.INFO)
+            except DatabaseUnavailable as error:
+                outages.failed(who, error)
+            else:
+                return outages.over(who)
+            until = time.monotonic() + next(pauses)
+            while (left_s := until - time.monotonic()) > 0 and not stopping.is_set():
+                if self._is_ending(stop):
+                    outages.forget(who)
+                    return batch.give_back()
+                stopping.wait(min(left_s, LOOK_S))
 
     @contextmanager
     def _handling(self, batch: BatchBase) -> Iterator[None]:
@@ -209,11 +218,6 @@ class ConsumerBase:
         except BaseException:
             batch.give_back()
             raise
-
-    def _leave(self, batch: BatchBase) -> None:
-        """Give a batch back: it is delivered again later."""
-        self._member.outages.forget(_acknowledging(batch))
-        batch.give_back()
 
     def _check_open(self) -> None:
         self._check_running()
@@ -372,15 +376,6 @@ class SerialConsumer(ConsumerBase, Closing):
                 if not batch.is_acknowledged:
                     self._acknowledge(batch, stop)
 
-    def _acknowledge(self, batch: SerialBatch, stop: threading.Event | None = None) -> None:
-        pauses, stopping = backoff(), self._member.stopping
-        while not stopping.is_set() and not self._try_acknowledge(batch, stop):
-            until = time.monotonic() + next(pauses)
-            while (left_s := until - time.monotonic()) > 0 and not stopping.is_set():
-                if self._is_ending(stop):
-                    return self._leave(batch)
-                stopping.wait(min(left_s, LOOK_S))
-
     def status(self) -> SerialStatus:
         """Return the position, the lag and the held messages of each partition, over all members.
 
@@ -390,7 +385,3 @@ class SerialConsumer(ConsumerBase, Closing):
         """
         self._check_open()
         return self._status()
-
-
-def _acknowledging(batch: BatchBase) -> str:
-    return f"acknowledging a batch of {batch.partition!r}"
