@@ -290,7 +290,6 @@ class MoveStore:
         return [move_info(row) for row in rows]
 
     def move(self, move_id: int) -> Move:
-        """Read a move; `NotFound` if there is no such move."""
         return move_info(_only(self._rows(ONE, move_id=move_id), move_id))
 
 
@@ -329,7 +328,6 @@ def _step_of(row: Any) -> MoveStep:
 
 
 def move_info(row: Sequence[Any]) -> Move:
-    """Make a move from a row that begins with the columns of `MOVE`."""
     move = Move(*row[:_FACTS])
     return replace(move, state=MoveState(move.state))
 

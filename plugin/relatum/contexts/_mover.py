@@ -292,8 +292,6 @@ _Wanted: TypeAlias = tuple[str, str, frozenset[str]]
 
 @dataclass
 class Movers:
-    """The moves of one call, with its progress."""
-
     placements: PlacementStore
     moves: MoveStore
     streams: ControlStreams
@@ -328,7 +326,6 @@ class Movers:
         raise Conflict("other movers move these contexts to other streams at the same time: repeat the call later")
 
     def perform(self, steps: Callable[[Mover, int], MoveStep], move_id: int, *, reason: str | None = None) -> Move:
-        """Complete or abort a move, and return the ended move."""
         self._contexts_all = self.moves.move(move_id).contexts
         return self.moves.move(self._mover(reason).run(steps, move_id).move_id)
 

@@ -259,7 +259,6 @@ class OrderCheck:
         self._report.add(Finding(FindingKind.FALSE_ADOPTION, *at, context, text))
 
     def finish(self, read: Mapping[str, tuple[int, int]]) -> None:
-        """Add the findings that need all partitions."""
         for message, counted in self._adopted.items():
             first, end = read.get(message.stream, (0, 0))
             if first <= message.offset < end and message not in self._strays:

@@ -60,7 +60,6 @@ class Piece:
         read: Callable[[Adoption], Message | None],
         is_partition: Callable[[str], bool] = lambda stream: True,
     ) -> "Piece":
-        """Make a piece of a batch, and read the adopted messages."""
         piece = cls.plain(batch)
         if piece is not None:
             return piece
@@ -106,13 +105,11 @@ class Step:
     ended: list[int] = field(default_factory=list)
     is_closed: bool = False
     """Whether to commit it without waiting for more, since another partition waits for it."""
-    first_at: float | None = None
     since: float | None = None
+    """When its first record was judged."""
     _runs: list[RecordBatch | list[Message]] = field(default_factory=list)
 
-    def add(self, messages: RecordBatch | list[Message], bytes_: int, now: float) -> None:
-        if self.first_at is None and messages:
-            self.first_at = now
+    def add(self, messages: RecordBatch | list[Message], bytes_: int) -> None:
         self._runs.append(messages)
         self.count += len(messages)
         self.bytes += bytes_
@@ -152,7 +149,6 @@ class Following:
         self.log = PartitionLog(opened.floors, open_holds=opened.holds, position=opened.position)
         self.version = opened.version
         self.position = self._opened_at = opened.position
-        self.next_offset = opened.read_from
         self.has_read = False
         self.outstanding: Step | None = None
         self.is_leaving = False
@@ -185,7 +181,6 @@ class Following:
         self._pieces.append(piece)
         self._waiting_messages += len(piece)
         self._waiting_bytes += piece.bytes
-        self.next_offset = piece.batch.last_offset + 1
         self.has_read = True
         self.gather(now)
 
@@ -206,7 +201,7 @@ class Following:
             if step.since is None:
                 step.since = now
             if self.log.is_plain and not piece.may_control:
-                self._gather_plain(step, piece, now)
+                self._gather_plain(step, piece)
             else:
                 self._gather_judged(step, piece, now)
             if self._at == len(piece):
@@ -233,7 +228,7 @@ class Following:
         room = options.batch_messages - step.count
         return max(1, min(room, (options.batch_bytes - step.bytes) // each)) if each else room
 
-    def _gather_plain(self, step: Step, piece: Piece, now: float) -> None:
+    def _gather_plain(self, step: Step, piece: Piece) -> None:
         """Add messages without control messages and moved contexts: they need no judging."""
         each, offsets = piece.bytes // len(piece), piece.batch.offsets
         end = min(len(piece), self._at + self._room(step, each))
@@ -241,7 +236,7 @@ class Following:
         self._at = end
         step.last = piece.message(end - 1)
         if start < end:
-            step.add(piece.cut(start, end), each * (end - start), now)
+            step.add(piece.cut(start, end), each * (end - start))
         step.position = max(step.position, step.last.offset + 1)
 
     def _gather_judged(self, step: Step, piece: Piece, now: float) -> None:
@@ -263,7 +258,7 @@ class Following:
                 if verdict is Verdict.HOLD:
                     self._hold(message.offset, wanted, each)
                 elif wanted is not None:
-                    step.add([wanted], each, now)
+                    step.add([wanted], each)
 
     def _note_control(self, step: Step, offset: int, entry: Entry, now: float) -> None:
         """End the step with a fence or marker: holds here or in other partitions wait for its commit."""
@@ -292,7 +287,6 @@ class Following:
         return [move_id for move_id in self.log.holds if move_id in self.stored_holds and move_id not in self._released]
 
     def youngest_wait_s(self, now: float) -> float:
-        """The age of the youngest hold, in seconds."""
         return min((now - self._begun_at.get(move_id, now) for move_id in self.waiting_holds()), default=0.0)
 
     def release(self, move_id: int, now: float) -> None:
@@ -306,22 +300,22 @@ class Following:
             if self._is_full(step):
                 return
             hold = self.log.holds[move_id]
-            step.since = step.since or now
+            step.since = now if step.since is None else step.since
             # Holds in other partitions may wait for the end of this one, and its own messages are due.
             step.is_closed = True
             offsets = list(islice(hold.held, self._room(step, self._held_bytes // max(1, len(self._held)))))
             if offsets:
-                self._deliver_held(step, hold, offsets, now)
+                self._deliver_held(step, hold, offsets)
             if hold.held:
                 return
             self._released.remove(move_id)
             self.log.end(move_id)
             step.ended.append(move_id)
 
-    def _deliver_held(self, step: Step, hold: Hold, offsets: Sequence[int], now: float) -> None:
+    def _deliver_held(self, step: Step, hold: Hold, offsets: Sequence[int]) -> None:
         each = self._held_bytes // max(1, len(self._held))
         messages = [self._held.pop(offset) for offset in offsets if offset in self._held]
-        step.add(messages, each * len(messages), now)
+        step.add(messages, each * len(messages))
         self._held_bytes = self._held_bytes - each * len(messages) if self._held else 0
         self.log.delivered(hold.move_id, offsets[-1])
 
@@ -332,10 +326,10 @@ class Following:
         if self._again is not None:
             return 0.0
         step = self._step
-        if step.first_at is None:
+        if step.since is None or not step.count:
             return None
         is_ready = self._is_full(step) or self.is_blocked
-        return 0.0 if is_ready else step.first_at + self._options.batch_s
+        return 0.0 if is_ready else step.since + self._options.batch_s
 
     def silent_due_at(self) -> float | None:
         """When to store a step without messages, or None."""

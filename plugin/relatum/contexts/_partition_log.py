@@ -58,7 +58,6 @@ class Placed(NamedTuple):
 
     @classmethod
     def parse(cls, text: object) -> Self | None:
-        """Parse a header's value; None if it is invalid."""
         if not isinstance(text, str):
             return None
         epoch, _, rest = text.partition("-")
@@ -121,7 +120,6 @@ _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 
 
 def encode(control: Control) -> tuple[dict[str, Any], bytes]:
-    """Return the headers and the body of a control message."""
     facts = {name: getattr(control, name) for name in control.__slots__}
     if not isinstance(control, Adoption):
         facts["contexts"] = sorted(control.contexts)
@@ -178,7 +176,6 @@ class EntryReader:
 
 
 def _is_fact(name: str, value: object) -> bool:
-    """Whether a control message's field is valid."""
     if name == "contexts":
         return isinstance(value, frozenset) and all(map(_is_text, value))
     if name in _TEXTS:
@@ -187,7 +184,6 @@ def _is_fact(name: str, value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    """Whether PostgreSQL can store the value."""
     try:
         return isinstance(value, str) and b"\0" not in value.encode()
     except UnicodeEncodeError:
@@ -200,8 +196,6 @@ def _is_number(text: str) -> bool:
 
 
 class Verdict(Enum):
-    """What to do with an entry."""
-
     DELIVER = "deliver"
     """Deliver it to the application; for an adoption, the message it names."""
     HOLD = "hold"

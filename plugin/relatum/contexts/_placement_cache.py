@@ -81,7 +81,6 @@ class PlacementCache:
                     self._placements[placement.name] = placement
 
     def forget(self, names: Collection[str]) -> None:
-        """Drop placements; their next use reads them again."""
         with self._lock:
             for name in names:
                 self._placements.pop(name, None)

@@ -229,7 +229,6 @@ class PlacementStore:
             self.open(header or CONTEXT_HEADER, describe_super_stream(broker, self._name))
 
     def partitions(self) -> list[PartitionRow]:
-        """Read the partitions in order, retired ones included."""
         return [partition_of(row) for row in self._select(PARTITIONS)]
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
@@ -242,7 +241,6 @@ class PlacementStore:
         self._active_until = 0.0
 
     def generation(self) -> int:
-        """Read how often placements have changed; the server may be a standby."""
         return int(self._select(GENERATION)[0].generation)
 
     def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:

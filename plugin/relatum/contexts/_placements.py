@@ -187,8 +187,6 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveStep(Move):
-    """A move with the names of its contexts."""
-
     names: frozenset[str]
 
 

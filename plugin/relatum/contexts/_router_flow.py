@@ -41,8 +41,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PikaSending:
-    """The arguments of pika's `basic_publish`."""
-
     channel: Any
     body: bytes | str
     properties: BasicProperties | None
@@ -219,7 +217,6 @@ class RouterBase(Generic[Options]):
         return function(*args)
 
     async def _end(self, function: Callable[[], None]) -> None:
-        """Make a blocking call that closes something."""
         function()
 
     def _faced(self, flow: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Callable[..., Any]:
@@ -237,7 +234,6 @@ class RouterBase(Generic[Options]):
         await self._call(partial(self._core.open, source, with_database=with_database), to_end=False)
 
     async def _publish(self, sending: Sending) -> Any:
-        """Publish a message, and return the client's result."""
         raise NotImplementedError
 
     async def _publish_locked(self, sending: Sending, name: str, *, stream: str | None = None) -> tuple[Placement, Any]:
@@ -308,8 +304,6 @@ class RouterBase(Generic[Options]):
 
 
 class ContextFlow(RouterBase[ContextOptions]):
-    """The flow of a message with a context."""
-
     _options_class = ContextOptions
 
     async def _publish(self, sending: Sending) -> Any:
@@ -322,8 +316,6 @@ class ContextFlow(RouterBase[ContextOptions]):
 
 
 class AffinityFlow(RouterBase[AffinityOptions]):
-    """The flow of a message with an affinity set."""
-
     _options_class = AffinityOptions
 
     def _set_up(self) -> None:

@@ -108,7 +108,6 @@ class Predecessors:
         self._recent: OrderedDict[str, Found] = OrderedDict()
 
     def published(self, found: Found, message_id: str | None) -> None:
-        """Remember the set and partition of a message that has an id."""
         if not message_id:
             return
         with self._lock:
@@ -272,7 +271,6 @@ class SetKeeper:
                 self._stop.wait(next(pauses))
 
     def _keep(self, *, is_last: bool) -> bool:
-        """Do what is due; return whether all of it is done."""
         with self._lock:
             ending = dict(self._ending)
         self._check()
@@ -295,7 +293,6 @@ class SetKeeper:
                 self._settle(name)
 
     def _end(self, ending: dict[str, int]) -> bool:
-        """Close the ended sets; return whether all are closed."""
         if not ending:
             return True
         moving = self._core.store.release(ending.items())
@@ -308,7 +305,6 @@ class SetKeeper:
         return not moving
 
     def _use(self) -> None:
-        """Store the use of sets, and close idle ones."""
         with self._lock:
             used, self._used = self._used, set()
         try:

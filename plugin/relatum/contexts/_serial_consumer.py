@@ -144,8 +144,6 @@ def consuming(super_stream: str, consumer: str, batch: BatchBase) -> AbstractCon
 
 
 class ConsumerBase:
-    """The part that the blocking and the asyncio serial consumer share."""
-
     def __init__(
         self,
         super_stream: str,

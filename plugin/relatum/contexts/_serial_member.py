@@ -52,8 +52,6 @@ Taken: TypeAlias = tuple[Partition, Step]
 
 
 class Member:
-    """A running member."""
-
     surplus: Duty
     """Releases partitions that other members should have."""
     holds: Duty
@@ -78,7 +76,7 @@ class Member:
         self._served = self._delivered = self._acknowledged = 0
         self.pause_s = Histogram()
         self._of = f"of a member of {store.name!r}"
-        self._streams: frozenset[str] = frozenset()
+        self._streams: set[str] = set()
         self._begin()
 
     def _begin(self) -> None:
@@ -104,11 +102,11 @@ class Member:
         self.stopping.clear()
         self.store.ending.begin_anew()
         try:
-            opened = PlacementStore(self.store.database, self._address.vhost, self._super_stream)
-            opened.open_or_add(self.options.header, self._address)
-            self.header = opened.header
-            self.store.ensure(opened.super_stream_id, self._beginnings)
-            self._streams = self.store.partitions()
+            self._placements = PlacementStore(self.store.database, self._address.vhost, self._super_stream)
+            self._placements.open_or_add(self.options.header, self._address)
+            self.header = self._placements.header
+            self.store.ensure(self._placements.super_stream_id, self._beginnings)
+            self._streams = {row.stream for row in self._placements.partitions()}
             self.loop.start()
             joined = self.loop.run(self._join)
             if joined is not None:
@@ -202,7 +200,6 @@ class Member:
         return self.store.renewal_s
 
     def _has(self, share: Share, partitions: Mapping[int, str]) -> None:
-        """Open the partitions of the lease, and drop the others."""
         if share.holder != self._holder and self._partitions:
             # The lease had expired: drop every partition, and reopen those still ours at their stored positions.
             logger.info("the lease of a member of %r expired: its partitions are reopened", self.store.name)
@@ -252,7 +249,7 @@ class Member:
     def is_partition(self, stream: str) -> bool:
         """Whether a stream is or was a partition of this super stream. Thread-safe; may query the database."""
         if stream not in self._streams:
-            self._streams = self.store.partitions()
+            self._streams = {row.stream for row in self._placements.partitions()}
         return stream in self._streams
 
     def _receive(self, event: Event) -> None:
@@ -304,7 +301,6 @@ class Member:
             self._acknowledged += step.count
 
     def statistics(self) -> SerialStatistics:
-        """The counts of this member. Thread-safe."""
         held = [following.held for following in self.followings]
         return SerialStatistics(
             partitions=len(held),

@@ -155,7 +155,7 @@ class Partition:
         following = Following(
             self.partition_id, self.stream, opened, header=header, options=self.member.options, now=time.monotonic()
         )
-        extra = {"stream": self.stream, "position": following.position, "from": following.next_offset}
+        extra = {"stream": self.stream, "position": following.position, "from": opened.read_from}
         logger.info("partition %r opened", self.stream, extra=extra)
         self.following = following
 

@@ -45,11 +45,6 @@ PARTITIONS: Final = Sharing(
 )
 """Partitions, shared by the members of one consumer name."""
 
-_STREAMS: Final = sql("""
-    SELECT s.stream FROM relatum.super_stream_partitions s
-    JOIN relatum.serial_consumers c ON c.super_stream_id = s.super_stream_id
-    WHERE c.consumer_id = :consumer_id::integer""")
-
 SHARED: Final = sql(f"""
     SELECT p.partition_id, s.stream
     FROM relatum.serial_positions p JOIN relatum.super_stream_partitions s ON s.partition_id = p.partition_id
@@ -190,7 +185,6 @@ HOLDS_SHOWN: Final = sql(f"""
 
 
 def lost(stream: str, name: str) -> PartitionLost:
-    """The error for a member that has lost a partition."""
     return PartitionLost(
         f"another member of {name!r} took {stream!r} over, or this member reopened it; nothing was written, and "
         "unacknowledged messages are delivered again",
@@ -224,7 +218,6 @@ class ConsumerStore:
 
     @property
     def me(self) -> dict[str, Any]:
-        """Statement parameters: the consumer and this member."""
         return {"consumer_id": self.consumer_id, "holder": self._member.holder}
 
     def _mine(self, partition_id: int) -> dict[str, Any]:
@@ -255,10 +248,6 @@ class ConsumerStore:
             forget_settlements(connection)
         self._member.within = consumer_id
 
-    def partitions(self) -> frozenset[str]:
-        """Read the streams of all partitions, past ones included."""
-        return frozenset(row.stream for row in self.database.rows(_STREAMS, self.me))
-
     def share(self, reach: BrokerReach, *, is_busy: bool) -> tuple[Share, dict[int, str]]:
         """Renew the lease, take free partitions up to this member's share, and return the partitions with streams.
 
@@ -281,7 +270,6 @@ class ConsumerStore:
             self._member.release(connection, [partition_id])
 
     def leave(self) -> None:
-        """Release all partitions to other members at once."""
         with self._of_lease.transaction() as connection:
             self._member.leave(connection)
 
@@ -378,7 +366,6 @@ class ConsumerStore:
 
 
 def _write_holds(ask: Ask, step: Step) -> None:
-    """Write the holds that a step begins, advances and ends."""
     begun = {hold.move_id for hold in step.begun}
     for hold in step.begun:
         ask(

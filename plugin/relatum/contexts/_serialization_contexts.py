@@ -388,7 +388,6 @@ def _check_in(placements: Iterable[Placement], partition: str) -> None:
 
 
 def _chosen(active: Sequence[PartitionRow], wanted: PartitionRow) -> PartitionRow:
-    """The wanted partition, which must be active."""
     for row in active:
         if row.partition_id == wanted.partition_id:
             return row

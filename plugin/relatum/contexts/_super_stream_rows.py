@@ -130,7 +130,8 @@ _UNREAD: Final = sql("""
     LIMIT 1)""")
 """A consumer that has not read a partition to its end, or holds messages because of the retired one."""
 
-_NAMES: Final = sql("SELECT name FROM relatum.super_streams WHERE vhost = :vhost::text ORDER BY name")
+OF_VHOST: Final = sql("""
+    SELECT super_stream_id, name FROM relatum.super_streams WHERE vhost = :vhost::text ORDER BY name""")
 
 
 Ask: TypeAlias = Callable[..., Any]
@@ -162,7 +163,7 @@ def placed_super_streams(database: AnyDatabase, *, vhost: str = "/") -> list[str
     """
     checked_name("vhost", vhost)
     with closing(Database(database, refusing=None, statement_s=ONCE_STATEMENT_S)) as shared:
-        return [row.name for row in shared.rows(_NAMES, {"vhost": vhost})]
+        return [row.name for row in shared.rows(OF_VHOST, {"vhost": vhost})]
 
 
 def open_super_stream(
@@ -196,7 +197,6 @@ def open_super_stream(
 
 
 def _agree_on_idle(ask: Ask, name: str, idle_s: float, *, stored: float | None) -> None:
-    """Check `idle_s` against the stored value; the first router stores it."""
     if stored is None:
         ask(_SET_FIRST_IDLE, idle_s=idle_s)
         # Another router may have stored it first, while this one waited.
@@ -227,7 +227,6 @@ def partition_of(row: Any) -> PartitionRow:
 
 
 def _synced(ask: Ask, known: Sequence[PartitionRow], wanted: Layout) -> bool:
-    """Add new partitions and update changed bindings; return whether anything changed."""
     by_stream = {row.stream: row for row in known}
     has_changed = False
     for partition in wanted:
