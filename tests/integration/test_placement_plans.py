@@ -141,9 +141,9 @@ OF_CONSUMERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "leave": (consuming.PARTITIONS.leave, MEMBER),
     "members up": (status.MEMBERS_UP, ME),
     "holds": (consuming.HOLDS_OF, ME),
-    "scans": (consuming.SCANS, ME),
-    "lost fences": (moving.LOST_FENCES, RANGE),
-    "lost markers": (moving.LOST_MARKERS, RANGE),
+    "scans": (moving.SCANS, ME),
+    "floors": (moving.FLOORS, {**ME, "offset": 1000}),
+    "lost controls": (moving.LOST_CONTROLS, RANGE),
     "begin a hold": (
         consuming.BEGIN_HOLD,
         {**ME, "move_id": 77, "source": "s3", "epoch": 9, "marker_offset": 1, "cursor": 2, "fence_offset": 3},

@@ -326,7 +326,6 @@ class Movers:
         raise Conflict("other movers move these contexts to other streams at the same time: repeat the call later")
 
     def perform(self, steps: Callable[[Mover, int], MoveStep], move_id: int, *, reason: str | None = None) -> Move:
-        self._contexts_all = self.moves.move(move_id).contexts
         return self.moves.move(self._mover(reason).run(steps, move_id).move_id)
 
     def _mover(self, reason: str | None = None) -> Mover:
@@ -337,7 +336,7 @@ class Movers:
             if move.state.is_ended:
                 self._contexts_done += move.contexts
             if self.progress is not None:
-                self.progress(MoveProgress(move, self._contexts_done, self._contexts_all))
+                self.progress(MoveProgress(move, self._contexts_done, self._contexts_all or move.contexts))
 
     def _needed(self, names: Collection[str], target: str) -> list[_Wanted]:
         leaving: dict[str, list[str]] = {}

@@ -14,7 +14,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from relatum.contexts._move_store import FLOORS
+from relatum.contexts._move_store import FLOORS, SCANS
 from relatum.contexts._partition_following import Following, Opened, Step
 from relatum.contexts._partition_log import MovedBefore, consistent_starts
 from relatum.contexts._super_stream_rows import Ask, asking, partitions_in
@@ -93,14 +93,6 @@ BEGIN: Final = sql(f"""
     UPDATE relatum.serial_positions SET version = version + 1
     WHERE {_MINE}
     RETURNING position, version, last_offset, last_fingerprint, last_chunk_ms""")
-
-SCANS: Final = sql("""
-    SELECT scan_from FROM relatum.context_moves
-    WHERE source_id = :partition_id::integer AND fence_offset IS NULL
-    UNION ALL
-    SELECT target_scan_from FROM relatum.context_moves
-    WHERE target_id = :partition_id::integer AND marker_offset IS NULL""")
-"""The offsets at which to search for fences and markers that are not found yet."""
 
 _RESTART: Final = sql(f"""
     UPDATE relatum.serial_positions
