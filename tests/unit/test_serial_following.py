@@ -60,7 +60,10 @@ def following(
 
 def put(partition: Following, *records: bytes, first: int = 0, now: float = 0.0) -> None:
     batch = RecordBatch("p", first, range(first, first + len(records)), records)
-    partition.put(Piece.of(batch, lambda adoption: Message.from_record(adoption.stream, adoption.offset, b"")), now)
+    piece = Piece.plain(batch)
+    if piece is None:
+        piece = Piece.of(batch, lambda adoption: Message.from_record(adoption.stream, adoption.offset, b""))
+    partition.put(piece, now)
 
 
 def bodies(step: Step) -> list[str]:

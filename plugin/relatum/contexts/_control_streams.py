@@ -95,7 +95,7 @@ class ControlStreams(Closing):
             return next((message.offset for message in messages if _is_it(message, control)), None)
 
     def search(self, sent: Sent, from_offset: int, anywhere: bool = False) -> int | None:
-        """Find a published message after a fence or marker of its name; see `RouterCore.search`."""
+        """Read from an offset to the stream's end for the offset of a stray; see `find_stray`."""
         placed = str(sent.wanted).encode()
 
         def may_matter(record: bytes) -> bool:

@@ -7,7 +7,7 @@ doubt, drops it and starts again from the stored state.
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Final
@@ -60,9 +60,6 @@ class Piece:
         read: Callable[[Adoption], Message | None],
         is_partition: Callable[[str], bool] = lambda stream: True,
     ) -> "Piece":
-        piece = cls.plain(batch)
-        if piece is not None:
-            return piece
         adopted: dict[int, Message | None] = {}
         foreign: set[int] = set()
         for message in batch.each_message():
@@ -253,12 +250,13 @@ class Following:
             verdict = self.log.judge(message.offset, entry)
             if verdict is Verdict.CONTROL:
                 self._note_control(step, message.offset, entry, now)
-            elif verdict is Verdict.DELIVER or verdict is Verdict.HOLD:
-                wanted = piece.adopted.get(message.offset) if isinstance(entry, Adoption) else message
-                if verdict is Verdict.HOLD:
-                    self._hold(message.offset, wanted, each)
-                elif wanted is not None:
-                    step.add([wanted], each)
+                continue
+            wanted = piece.adopted.get(message.offset) if isinstance(entry, Adoption) else message
+            if verdict is Verdict.DELIVER and wanted is not None:
+                step.add([wanted], each)
+            elif verdict is Verdict.HOLD and wanted is not None:
+                self._held[message.offset] = wanted
+                self._held_bytes += each
 
     def _note_control(self, step: Step, offset: int, entry: Entry, now: float) -> None:
         """End the step with a fence or marker: holds here or in other partitions wait for its commit."""
@@ -274,11 +272,6 @@ class Following:
         """Judge a fence or marker from the database, since retention has dropped it."""
         self.log.judge(offset, entry)
         self._note_control(self._step, offset, entry, now)
-
-    def _hold(self, offset: int, message: Message | None, bytes_: int) -> None:
-        if message is not None:
-            self._held[offset] = message
-            self._held_bytes += bytes_
 
     def waiting_holds(self) -> list[int]:
         """The moves with stored holds that wait for their source; none before held messages were read again."""
@@ -303,21 +296,18 @@ class Following:
             step.since = now if step.since is None else step.since
             # Holds in other partitions may wait for the end of this one, and its own messages are due.
             step.is_closed = True
-            offsets = list(islice(hold.held, self._room(step, self._held_bytes // max(1, len(self._held)))))
+            each = self._held_bytes // max(1, len(self._held))
+            offsets = list(islice(hold.held, self._room(step, each)))
             if offsets:
-                self._deliver_held(step, hold, offsets)
+                messages = [self._held.pop(offset) for offset in offsets if offset in self._held]
+                step.add(messages, each * len(messages))
+                self._held_bytes = self._held_bytes - each * len(messages) if self._held else 0
+                self.log.delivered(move_id, offsets[-1])
             if hold.held:
                 return
             self._released.remove(move_id)
             self.log.end(move_id)
             step.ended.append(move_id)
-
-    def _deliver_held(self, step: Step, hold: Hold, offsets: Sequence[int]) -> None:
-        each = self._held_bytes // max(1, len(self._held))
-        messages = [self._held.pop(offset) for offset in offsets if offset in self._held]
-        step.add(messages, each * len(messages))
-        self._held_bytes = self._held_bytes - each * len(messages) if self._held else 0
-        self.log.delivered(hold.move_id, offsets[-1])
 
     def due_at(self) -> float | None:
         """When a batch can be handed out; None: not before more is read or the last one is returned."""

@@ -206,16 +206,10 @@ class RouterCore:
         return placed[name]
 
     def fence_after(self, name: str, epoch: int, stream: str) -> Move | None:
-        """The first move of a name out of or into a stream whose fence or marker has a higher epoch."""
         with self._in_time():
             return self.store.fence_after(name, epoch, stream)
 
     def search(self, sent: Sent, from_offset: int, anywhere: bool) -> int | None:
-        """The offset of a published message, if a fence or marker of its name with a higher epoch precedes it.
-
-        Reads from an offset to the stream's present end. A message before such a fence or marker, or none, is no stray;
-        `anywhere` finds it in any place.
-        """
         with self._in_time():
             return self.control_streams.search(sent, from_offset, anywhere)
 

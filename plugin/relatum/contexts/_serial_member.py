@@ -213,24 +213,16 @@ class Member:
             if stream not in self._partitions:
                 self._partitions[stream] = Partition(self, partition_id, stream)
         self._surplus = share.surplus
-        self._choose_surplus()
+        # Batches of partitions that other members should have are not handed out: those chosen before, then the last.
+        ranked = sorted(self.followings, key=lambda each: each.is_leaving)
+        for place, following in enumerate(ranked):
+            following.is_leaving = place >= len(ranked) - share.surplus
+        self.surplus.wake()
 
     def leave(self, partition: Partition) -> None:
         partition.stop()
         if self._partitions.get(partition.stream) is partition:
             del self._partitions[partition.stream]
-
-    def _choose_surplus(self) -> None:
-        """Stop handing out batches of the partitions that other members should have."""
-        leaving = [each for each in self.followings if each.is_leaving]
-        for following in reversed(self.followings):
-            if len(leaving) < self._surplus and not following.is_leaving:
-                following.is_leaving = True
-                leaving.append(following)
-        for following in leaving[self._surplus :]:
-            following.is_leaving = False
-        if leaving:
-            self.surplus.wake()
 
     async def _give_surplus(self) -> float:
         """Release surplus partitions without a batch in use.
