@@ -32,7 +32,7 @@ from relatum.headers import PLACED_HEADER
 from relatum.reading import Broker
 from relatum.store.database import AnyDatabase, Database
 from relatum.store.members import LEASE_S
-from relatum.superstreams import Candidate, Layout, describe_super_stream
+from relatum.superstreams import Candidate, describe_super_stream
 from relatum.superstreams.connections import address_of
 from relatum.superstreams.layout import checked_stream_name as checked_super_stream
 from relatum.waiting import LEAST_S, Deadline, Outages, ended, has_passed, log_failure, pause, within
@@ -90,7 +90,6 @@ class RouterCore:
         self.is_open = False
         """Whether messages with a name can be published."""
         self._is_closed = False
-        self._layout: Layout | None = None
         self._candidates: Sequence[PartitionRow] = ()
         self.has_layout = False
         """Whether messages without a name can be published."""
@@ -125,28 +124,23 @@ class RouterCore:
             source = self._broker if self._broker is not None else source
             if source is None:
                 raise ConfigurationError("give the router broker=URL, or publish with it first")
-            if not self.has_layout or (with_database and not self.is_open):
-                self._describe(source)
-            if with_database and not self.is_open:
+            needs_database = with_database and not self.is_open
+            if self.has_layout and not needs_database:
+                return
+            address = address_of(source)
+            self._vhost = self._vhost or address.vhost
+            self.check_vhost(address.vhost)
+            layout = describe_super_stream(source, self.super_stream)
+            self._candidates = [PartitionRow(0, each.stream, each.binding_key, each.place) for each in layout]
+            self.has_layout = True
+            if needs_database:
+                self.control_streams = ControlStreams(address, self.options.header)
+                self.store = store = PlacementStore(self._database, address.vhost, self.super_stream)
                 with within(max(self.options.timeout_s, LEAST_S)):
-                    self._open_store(source)
-
-    def _describe(self, source: Any) -> None:
-        vhost = address_of(source).vhost
-        self._vhost = self._vhost or vhost
-        self.check_vhost(vhost)
-        self._layout = describe_super_stream(source, self.super_stream)
-        self._candidates = [PartitionRow(0, each.stream, each.binding_key, each.place) for each in self._layout]
-        self.has_layout = True
-
-    def _open_store(self, source: Any) -> None:
-        address = address_of(source)
-        self.control_streams = ControlStreams(address, self.options.header)
-        self.store = store = PlacementStore(self._database, address.vhost, self.super_stream)
-        rows = store.open(self.options.header, self._layout, idle_s=self.options.idle_s)
-        self._moves = MoveStore(store.database, store.super_stream_id, self.super_stream)
-        self._candidates = [row for row in rows if row.state is PartitionState.ACTIVE]
-        self.is_open = True
+                    rows = store.open(self.options.header, layout, idle_s=self.options.idle_s)
+                self._moves = MoveStore(self._database, store.super_stream_id, self.super_stream)
+                self._candidates = [row for row in rows if row.state is PartitionState.ACTIVE]
+                self.is_open = True
 
     def check_vhost(self, vhost: str) -> None:
         """Refuse a channel of another virtual host, where the name means another super stream."""
