@@ -142,7 +142,7 @@ class Publications:
     def counts_at_once(self, sent: Sent) -> bool:
         """Whether a message confirmed just now is known to be valid; else `settle` must be called."""
         # The look first, then the cache: a later look says nothing about an earlier state of the cache.
-        if self._options.trust_clock and self._has_fresh_look() and self.cache.still(sent):
+        if self._trusts() and self.cache.still(sent):
             return True
         self.unchecked.add(sent)
         self.asked += 1
@@ -165,9 +165,18 @@ class Publications:
         self._look(self._clock() + self._options.timeout_s, must=True)
         return self._stray(sent) is None
 
-    def _has_fresh_look(self) -> bool:
+    def _trusts(self) -> bool:
         """Whether the last look is young enough to prove a message valid that was confirmed before this call."""
+        return self._options.trust_clock and self._has_fresh_look()
+
+    def _has_fresh_look(self) -> bool:
         return self._clock() - self._looked_at < TRUST_S
+
+    def _looked(self, mark: int, began: float) -> None:
+        """Note what a look found, and when it began; the latest look wins."""
+        with self._lock:
+            self._checked_mark = max(mark, self._checked_mark)
+            self._looked_at = max(began, self._looked_at)
 
     def _forget_look(self) -> None:
         self._looked_at = _NEVER
@@ -245,10 +254,7 @@ class Publications:
                 continue
             self.cache.advance(generation, changed)
             self.unchecked.checked(mark, self.cache)
-            with self._lock:
-                # The latest look wins.
-                self._checked_mark = max(mark, self._checked_mark)
-                self._looked_at = max(began, self._looked_at)
+            self._looked(mark, began)
             return True
 
     def _settle_all(self, name: str, deadline: float, *, must: bool = False) -> None:
