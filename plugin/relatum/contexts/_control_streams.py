@@ -80,7 +80,6 @@ class ControlStreams(Closing):
         self._publisher.publish(stream, body, properties)
 
     def reader(self) -> StreamReader:
-        """The reader of the partitions. It reconnects by itself."""
         return self._reader.get()
 
     def end_of(self, stream: str) -> int:

@@ -236,11 +236,9 @@ class MoveStore:
             return _step(ask, move_id)
 
     def look(self, move_id: int) -> MoveStep:
-        """Read a move for its steps; `NotFound` if there is no such move."""
         return _step_of(_only(self._rows(ONE, move_id=move_id), move_id))
 
     def attend(self, move_id: int, holder: str) -> None:
-        """Take, or renew, the lease of a move."""
         self._rows(ATTEND, move_id=move_id, holder=holder, lease_s=LEASE_S)
 
     def take_abandoned(self) -> int | None:

@@ -119,8 +119,6 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The stored state of a partition that this member has taken."""
-
     position: int
     version: int
     known_by: Position | None
@@ -174,7 +172,6 @@ class Following:
         return self._waiting_messages < 2 * options.batch_messages and self._waiting_bytes < options.batch_bytes
 
     def put(self, piece: Piece, now: float) -> None:
-        """Add a piece that was read; offsets ascend."""
         self._pieces.append(piece)
         self._waiting_messages += len(piece)
         self._waiting_bytes += piece.bytes
@@ -283,7 +280,6 @@ class Following:
         return min((now - self._begun_at.get(move_id, now) for move_id in self.waiting_holds()), default=0.0)
 
     def release(self, move_id: int, now: float) -> None:
-        """End a hold: everything before its messages is consumed."""
         if move_id in self.waiting_holds():
             self._released.append(move_id)
             self.gather(now)

@@ -275,7 +275,6 @@ class PartitionLog:
         return Verdict.HOLD
 
     def lost_to(self, offset: int) -> None:
-        """Skip to an offset, since earlier entries no longer exist."""
         self._next = max(self._next, offset)
 
     def delivered(self, move_id: int, offset: int) -> None:

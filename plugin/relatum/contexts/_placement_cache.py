@@ -39,7 +39,6 @@ class PlacementCache:
 
     @property
     def generation(self) -> int | None:
-        """The generation of the cache; None before the first was read."""
         return self._generation
 
     def get(self, name: str) -> Placement | None:
@@ -121,7 +120,6 @@ class Unchecked:
         return self._tick
 
     def add(self, sent: Sent) -> None:
-        """Add a message that the broker has just confirmed."""
         with self._lock:
             self._tick += 1
             self._count += 1

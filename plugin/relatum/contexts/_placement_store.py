@@ -232,7 +232,6 @@ class PlacementStore:
         return [partition_of(row) for row in self._select(PARTITIONS)]
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Store the weights of partitions, by stream; with 0, balancing by weight places no new sets there."""
         unknown = weights.keys() - {row.stream for row in self.partitions()}
         if unknown:
             raise StreamNotFound(f"{min(unknown)!r} is no partition of {self._name!r}", stream=min(unknown))
@@ -343,7 +342,6 @@ class PlacementStore:
         return frozenset(row.name for row in rows)
 
     def touch(self, names: Collection[str]) -> None:
-        """Store that names are in use; see `idle`."""
         self._select(TOUCH, names=list(names))
 
     def idle(self, idle_s: float) -> list[Placement]:
@@ -377,7 +375,6 @@ class PlacementStore:
         return self._select(IDLE_S)[0].idle_s  # type: ignore[no-any-return]
 
     def set_idle(self, idle_s: float | None) -> None:
-        """Store after how many seconds without use sets are closed; None for never."""
         self.database.rows(SET_IDLE, self._with_id(idle_s=None if idle_s is None else float(idle_s)))
 
     def _select(self, statement: sa.TextClause, **wanted: Any) -> Sequence[Any]:

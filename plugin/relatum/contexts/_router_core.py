@@ -104,7 +104,6 @@ class RouterCore:
         metrics.report(self, super_stream=self.super_stream, kind=options.kind)
 
     def statistics(self) -> RouterStatistics:
-        """Return the counts, without input or output."""
         publications = self.publications
         return RouterStatistics(
             published=self._published,

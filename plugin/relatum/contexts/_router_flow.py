@@ -73,7 +73,6 @@ class PikaSending:
         return vhost_of(self.channel)
 
     async def send_named(self, core: RouterCore, placement: Placement, headers: dict[str, Any]) -> Any:
-        """Publish the message under a placement, with these headers; return the client's result."""
         own = (
             copy_with(self.properties, headers, self.properties.message_id)
             if self.properties
@@ -82,7 +81,6 @@ class PikaSending:
         return self.channel.basic_publish(core.super_stream, placement.binding_key, self.body, own, mandatory=True)
 
     async def send_unnamed(self, core: RouterCore, partition: PartitionRow) -> Any:
-        """Publish a message without a name, unchanged; return the client's result."""
         try:
             result = self.channel.basic_publish(
                 core.super_stream, partition.binding_key, self.body, self.properties, mandatory=self.mandatory

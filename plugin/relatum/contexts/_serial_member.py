@@ -80,7 +80,6 @@ class Member:
         self._begin()
 
     def _begin(self) -> None:
-        """Create the loop and its parts; again after a failed start."""
         name = f"relatum-{self.store.name}"
         self.loop = ComponentLoop(name, logger, ending=self.store.ending)
         # The lease has its own thread and connection, so that renewing never queues.

@@ -323,7 +323,6 @@ class ConsumerStore:
         return True
 
     def _moved(self, following: Following, step: Step, token: UUID) -> dict[str, Any]:
-        """The parameters of `ADVANCE`, which returns a row if it moved the position."""
         last = None if step.last is None else position_of(step.last)
         return {
             **self._mine(following.partition_id),
@@ -336,7 +335,6 @@ class ConsumerStore:
         }
 
     def was_committed(self, token: UUID) -> bool:
-        """Whether a commit without an answer took effect. Call it once."""
         return self.tokens.was_committed(self.database.engine, token)
 
     @contextmanager
