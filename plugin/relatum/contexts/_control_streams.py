@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Generator
-from typing import Final
 
 from pika import BasicProperties
 
@@ -20,12 +19,8 @@ from relatum.contexts._partition_log import (
 from relatum.contexts._placement_cache import Sent
 from relatum.contexts._publication import find_stray
 from relatum.errors import ReadTimeout, StreamUnavailable
-from relatum.publishing import DIRECT_TIMEOUT_S as TIMEOUT_S
-from relatum.publishing import DirectPublisher
+from relatum.publishing import DIRECT_TIMEOUT_S, DirectPublisher
 from relatum.reading import BrokerAddress, Message, SharedReader, StreamReader
-
-IDLE_S: Final = TIMEOUT_S
-"""Seconds without data, before the end of a stream, after which a search raises `ReadTimeout`."""
 
 
 def scan(
@@ -44,11 +39,11 @@ def scan(
     bounds = reader.bounds(stream)
     # Compare with what was read: a replica may have less than its leader has confirmed.
     read_to = from_offset - 1
-    found = reader.batches(stream, from_offset, follow=False, idle_s=IDLE_S)
+    found = reader.batches(stream, from_offset, follow=False, idle_s=DIRECT_TIMEOUT_S)
     with contextlib.closing(found) as batches:
         for batch in batches:
             if batch is None:
-                raise ReadTimeout(f"the stream {stream!r} gave nothing for {seconds_text(IDLE_S)}")
+                raise ReadTimeout(f"the stream {stream!r} gave nothing for {seconds_text(DIRECT_TIMEOUT_S)}")
             read_to = batch.last_offset
             for offset, record in zip(batch.offsets, batch.records, strict=True):
                 if may_matter(record):

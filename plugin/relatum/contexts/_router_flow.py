@@ -22,7 +22,7 @@ from relatum.contexts._context_options import AffinityOptions, ContextOptions, R
 from relatum.contexts._placement_cache import NameLocks, Sent
 from relatum.contexts._placements import PartitionRow, Placement
 from relatum.contexts._router_core import RouterCore, rejected, unsettled
-from relatum.contexts._router_sets import NO_SET, Found, Predecessors, SetKeeper, set_request_of
+from relatum.contexts._router_sets import Found, Predecessors, SetKeeper, set_request_of
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable
 from relatum.ids import MessageId
 from relatum.processes import of_one_process
@@ -324,8 +324,6 @@ class AffinityFlow(RouterBase[AffinityOptions]):
     async def _publish(self, sending: Sending) -> Any:
         core, sets, predecessors = self._core, self._sets, self._predecessors
         request = set_request_of(sending.headers, core.options.header)
-        if request is NO_SET:
-            return await self._publish_of_none(sending)
         # If it is known, nothing suspends before the set's lock: its messages are published in the order of the calls.
         place = predecessors.known(request)
         if place is None:

@@ -64,19 +64,14 @@ class SetRequest(NamedTuple):
     """A `message_id`, or "stream:offset"."""
 
 
-NO_SET: Final = SetRequest()
-"""The request of a message without a set: any partition."""
-
-
 def set_request_of(headers: Mapping[str, Any] | None, header: str) -> SetRequest:
     """Parse the headers of a message; `InvalidInput` if they contradict each other."""
     if not headers:
-        return NO_SET
+        return SetRequest()
     name, predecessor = headers.get(header), headers.get(PREDECESSOR_HEADER)
     # A header without a value counts as missing.
-    is_last = headers.get(AFFINITY_LAST_HEADER)
-    if is_last is None:
-        is_last = False
+    last = headers.get(AFFINITY_LAST_HEADER)
+    is_last = False if last is None else last
     for value, named_by in ((name, header), (predecessor, PREDECESSOR_HEADER)):
         if value is not None:
             check_name(value, f"the header {named_by}", outcome="nothing was sent")

@@ -97,11 +97,6 @@ LOOK_S: Final = 0.1
 _LOCK_SUPER_STREAM: Final = sql("""
     SELECT 1 FROM relatum.super_streams WHERE super_stream_id = :super_stream_id::integer FOR UPDATE""")
 
-_LOCK_PARTITIONS: Final = sql("""
-    SELECT partition_id, stream, state FROM relatum.super_stream_partitions
-    WHERE super_stream_id = :super_stream_id::integer
-    ORDER BY partition_id FOR UPDATE""")
-
 MOVES_OF: Final = sql("""
     SELECT move_id FROM relatum.context_moves
     WHERE super_stream_id = :super_stream_id::integer AND ended_at IS NULL
@@ -268,14 +263,15 @@ def retire(moves: "MoveStore", stream: str) -> None:
     """
     with moves.kept() as ask:
         ask(_LOCK_SUPER_STREAM)
-        rows = ask(_LOCK_PARTITIONS).all()
+        rows = ask(PARTITIONS).all()
         row = next((row for row in rows if row.stream == stream), None)
         if row is None:
             raise StreamNotFound(f"the super stream has no partition {stream!r}", stream=stream)
         if not any(row.stream != stream and row.state == PartitionState.ACTIVE for row in rows):
             raise PartitionInUse(f"{stream!r} is the last partition", stream=stream, reason="it is the last one")
-        _check_unused(ask, stream, row.partition_id)
+        # First, as it locks the row: names that are placed there now are seen, and later ones find it retired.
         ask(_RETIRE, partition_id=row.partition_id)
+        _check_unused(ask, stream, row.partition_id)
 
 
 def _check_unused(ask: Ask, stream: str, partition_id: int) -> None:
