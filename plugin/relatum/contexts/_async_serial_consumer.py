@@ -102,10 +102,8 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
         if self._is_closed:
             return True
         self._is_closed = True
-        # Not in the threads of this consumer, which may all wait for PostgreSQL.
-        has_ended = await asyncio.shield(in_thread(None, self._member.close, timeout_s))
-        self._threads.shutdown()
-        return has_ended
+        # Not in the threads of this consumer, which may all wait for PostgreSQL. They end by themselves when idle.
+        return await asyncio.shield(in_thread(None, self._member.close, timeout_s))
 
     async def next_batch(self, timeout_s: float | None = None) -> AsyncSerialBatch | None:
         """Return the next batch of any partition; see `SerialConsumer.next_batch`."""
