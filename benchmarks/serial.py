@@ -10,7 +10,7 @@ from benchmarks._context import Context
 from benchmarks._results import Row, attempted
 from benchmarks._timing import in_turns, median
 from relatum.contexts import SerialConsumer
-from relatum.contexts._entries import Placed
+from relatum.contexts._partition_log import Placed
 from relatum.headers import CONTEXT_HEADER, PLACED_HEADER
 from relatum.reading import StreamReader
 from relatum.superstreams import declare_super_stream, delete_super_stream

@@ -14,7 +14,7 @@ from relatum import Broker
 from relatum.collecting import Bulk, ExecutorOptions, OutcomeStatus
 from relatum.contexts import SerialConsumer
 from relatum.contexts._control_streams import ControlStreams
-from relatum.contexts._entries import Fence, Placed
+from relatum.contexts._partition_log import Fence, Placed
 from relatum.contexts._placement_cache import Sent
 from relatum.headers import CONTEXT_HEADER
 from relatum.ids import fingerprint

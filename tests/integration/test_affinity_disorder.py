@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import relatum
 from relatum import Broker
-from relatum.contexts._entries import Placed
+from relatum.contexts._partition_log import Placed
 from relatum.errors import (
     ContextMoving,
     DatabaseUnavailable,

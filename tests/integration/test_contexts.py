@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from relatum.contexts import Move, MoveProgress, MoveState, SerializationContexts
-from relatum.contexts import _move_steps as moving
-from relatum.contexts._entries import Control, Fence, Marker, entry_of
+from relatum.contexts import _mover as moving
 from relatum.contexts._move_store import NothingToMove
 from relatum.contexts._mover import Mover
+from relatum.contexts._partition_log import Control, Fence, Marker, entry_of
 from relatum.errors import (
     ConfigurationError,
     Conflict,
@@ -67,7 +67,7 @@ def controls(reader: StreamReader, stream: str) -> list[tuple[int, Control]]:
     return [(offset, entry) for offset, entry in entries if isinstance(entry, Fence | Marker)]
 
 
-def run(contexts: SerializationContexts, steps: Callable[..., moving.MoveStep], *given: Any) -> moving.MoveStep:
+def run(contexts: SerializationContexts, steps: Callable[..., Move], *given: Any) -> Move:
     return Mover(contexts._moves, contexts._control_streams()).run(steps, *given)
 
 

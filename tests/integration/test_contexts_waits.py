@@ -21,7 +21,7 @@ from relatum.contexts import (
     MoveState,
     SerializationContexts,
 )
-from relatum.contexts._entries import Fence, encode
+from relatum.contexts._partition_log import Fence, encode
 from relatum.errors import ContextMoving, MoveConflict
 from relatum.superstreams import Layout
 from tests.support import wait_until
@@ -177,7 +177,7 @@ def test_one_of_many_goes_on_with_it(
 
 def test_a_mover_that_lives_says_so(c: SerializationContexts, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mover that waits keeps its move attended."""
-    monkeypatch.setattr("relatum.contexts._move_steps.MOVE_WAIT_S", 90.0)
+    monkeypatch.setattr("relatum.contexts._mover.MOVE_WAIT_S", 90.0)
     mover = threading.Thread(target=c.move, args=("c", f"{c.super_stream}-1"))
     mover.start()
     wait_until(lambda: bool(c.moves()), what="the mover waits")

@@ -157,7 +157,7 @@ def late(consumer: SerialConsumer) -> Iterator[threading.Event]:
 
 
 def hands_nothing_out(consumer: SerialConsumer) -> bool:
-    are_read = [following.due_at for following in consumer._batches.followings]
+    are_read = [following.due_at for following in consumer._member.followings]
     wait_until(lambda: all(due_at() is not None for due_at in are_read), what="all are read")
     return consumer.next_batch(1.0) is None
 

@@ -8,10 +8,8 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.contexts import _move_store as moving
-from relatum.contexts import _partitions as retiring
 from relatum.contexts import _placement_prune as prune
 from relatum.contexts import _placement_store as store
-from relatum.contexts import _placing as placing
 from relatum.contexts import _serial_status as status
 from relatum.contexts import _serial_store as consuming
 from relatum.contexts import _super_stream_rows as opening
@@ -86,9 +84,9 @@ STATEMENTS: dict[str, tuple[sa.Executable, dict[str, Any]]] = {
     "idle": (store.IDLE, OURS | {"idle_s": 1000.0, "most": 100}),
     "list": (store.LISTED[False], OURS | {"most": 50, "first": ""}),
     "list on": (store.LISTED[False], OURS | {"most": 50, "first": "n5"}),
-    "place": (placing.PLACE, OURS | {"names": ["n2", "r4", "x"], "partition_ids": [1, 3, 5]}),
-    "place, bounded": (placing.PLACE_BOUNDED, OURS | {"names": ["n2", "r4", "x"], "partition_ids": [1, 3, 5]}),
-    "release": (placing.RELEASE, OURS | {"names": ["n2", "n4", "r6"], "epochs": [2, 4, 6]}),
+    "place": (store.PLACE, OURS | {"names": ["n2", "r4", "x"], "partition_ids": [1, 3, 5]}),
+    "place, bounded": (store.PLACE_BOUNDED, OURS | {"names": ["n2", "r4", "x"], "partition_ids": [1, 3, 5]}),
+    "release": (store.RELEASE, OURS | {"names": ["n2", "n4", "r6"], "epochs": [2, 4, 6]}),
     "touch": (store.TOUCH, OURS | {"names": ["n2", "n4", "r6"]}),
     "fence after": (moving.FENCE_AFTER, OURS | {"name": "n14", "stream": "s2", "above": 0}),
     "forget released": (prune.FORGET_RELEASED, OURS | {"older_s": 100.0, "most": 100}),
@@ -110,8 +108,8 @@ OF_MOVES: dict[str, tuple[Any, dict[str, Any]]] = {
     "go on": (moving.GO_ON, OURS | MOVE | {"names": MOVED, "partition_id": 4, "epoch": 5, "generation": 5}),
     "attend": (moving.ATTEND, MOVE | {"holder": "me", "lease_s": 5.0}),
     "take abandoned": (moving.TAKE_ABANDONED, OURS | {"holder": "me", "lease_s": 5.0}),
-    "placed in": (retiring.PLACED_IN, {"partition_id": 2}),
-    "moves of": (retiring.MOVES_OF, OURS | {"partition_id": 2}),
+    "placed in": (opening.PLACED_IN, {"partition_id": 2}),
+    "moves of": (opening.MOVES_OF, OURS | {"partition_id": 2}),
 }
 
 OF_PRUNING: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -143,9 +141,9 @@ OF_CONSUMERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "leave": (consuming.PARTITIONS.leave, MEMBER),
     "members up": (status.MEMBERS_UP, ME),
     "holds": (consuming.HOLDS_OF, ME),
-    "scans": (consuming.SCANS, ME),
-    "lost fences": (moving.LOST_FENCES, RANGE),
-    "lost markers": (moving.LOST_MARKERS, RANGE),
+    "scans": (moving.SCANS, ME),
+    "floors": (moving.FLOORS, {**ME, "offset": 1000}),
+    "lost controls": (moving.LOST_CONTROLS, RANGE),
     "begin a hold": (
         consuming.BEGIN_HOLD,
         {**ME, "move_id": 77, "source": "s3", "epoch": 9, "marker_offset": 1, "cursor": 2, "fence_offset": 3},

@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 
 import pytest
 import sqlalchemy as sa
@@ -15,7 +16,7 @@ from relatum.contexts._placement_store import CHANGES_MAX, PlacementStore
 from relatum.contexts._placements import Move, PartitionRow, PartitionState, PlacementState
 from relatum.errors import DatabaseUnavailable, MoveConflict, RowRefused, SuperStreamConflict, TooManyOpenSets
 from relatum.limits import INTEGER_MAX
-from relatum.store.database import sql
+from relatum.store.database import Database, sql
 from relatum.superstreams import Layout
 from tests.support.standstill import somebody_waits
 from tests.support.tables import placements, serial_consumers, serial_holds, super_stream_partitions
@@ -32,10 +33,16 @@ def in_place(place: int) -> Callable[[str, Sequence[PartitionRow]], PartitionRow
     return lambda _name, partitions: partitions[place]
 
 
+@contextmanager
+def stored(database_url: str, vhost: str = "/", super_stream: str = "orders") -> Iterator[PlacementStore]:
+    with closing(Database(database_url, writes=True)) as database:
+        yield PlacementStore(database, vhost, super_stream)
+
+
 @pytest.fixture
 def store(database_url: str) -> Iterator[PlacementStore]:
     """The store of a super stream of three partitions."""
-    with PlacementStore(database_url, "/", "orders") as opened:
+    with stored(database_url) as opened:
         opened.open(HEADER, LAYOUT)
         yield opened
 
@@ -66,7 +73,7 @@ def test_what_publishers_rely_on_comes_from_no_standby(store: PlacementStore, da
     standby_says = "CREATE FUNCTION behind.pg_is_in_recovery() RETURNS boolean RETURN true"
     execute(store, sa.text("CREATE SCHEMA behind"), sa.text(standby_says))
     path = "?options=-csearch_path%3Dbehind%2Cpg_catalog"
-    with PlacementStore(database_url + path, "/", "orders") as standby:
+    with stored(database_url + path) as standby:
         standby.open(HEADER, LAYOUT)
         for ask in (
             lambda: standby.changes(None),
@@ -141,7 +148,7 @@ def test_placing_and_releasing_at_once_keeps_the_counts(database_url: str, store
     lock = threading.Lock()
 
     def work(seed: int) -> None:
-        with PlacementStore(database_url, "/", "orders") as mine:
+        with stored(database_url) as mine:
             mine.open()
             for turn in range(25):
                 names = [f"n{(seed + turn + step) % 7}" for step in range(3)]
@@ -217,7 +224,7 @@ def test_no_more_sets_are_open_than_may_be(database_url: str, store: PlacementSt
     """No more sets than the limit are ever open, and names that do not fit are not placed at all."""
 
     def place(number: int) -> tuple[int, int] | None:
-        with PlacementStore(database_url, "/", "orders") as mine:
+        with stored(database_url) as mine:
             mine.open()
             try:
                 mine.place([f"n{number}"], in_place(number % 3), open_sets_max=10)
@@ -341,7 +348,7 @@ def test_the_last_move_of_a_context_at_each_end_is_kept(store: PlacementStore, m
 def test_pruning_looks_at_what_the_streams_still_hold(database_url: str, broker: Broker, stream_name: str) -> None:
     """All super streams of a virtual host are pruned; a missing stream counts as dropped only if it is retired."""
     layout = Layout.of(stream_name, [(stream_name, "0"), (f"{stream_name}-gone", "1"), (f"{stream_name}-lost", "2")])
-    with PlacementStore(database_url, broker.vhost, stream_name) as store:
+    with stored(database_url, broker.vhost, stream_name) as store:
         assert forget_placements(store.database.engine, broker) == 0
         store.open(HEADER, layout)
         placed = store.place(["a", "b"], in_place(1))

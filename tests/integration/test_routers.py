@@ -19,7 +19,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 import relatum
 from relatum import Broker
 from relatum.contexts import ContextOptions, SerializationContexts
-from relatum.contexts._entries import Placed
+from relatum.contexts._partition_log import Placed
 from relatum.errors import (
     BrokerUnavailable,
     ConfigurationError,

@@ -74,7 +74,7 @@ def test_what_asks_postgresql_is_asked_again_after_a_defect(
     assert "an unexpected error" in caplog.text
 
 
-@pytest.mark.parametrize("call", ["_receive", "_committed", "give_back", "look"])
+@pytest.mark.parametrize("call", ["_receive", "_committed", "give_back", "_look"])
 def test_a_partition_is_opened_anew_after_a_defect_in_the_loop(
     stage: Stage, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +82,8 @@ def test_a_partition_is_opened_anew_after_a_defect_in_the_loop(
     bed, consumer = stage.bed, stage.made(batch_s=0, batch_messages=2)
     found = list[str]()
     following = resolve_name("relatum.contexts._partition_following:Following")
-    owner = {"_receive": consumer._member, "give_back": following}.get(call, consumer._batches)
+    partition = resolve_name("relatum.contexts._serial_partition:Partition")
+    owner = {"_receive": consumer._member, "give_back": following}.get(call, partition)
     original, calls = getattr(owner, call), [0]
 
     def fail(*args: Any) -> Any:

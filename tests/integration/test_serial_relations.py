@@ -8,7 +8,7 @@ import sqlalchemy as sa
 import relatum
 from relatum import Broker, ContextRouter
 from relatum.contexts import SerializationContexts, verify
-from relatum.contexts._entries import Adoption, encode
+from relatum.contexts._partition_log import Adoption, encode
 from relatum_consumer import Relations
 from tests.support import publish_plain, reader_of, recording, rows_of, wait_recorded
 

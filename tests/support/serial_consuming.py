@@ -9,7 +9,7 @@ import pika
 import sqlalchemy as sa
 
 from relatum.contexts import SerialConsumer, SerialOptions
-from relatum.contexts._entries import Adoption, Control, Fence, Marker, Placed, encode
+from relatum.contexts._partition_log import Adoption, Control, Fence, Marker, Placed, encode
 from relatum.headers import CONTEXT_HEADER, PLACED_HEADER
 from relatum.superstreams import Layout, Partition
 from tests.support._recording import reader_of

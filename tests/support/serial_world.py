@@ -21,13 +21,23 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from relatum.contexts import ContextOptions, Move, MoveState
-from relatum.contexts import _move_steps as moving
+from relatum.contexts import _mover as moving
 from relatum.contexts import _publication as publication
-from relatum.contexts._entries import Adoption, Data, Entry, Fence, Marker, Placed
-from relatum.contexts._move_steps import MoveStep
-from relatum.contexts._partition_log import Hold, MovedBefore, PartitionLog, Verdict, consistent_starts
+from relatum.contexts._partition_log import (
+    Adoption,
+    Data,
+    Entry,
+    Fence,
+    Hold,
+    Marker,
+    MovedBefore,
+    PartitionLog,
+    Placed,
+    Verdict,
+    consistent_starts,
+)
 from relatum.contexts._placement_cache import Sent as CheckedSent
-from relatum.contexts._placements import Placement, PlacementState
+from relatum.contexts._placements import MoveStep, Placement, PlacementState
 from relatum.contexts._publication import DRIFT, STALL_S
 from relatum.errors import BrokerUnavailable, DatabaseUnavailable, MoveConflict, RelatumError
 

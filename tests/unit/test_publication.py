@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.contexts import AffinityOptions
-from relatum.contexts._entries import Adoption, Data, Fence, Marker, Placed
-from relatum.contexts._move_steps import MoveStep
+from relatum.contexts._partition_log import Adoption, Data, Fence, Marker, Placed
 from relatum.contexts._placement_cache import PlacementCache, Sent, Unchecked
-from relatum.contexts._placements import Placement, PlacementState
+from relatum.contexts._placements import MoveStep, Placement, PlacementState
 from relatum.contexts._publication import Publications
 from relatum.errors import BrokerUnavailable, DatabaseUnavailable
 from tests.support import serial_world

@@ -4,17 +4,25 @@ import asyncio
 import gc
 import queue
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pika
 import pytest
 
 import relatum
-from relatum.contexts import _placement_cache
-from relatum.contexts._placement_cache import BackgroundLooks, NameLocks
+from relatum.contexts._placement_cache import NameLocks
 from relatum.errors import DatabaseUnavailable, InvalidInput
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
+
+
+@pytest.fixture
+def core(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """What a router does beside publishing; it looks every two milliseconds."""
+    monkeypatch.setattr("relatum.contexts._router_core.LOOK_EVERY_S", 0.002)
+    with relatum.ContextRouter("orders", NOWHERE) as router:
+        yield router._core
 
 
 @pytest.mark.parametrize(
@@ -38,37 +46,35 @@ def test_headers_that_make_no_sense_are_refused(kind: Any, headers: dict[str, An
     router.close()
 
 
-def test_each_message_is_followed_by_a_look() -> None:
-    """One look follows each request for one, and none follows the end."""
-    looked: queue.Queue[int] = queue.Queue()
-    looks = BackgroundLooks(looked.put, 0.002)
+def test_some_messages_are_followed_by_a_look(core: Any) -> None:
+    """A look follows where several messages were published since the last one, and none follows the end."""
+    looked: queue.Queue[None] = queue.Queue()
+    core.publications.look = lambda: looked.put(None)
     for _ in range(3):
-        looks.want()
-        assert looked.get(timeout=90) == 1
-    looks.close()
-    looks.want()
+        for _ in range(2):
+            core.published()
+        looked.get(timeout=90)
+    assert core.statistics().published == 6
+    core.close()
+    core.published()
+    core.published()
     assert looked.empty()
-    unused = BackgroundLooks(looked.put, 0.002)
-    unused.close()
-    unused.want()
-    assert unused._thread is None
 
 
-def test_looks_go_on_after_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look that failed while the database was away is repeated without another request."""
-    monkeypatch.setattr(_placement_cache, "AWAY_S", 0.001)
-    fails = [DatabaseUnavailable("away"), DatabaseUnavailable("away")]
+def test_looks_go_on_after_one_that_failed(core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks go on after some that failed while the database was away."""
+    monkeypatch.setattr("relatum.contexts._router_core.AWAY_S", 0.001)
+    fails = [DatabaseUnavailable("away"), KeyError("a defect"), DatabaseUnavailable("away")]
     looked = threading.Event()
 
-    def look(_published: int) -> None:
+    def look() -> None:
         if fails:
             raise fails.pop()
         looked.set()
 
-    looks = BackgroundLooks(look, 0.002)
-    looks.want()
-    assert looked.wait(90)
-    looks.close()
+    core.publications.look = look
+    while not looked.wait(0.01):
+        core.published()
 
 
 async def test_a_names_lock_goes_to_those_who_came_first() -> None:

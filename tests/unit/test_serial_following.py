@@ -7,9 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relatum.contexts import SerialOptions
-from relatum.contexts._entries import Control, Data, EntryReader, Fence, Marker, Placed, encode, entry_of
 from relatum.contexts._partition_following import Following, Opened, Piece, Step
-from relatum.contexts._partition_log import PartitionLog
+from relatum.contexts._partition_log import (
+    Control,
+    Data,
+    EntryReader,
+    Fence,
+    Marker,
+    PartitionLog,
+    Placed,
+    encode,
+    entry_of,
+)
 from relatum.headers import CONTEXT_HEADER, PLACED_HEADER
 from relatum.reading import Message, RecordBatch
 
@@ -51,7 +60,10 @@ def following(
 
 def put(partition: Following, *records: bytes, first: int = 0, now: float = 0.0) -> None:
     batch = RecordBatch("p", first, range(first, first + len(records)), records)
-    partition.put(Piece.of(batch, lambda adoption: Message.from_record(adoption.stream, adoption.offset, b"")), now)
+    piece = Piece.plain(batch)
+    if piece is None:
+        piece = Piece.of(batch, lambda adoption: Message.from_record(adoption.stream, adoption.offset, b""))
+    partition.put(piece, now)
 
 
 def bodies(step: Step) -> list[str]:

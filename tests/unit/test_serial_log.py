@@ -7,8 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum.contexts._entries import Adoption, Control, Data, Entry, Fence, Marker, Placed, decode, encode, entry_of
-from relatum.contexts._partition_log import MovedBefore, PartitionLog, Verdict, consistent_starts
+from relatum.contexts._partition_log import (
+    Adoption,
+    Control,
+    Data,
+    Entry,
+    Fence,
+    Marker,
+    MovedBefore,
+    PartitionLog,
+    Placed,
+    Verdict,
+    consistent_starts,
+    decode,
+    encode,
+    entry_of,
+)
 from relatum.limits import INTEGER_MAX
 
 A = frozenset({"a"})

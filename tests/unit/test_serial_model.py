@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from relatum.contexts import MoveState
-from relatum.contexts import _move_steps as moving
+from relatum.contexts import _mover as moving
 from relatum.contexts import _publication as publication
-from relatum.contexts._entries import Entry, Fence, Marker
-from relatum.contexts._partition_log import PartitionLog
+from relatum.contexts._partition_log import Entry, Fence, Marker, PartitionLog
 from relatum.contexts._placement_cache import Sent as CheckedSent
 from relatum.contexts._publication import MOVE_WAIT_S, STALL_S
 from tests.support.serial_world import PARTITIONS, STALL, STEP_S, Router, World, Wrong, stepwise

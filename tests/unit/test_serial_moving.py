@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.contexts import MoveState
-from relatum.contexts import _move_steps as moving
-from relatum.contexts._entries import Control
-from relatum.contexts._move_steps import MoveStep
-from relatum.contexts._placements import spread
+from relatum.contexts import _mover as moving
+from relatum.contexts._partition_log import Control
+from relatum.contexts._placements import MoveStep, spread
 from relatum.contexts._publication import TRUST_S
 from relatum.errors import InvalidInput, StreamUnavailable
 from relatum.store.members import target

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from relatum.contexts._entries import Adoption, Data, Entry, Fence, Marker, Placed
 from relatum.contexts._order import (
     FINDINGS_MAX,
     NO_ENTRY,
@@ -13,9 +12,9 @@ from relatum.contexts._order import (
     Finding,
     FindingKind,
     OrderCheck,
-    PartitionsReading,
     SerialReport,
 )
+from relatum.contexts._partition_log import Adoption, Data, Entry, Fence, Marker, Placed
 
 A, B = "a" * 16, "b" * 16
 Partitions = Mapping[str, Sequence[Entry]]
@@ -44,17 +43,13 @@ def read(partitions: Partitions, *, first: Any = None, floors: Any = None) -> tu
         entries = partitions[stream]
         return entries[offset - begin[stream]] if offset - begin[stream] < len(entries) else NO_ENTRY
 
-    reading, order = PartitionsReading(look, report.add), OrderCheck(report.add)
+    check = OrderCheck(look, report)
     counted = []
     for stream, entries in partitions.items():
-        reading.begin(stream, (floors or {}).get(stream, {}))
-        for offset, entry in enumerate(entries, begin[stream]):
-            if (message := reading.add(offset, entry)) is not None:
-                counted.append(message)
-                order.add(message)
-    reading.finish({stream: (begin[stream], begin[stream] + len(entries)) for stream, entries in partitions.items()})
-    order.finish()
-    return report, counted
+        check.begin(stream, (floors or {}).get(stream, {}))
+        counted += [check.add(offset, entry) for offset, entry in enumerate(entries, begin[stream])]
+    check.finish({stream: (begin[stream], begin[stream] + len(entries)) for stream, entries in partitions.items()})
+    return report, [message for message in counted if message is not None]
 
 
 FENCED = [data(1, 1), fence(7, 2), data(1, 2), Data("c", None)]

@@ -4,6 +4,7 @@ import builtins
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice, takewhile
 
 from relatum.checks import (
     checked_count,
@@ -74,14 +75,9 @@ class AffinitySets(SerializationContexts):
             checked_name("partition", partition)
         if limit is not None:
             checked_count("limit", limit, otherwise=", or None")
-        found = []
-        for placement in self._placements.placements(stream=partition, first=prefix):
-            if not placement.name.startswith(prefix):
-                break
-            found.append(_set_of(placement))
-            if len(found) == limit:
-                break
-        return found
+        found = self._placements.placements(stream=partition, first=prefix)
+        with_prefix = takewhile(lambda each: each.name.startswith(prefix), found)
+        return [_set_of(placement) for placement in islice(with_prefix, limit)]
 
     def count(self) -> dict[str, int]:
         """Return the number of open sets of every partition, by its stream."""

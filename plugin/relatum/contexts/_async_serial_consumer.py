@@ -12,12 +12,13 @@ import sqlalchemy as sa
 
 from relatum.checks import checked_callable, checked_seconds
 from relatum.closing import AsyncClosing
-from relatum.contexts._batch_queue import Batches, Taken
-from relatum.contexts._partition_following import Following, Step
+from relatum.contexts._partition_following import Step
 from relatum.contexts._serial_consumer import CLOSE_S, LOOK_S, BatchBase, ConsumerBase, consuming
+from relatum.contexts._serial_member import Taken
+from relatum.contexts._serial_partition import Partition
 from relatum.contexts._serial_status import SerialStatus
 from relatum.reading import Message
-from relatum.waiting import Threads, backoff, in_thread
+from relatum.waiting import Threads, in_thread
 
 THREADS_MAX: Final = 32
 """The most concurrent calls of PostgreSQL: commits and others."""
@@ -26,8 +27,8 @@ THREADS_MAX: Final = 32
 class AsyncSerialBatch(BatchBase):
     __doc__ = BatchBase.__doc__
 
-    def __init__(self, batches: Batches, following: Following, step: Step, threads: Threads) -> None:
-        super().__init__(batches, following, step)
+    def __init__(self, source: Partition, step: Step, threads: Threads) -> None:
+        super().__init__(source, step)
         self._threads = threads
 
     async def acknowledge(self) -> None:
@@ -101,24 +102,23 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
         if self._is_closed:
             return True
         self._is_closed = True
-        has_ended = await asyncio.shield(in_thread(self._threads, self._member.close, timeout_s))
-        self._threads.shutdown()
-        return has_ended
+        # Not in the threads of this consumer, which may all wait for PostgreSQL. They end by themselves when idle.
+        return await asyncio.shield(in_thread(None, self._member.close, timeout_s))
 
     async def next_batch(self, timeout_s: float | None = None) -> AsyncSerialBatch | None:
         """Return the next batch of any partition; see `SerialConsumer.next_batch`."""
-        until, batches = self._until(timeout_s), self._batches
-        while not batches.stopping.is_set():
+        until, member = self._until(timeout_s), self._member
+        while not member.stopping.is_set():
             left_s = None if until is None else max(0.0, until - time.monotonic())
-            waiting = batches.wait(at_once=left_s == 0)
+            waiting = member.wait(at_once=left_s == 0)
             try:
                 await self._ended(waiting, left_s or None)
             except BaseException:
-                batches.give_up(waiting)
+                member.give_up(waiting)
                 raise
-            taken = batches.taken(waiting)
+            taken = member.taken(waiting)
             if taken is not None:
-                return AsyncSerialBatch(batches, *taken, self._threads)
+                return AsyncSerialBatch(*taken, self._threads)
             if left_s == 0:
                 return None
         return None
@@ -131,7 +131,7 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
             try:
                 loop.call_soon_threadsafe(ended.set)
             except RuntimeError:
-                self._batches.give_up(waiting)  # the loop has ended
+                self._member.give_up(waiting)  # the loop has ended
 
         waiting.add_done_callback(wake)
         with suppress(TimeoutError):
@@ -150,7 +150,7 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
             with self._handling(batch):
                 for message in batch.messages:
                     yield message
-                await self._acknowledge(batch)
+                await asyncio.shield(in_thread(self._threads, self._acknowledge, batch))
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self.messages()
@@ -168,18 +168,7 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
                 with consuming(self.super_stream, self.name, batch):
                     await handler(batch)
                 if not batch.is_acknowledged:
-                    await self._acknowledge(batch, stop)
-
-    async def _acknowledge(self, batch: AsyncSerialBatch, stop: asyncio.Event | None = None) -> None:
-        pauses, stopping = backoff(), self._batches.stopping
-        while not stopping.is_set() and not await asyncio.shield(
-            in_thread(self._threads, self._try_acknowledge, batch, stop)
-        ):
-            until = time.monotonic() + next(pauses)
-            while (left_s := until - time.monotonic()) > 0 and not stopping.is_set():
-                if self._is_ending(stop):
-                    return self._leave(batch)
-                await asyncio.sleep(min(left_s, LOOK_S))
+                    await asyncio.shield(in_thread(self._threads, self._acknowledge, batch, stop))
 
     async def status(self) -> SerialStatus:
         """Return the status of each partition; see `SerialConsumer.status`."""

@@ -2,13 +2,12 @@
 
 import contextlib
 from collections.abc import Callable, Generator
-from typing import Final
 
 from pika import BasicProperties
 
 from relatum.checks import seconds_text
 from relatum.closing import Closing
-from relatum.contexts._entries import (
+from relatum.contexts._partition_log import (
     CONTENT_TYPE,
     CONTROL_BYTES,
     Control,
@@ -20,12 +19,8 @@ from relatum.contexts._entries import (
 from relatum.contexts._placement_cache import Sent
 from relatum.contexts._publication import find_stray
 from relatum.errors import ReadTimeout, StreamUnavailable
-from relatum.own_messages import DIRECT_TIMEOUT_S as TIMEOUT_S
-from relatum.own_messages import DirectPublisher
+from relatum.own_messages import DIRECT_TIMEOUT_S, DirectPublisher
 from relatum.reading import BrokerAddress, Message, SharedReader, StreamReader
-
-IDLE_S: Final = TIMEOUT_S
-"""Seconds without data, before the end of a stream, after which a search raises `ReadTimeout`."""
 
 
 def scan(
@@ -44,11 +39,11 @@ def scan(
     bounds = reader.bounds(stream)
     # Compare with what was read: a replica may have less than its leader has confirmed.
     read_to = from_offset - 1
-    found = reader.batches(stream, from_offset, follow=False, idle_s=IDLE_S)
+    found = reader.batches(stream, from_offset, follow=False, idle_s=DIRECT_TIMEOUT_S)
     with contextlib.closing(found) as batches:
         for batch in batches:
             if batch is None:
-                raise ReadTimeout(f"the stream {stream!r} gave nothing for {seconds_text(IDLE_S)}")
+                raise ReadTimeout(f"the stream {stream!r} gave nothing for {seconds_text(DIRECT_TIMEOUT_S)}")
             read_to = batch.last_offset
             for offset, record in zip(batch.offsets, batch.records, strict=True):
                 if may_matter(record):
@@ -80,7 +75,6 @@ class ControlStreams(Closing):
         self._publisher.publish(stream, body, properties)
 
     def reader(self) -> StreamReader:
-        """The reader of the partitions. It reconnects by itself."""
         return self._reader.get()
 
     def end_of(self, stream: str) -> int:
@@ -95,7 +89,7 @@ class ControlStreams(Closing):
             return next((message.offset for message in messages if _is_it(message, control)), None)
 
     def search(self, sent: Sent, from_offset: int, anywhere: bool = False) -> int | None:
-        """Find a published message after a fence or marker of its name; see `RouterCore.search`."""
+        """Read from an offset to the stream's end for the offset of a stray; see `find_stray`."""
         placed = str(sent.wanted).encode()
 
         def may_matter(record: bytes) -> bool:

@@ -12,11 +12,9 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum.contexts._entries import Control, Fence, Marker
-from relatum.contexts._move_steps import MoveStep
-from relatum.contexts._placements import Move, MoveState, PartitionState, PlacementState
-from relatum.contexts._placing import KEEP_COMMITS
-from relatum.contexts._super_stream_rows import RAISE_GENERATION, Ask, asking
+from relatum.contexts._partition_log import Control, Fence, Marker
+from relatum.contexts._placements import Move, MoveState, MoveStep, PartitionState, PlacementState
+from relatum.contexts._super_stream_rows import KEEP_COMMITS, RAISE_GENERATION, Ask, asking
 from relatum.errors import Conflict, MoveConflict, NotFound, StreamNotFound, SuperStreamConflict
 from relatum.processes import new_holder
 from relatum.store.database import Database, sql
@@ -46,29 +44,26 @@ FENCE_AFTER: Final = sql(f"""
         ORDER BY m.fence_epoch LIMIT 1) found ON true""")
 """One row: the columns of `Move` (NULL without a move), and whether the server is a standby, which may lag."""
 
-FLOORS: Final = sql("""
-    SELECT name, max(epoch) FROM (
-        SELECT c.name, m.fence_epoch AS epoch
-        FROM relatum.moved_contexts c JOIN relatum.context_moves m ON m.move_id = c.move_id
-        WHERE m.source_id = :partition_id::integer AND m.fence_offset < :offset::bigint
+_CONTROLS: Final = """(
+        SELECT move_id, fence_offset AS at, scan_from, fence_epoch AS epoch, NULL::integer AS comes_from, fence_offset
+        FROM relatum.context_moves WHERE source_id = :partition_id::integer
         UNION ALL
-        SELECT c.name, m.epoch
-        FROM relatum.moved_contexts c JOIN relatum.context_moves m ON m.move_id = c.move_id
-        WHERE m.target_id = :partition_id::integer AND m.marker_offset < :offset::bigint) told
-    GROUP BY name""")
+        SELECT move_id, marker_offset, target_scan_from, epoch, source_id, fence_offset
+        FROM relatum.context_moves WHERE target_id = :partition_id::integer) m"""
+"""The fences and markers of a partition: `at` is NULL until the offset is known, which is not below `scan_from`."""
 
-_NAMES: Final = "(SELECT array_agg(c.name) FROM relatum.moved_contexts c WHERE c.move_id = m.move_id) AS names"
+FLOORS: Final = sql(f"""
+    SELECT c.name, max(m.epoch) FROM {_CONTROLS} JOIN relatum.moved_contexts c ON c.move_id = m.move_id
+    WHERE m.at < :offset::bigint GROUP BY c.name""")
 
-LOST_FENCES: Final = sql(f"""
-    SELECT m.move_id, m.fence_offset, m.fence_epoch, {_NAMES} FROM relatum.context_moves m
-    WHERE m.source_id = :partition_id::integer
-        AND m.fence_offset >= :from_offset::bigint AND m.fence_offset < :to_offset::bigint""")
+LOST_CONTROLS: Final = sql(f"""
+    SELECT m.move_id, m.at, m.epoch, m.fence_offset, source.stream,
+        ARRAY (SELECT c.name FROM relatum.moved_contexts c WHERE c.move_id = m.move_id) AS names
+    FROM {_CONTROLS} LEFT JOIN relatum.super_stream_partitions source ON source.partition_id = m.comes_from
+    WHERE m.at >= :from_offset::bigint AND m.at < :to_offset::bigint ORDER BY m.at""")
 
-LOST_MARKERS: Final = sql(f"""
-    SELECT m.move_id, m.marker_offset, m.epoch, m.fence_offset, source.stream, {_NAMES}
-    FROM relatum.context_moves m JOIN relatum.super_stream_partitions source ON source.partition_id = m.source_id
-    WHERE m.target_id = :partition_id::integer
-        AND m.marker_offset >= :from_offset::bigint AND m.marker_offset < :to_offset::bigint""")
+SCANS: Final = sql(f"SELECT m.scan_from FROM {_CONTROLS} WHERE m.at IS NULL")
+"""The offsets at which to search for fences and markers that are not found yet."""
 
 # A crash of PostgreSQL must not undo what a stream shows already: after a fence that the database lost, all messages of
 # its contexts would be strays.
@@ -184,7 +179,7 @@ class MoveStore:
     """The moves of one super stream. Thread-safe."""
 
     def __init__(self, database: Database, super_stream_id: int, super_stream: str) -> None:
-        self._database = Database(database, idle_s=LEASE_S)
+        self._database = database
         self.super_stream_id = super_stream_id
         self._name = super_stream
         self.outages = Outages(logger, database=database.address.name)
@@ -241,11 +236,9 @@ class MoveStore:
             return _step(ask, move_id)
 
     def look(self, move_id: int) -> MoveStep:
-        """Read a move for its steps; `NotFound` if there is no such move."""
         return _step_of(_only(self._rows(ONE, move_id=move_id), move_id))
 
     def attend(self, move_id: int, holder: str) -> None:
-        """Take, or renew, the lease of a move."""
         self._rows(ATTEND, move_id=move_id, holder=holder, lease_s=LEASE_S)
 
     def take_abandoned(self) -> int | None:
@@ -292,7 +285,6 @@ class MoveStore:
         return [move_info(row) for row in rows]
 
     def move(self, move_id: int) -> Move:
-        """Read a move; `NotFound` if there is no such move."""
         return move_info(_only(self._rows(ONE, move_id=move_id), move_id))
 
 
@@ -331,7 +323,6 @@ def _step_of(row: Any) -> MoveStep:
 
 
 def move_info(row: Sequence[Any]) -> Move:
-    """Make a move from a row that begins with the columns of `MOVE`."""
     move = Move(*row[:_FACTS])
     return replace(move, state=MoveState(move.state))
 
@@ -344,9 +335,9 @@ def floors_before(database: Database, partition_id: int, offset: int) -> dict[st
 def lost_controls(database: Database, partition_id: int, from_offset: int, to_offset: int) -> list[tuple[int, Control]]:
     """Return the fences and markers at these ascending offsets, which retention has dropped."""
     lost = {"partition_id": partition_id, "from_offset": from_offset, "to_offset": to_offset}
-    found: list[tuple[int, Control]] = []
-    for move_id, at, epoch, names in database.rows(LOST_FENCES, lost):
-        found.append((at, Fence(move_id, epoch, frozenset(names or ()))))
-    for move_id, at, epoch, fence, source, names in database.rows(LOST_MARKERS, lost):
-        found.append((at, Marker(move_id, epoch, frozenset(names or ()), source, fence)))
-    return sorted(found, key=lambda each: each[0])
+    return [
+        (row.at, Fence(row.move_id, row.epoch, frozenset(row.names)))
+        if row.stream is None
+        else (row.at, Marker(row.move_id, row.epoch, frozenset(row.names), row.stream, row.fence_offset))
+        for row in database.rows(LOST_CONTROLS, lost)
+    ]

@@ -1,4 +1,23 @@
-"""Performs moves, several at a time, and retries while PostgreSQL or the broker is unavailable."""
+"""Moves of serialization contexts from one partition to another: their steps, and the movers that perform them.
+
+A `Mover` performs each step, and may die between any two. The state of the move is in the database and the streams:
+another mover reads it (`go_on`) and performs the rest. Two movers may do so at the same time: the database accepts each
+step of a move once, and repeating a fence or marker changes nothing.
+
+```
+begin ── fencing ──────────────────────────────► fenced ──────────────────► switched
+         publishers waited for, fence's epoch    marker in the target       placements are the target's
+         taken, the fence in the source               │
+              │                                       │
+              └── abort ──────────────────────────────┴── target := source, under a new epoch ──► aborted
+```
+
+No fence is published while a publisher may rely on a query from before the move; see `MOVE_WAIT_S`. Until then the
+fence has no epoch (0): a mover of an earlier release publishes a fence without effect.
+
+An aborted move continues with its source as the target, since its fence may be in the source already: messages there
+are valid again only after a marker with a higher epoch.
+"""
 
 import logging
 import threading
@@ -7,15 +26,22 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar
 
-from relatum.contexts import _move_steps as moving
 from relatum.contexts._control_streams import ControlStreams
-from relatum.contexts._entries import Control, Fence, Marker
-from relatum.contexts._move_steps import MoveStep
 from relatum.contexts._move_store import MoveStore, NothingToMove, logger
-from relatum.contexts._placement_store import PlacementStore, in_parts
-from relatum.contexts._placements import Move, MoveProgress, Placement, Progress
-from relatum.contexts._publication import elapsed_s
-from relatum.errors import Conflict, MoveConflict, NotFound, PublishNacked, PublishUnroutable, RelatumError, Transient
+from relatum.contexts._partition_log import Control, Fence, Marker
+from relatum.contexts._placement_store import PlacementStore
+from relatum.contexts._placements import Move, MoveProgress, MoveState, MoveStep, Placement, Progress, in_parts
+from relatum.contexts._publication import MOVE_WAIT_S, elapsed_s
+from relatum.errors import (
+    Conflict,
+    MoveConflict,
+    NotFound,
+    PublishNacked,
+    PublishUnroutable,
+    RelatumError,
+    StreamUnavailable,
+    Transient,
+)
 from relatum.processes import new_holder
 from relatum.store.members import LEASE_S, renewal_s
 from relatum.waiting import Server, Threads, has_passed, log_failure
@@ -31,11 +57,102 @@ PAUSE_S: Final = 0.2
 _PASSING: Final = (Transient, PublishNacked, PublishUnroutable)
 """Errors that are retried. A starting broker routes to its streams a second after it answers."""
 
+WAIT_S: Final = 0.01
+"""The wait before a fence is cut into steps of so many seconds; the mover renews its lease between them."""
+
+LOOKS_MAX: Final = 5
+"""How often to search for a confirmed control message before the stream counts as unavailable.
+
+One search finds it, unless the replica that is read lags.
+"""
+
+LOOK_AGAIN_S: Final = 0.1
+"""Seconds between such searches."""
+
+
+def move(world: "Mover", source: str, target: str, contexts: frozenset[str]) -> MoveStep:
+    scan_from = world.end_of(source)
+    target_scan_from = world.end_of(target)
+    begun = world.begin(source, target, contexts, scan_from, target_scan_from)
+    found = _wait_for_publishers(world, begun.move_id)
+    if found.state is MoveState.FENCING:
+        world.publish(source, _fence(found))
+    return _complete(world, found)
+
+
+def go_on(world: "Mover", move_id: int) -> MoveStep:
+    """Perform the remaining steps of a move. An ended move is returned unchanged."""
+    return _complete(world, world.look(move_id))
+
+
+def abort(world: "Mover", move_id: int) -> MoveStep:
+    """Abort a move: its contexts stay in the source. A completed move raises `MoveConflict`."""
+    found = world.set_aborting(move_id)
+    if found.state is MoveState.SWITCHED:
+        raise MoveConflict(
+            f"move {move_id} was completed: move its contexts back to {found.source!r} instead",
+            move_id=move_id,
+            state=found.state.value,
+        )
+    return _complete(world, found)
+
+
+def _wait_for_publishers(world: "Mover", move_id: int) -> MoveStep:
+    """Wait until no publisher relies on a query from before the move; then it may be fenced."""
+    began = world.elapsed_s()
+    while world.elapsed_s() - began <= MOVE_WAIT_S:
+        world.sleep(WAIT_S)
+    return world.let_fence(move_id)
+
+
+def _complete(world: "Mover", found: MoveStep) -> MoveStep:
+    """Perform step after step. The database returns the state after each: another mover may be ahead."""
+    while not found.state.is_ended:
+        if not found.fence_epoch:
+            found = _wait_for_publishers(world, found.move_id)
+        elif found.state is MoveState.FENCING:
+            at = _ensure(world, found.source, _fence(found), found.scan_from)
+            found = world.set_fenced(found.move_id, found.attempt, at)
+        else:
+            at = _ensure(world, found.target, _marker(found), found.target_scan_from)
+            found = world.switch(found.move_id, found.attempt, at)
+    return found
+
+
+def _ensure(world: "Mover", stream: str, control: Fence | Marker, from_offset: int) -> int:
+    """Return the offset of the first such message; publish it if there is none.
+
+    Once one was seen, the first cannot change: offsets only ascend.
+    """
+    at = world.find(stream, control, from_offset)
+    if at is not None:
+        return at
+    world.publish(stream, control)
+    for _ in range(LOOKS_MAX):
+        at = world.find(stream, control, from_offset)
+        if at is not None:
+            return at
+        world.sleep(LOOK_AGAIN_S)
+    raise StreamUnavailable(
+        f"the {type(control).__name__.lower()} of move {control.move_id} is confirmed, but is not found in "
+        f"{stream!r}; resume the move later",
+        stream=stream,
+    )
+
+
+def _fence(of: MoveStep) -> Fence:
+    return Fence(of.move_id, of.fence_epoch, of.names)
+
+
+def _marker(of: MoveStep) -> Marker:
+    assert of.fence_offset is not None, "a fenced move knows where its fence is"
+    return Marker(of.move_id, of.epoch, of.names, of.source, of.fence_offset)
+
 
 class Mover:
     """Performs the steps of one move, and retries them while a server does not answer.
 
-    Its public methods are the calls of `_move_steps`, which the tests' model answers, too. Each may be repeated if its
+    Its public methods are the calls of the steps, which the tests' model answers, too. Each may be repeated if its
     outcome is unknown: calls of the database return the present state of the move, whether they changed it or not.
     """
 
@@ -146,7 +263,7 @@ def resume_abandoned(moves: MoveStore, streams: ControlStreams, *, retry_s: floa
     while (move_id := moves.take_abandoned()) is not None:
         logger.warning("resuming move %d: its mover no longer renews the lease", move_id, extra={"move_id": move_id})
         try:
-            Mover(moves, streams, retry_s=retry_s).run(moving.go_on, move_id)
+            Mover(moves, streams, retry_s=retry_s).run(go_on, move_id)
         except (Conflict, NotFound) as error:
             # Another mover has completed or aborted it.
             log_failure(logger, error, f"another mover completed or aborted move {move_id}", level=logging.INFO)
@@ -175,8 +292,6 @@ _Wanted: TypeAlias = tuple[str, str, frozenset[str]]
 
 @dataclass
 class Movers:
-    """The moves of one call, with its progress."""
-
     placements: PlacementStore
     moves: MoveStore
     streams: ControlStreams
@@ -198,7 +313,9 @@ class Movers:
         moved: set[str] = set()
         for _ in range(ROUNDS_MAX):
             wanted = [
-                each for target, names in contexts.items() for each in self._needed(_without(names, moved), target)
+                each
+                for target, names in contexts.items()
+                for each in self._needed([name for name in names if name not in moved], target)
             ]
             if not wanted:
                 return ended
@@ -209,8 +326,6 @@ class Movers:
         raise Conflict("other movers move these contexts to other streams at the same time: repeat the call later")
 
     def perform(self, steps: Callable[[Mover, int], MoveStep], move_id: int, *, reason: str | None = None) -> Move:
-        """Complete or abort a move, and return the ended move."""
-        self._contexts_all = self.moves.move(move_id).contexts
         return self.moves.move(self._mover(reason).run(steps, move_id).move_id)
 
     def _mover(self, reason: str | None = None) -> Mover:
@@ -221,7 +336,7 @@ class Movers:
             if move.state.is_ended:
                 self._contexts_done += move.contexts
             if self.progress is not None:
-                self.progress(MoveProgress(move, self._contexts_done, self._contexts_all))
+                self.progress(MoveProgress(move, self._contexts_done, self._contexts_all or move.contexts))
 
     def _needed(self, names: Collection[str], target: str) -> list[_Wanted]:
         leaving: dict[str, list[str]] = {}
@@ -262,10 +377,6 @@ class Movers:
 
     def _perform_one(self, source: str, target: str, contexts: frozenset[str]) -> MoveStep | None:
         try:
-            return self._mover().run(moving.move, source, target, contexts)
+            return self._mover().run(move, source, target, contexts)
         except NothingToMove:
             return None
-
-
-def _without(names: Collection[str], moved: Collection[str]) -> list[str]:
-    return [name for name in names if name not in moved]

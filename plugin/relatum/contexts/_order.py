@@ -15,9 +15,18 @@ from enum import StrEnum
 from typing import Final, TypeAlias
 
 from relatum.checks import checked_name
-from relatum.contexts._entries import Adoption, Data, Entry, Fence, Marker, Placed, entry_of
 from relatum.contexts._move_store import floors_before
-from relatum.contexts._partition_log import PartitionLog, Verdict
+from relatum.contexts._partition_log import (
+    Adoption,
+    Data,
+    Entry,
+    Fence,
+    Marker,
+    PartitionLog,
+    Placed,
+    Verdict,
+    entry_of,
+)
 from relatum.contexts._super_stream_rows import open_super_stream
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, SuperStreamNotFound
 from relatum.headers import CONTEXT_HEADER
@@ -141,18 +150,32 @@ class ContextMessage:
     placed: Placed | None
 
 
-class PartitionsReading:
-    """Finds the valid messages of a super stream, one partition after the other."""
+@dataclass(slots=True)
+class _Run:
+    """One epoch of a context in its partition: the first and last message of each session."""
 
-    def __init__(self, look: Look, found: Callable[[Finding], None]) -> None:
+    stream: str
+    first: dict[str, ContextMessage] = field(default_factory=dict)
+    last: dict[str, ContextMessage] = field(default_factory=dict)
+
+
+class OrderCheck:
+    """Finds the valid messages of a super stream, one partition after the other, and checks their order.
+
+    The messages of each context and publisher must be valid in the order of publishing. Keeps two positions for each
+    context, epoch and publisher, so memory does not grow with the messages.
+    """
+
+    def __init__(self, look: Look, report: SerialReport) -> None:
         self._look = look
-        self._found = found
+        self._report = report
         self._log = PartitionLog()
         self._stream = ""
         self._latest: dict[str, int] = {}
-        self.strays: dict[MessageId, Data] = {}
-        self.adopted: dict[MessageId, ContextMessage] = {}
-        self.fences: dict[int, MessageId] = {}
+        self._strays: dict[MessageId, Data] = {}
+        self._adopted: dict[MessageId, ContextMessage] = {}
+        self._fences: set[int] = set()
+        self._runs: defaultdict[str, dict[int, _Run]] = defaultdict(dict)
 
     def begin(self, stream: str, floors: Mapping[str, int]) -> None:
         """Begin the next partition; `floors` are those at the first offset read."""
@@ -168,22 +191,46 @@ class PartitionsReading:
             return None
         if self._log.judge(offset, entry) is Verdict.STRAY:
             if isinstance(entry, Data):
-                self.strays[at] = entry
+                self._strays[at] = entry
+                self._report.strays += 1
+                self._report.adopted += at in self._adopted
             return None
         counted = self._adoption(at, entry) if isinstance(entry, Adoption) else self._data(at, entry)
-        if counted is not None and counted.context is not None:
-            self._latest[counted.context] = max(counted.epoch, self._latest.get(counted.context, 0))
+        if counted is not None:
+            self._report.messages += 1
+            self._report.unplaced += counted.placed is None
+            self._order(counted)
         return counted
+
+    def _order(self, counted: ContextMessage) -> None:
+        """Check the next message of a context; offsets ascend within a partition."""
+        context, placed = counted.context, counted.placed
+        if context is None:
+            return
+        self._latest[context] = max(counted.epoch, self._latest.get(context, 0))
+        if placed is None:
+            return
+        run = self._runs[context].setdefault(counted.epoch, _Run(counted.at.stream))
+        if run.stream != counted.at.stream:
+            text = f"epoch {counted.epoch} of the context is in {run.stream!r}, too"
+            self._report.add(Finding(FindingKind.SPLIT, *counted.at, context, text))
+            return
+        before = run.last.get(placed.session)
+        if before is not None:
+            self._compare(before, counted)
+        run.first.setdefault(placed.session, counted)
+        run.last[placed.session] = counted
 
     def _control(self, at: MessageId, entry: Fence | Marker) -> None:
         for context in entry.contexts:
             # Fences and markers may be repeated: only the first one raises the floor.
             if self._log.floors.get(context, 0) < entry.epoch == self._latest.get(context, 0):
                 what = f"epoch {entry.epoch} was used before move {entry.move_id} began it"
-                self._found(Finding(FindingKind.EARLY, *at, context, what))
+                self._report.add(Finding(FindingKind.EARLY, *at, context, what))
         self._log.judge(at.offset, entry)
         if isinstance(entry, Fence):
-            self.fences.setdefault(entry.move_id, at)
+            self._fences.add(entry.move_id)
+            self._report.moves = len(self._fences)
         for move_id in list(self._log.holds):
             # Holding delays a message's delivery; it does not change its validity.
             self._log.end(move_id)
@@ -204,77 +251,36 @@ class PartitionsReading:
         if not isinstance(seen, Data) or seen.context != entry.context or seen.placed is None:
             self._false_adoption(at, entry.context, f"{message} is no message of the context")
             return None
-        counted = self.adopted[message] = ContextMessage(entry.context, at, message, entry.epoch, seen.placed)
+        self._report.adopted += message in self._strays and message not in self._adopted
+        counted = self._adopted[message] = ContextMessage(entry.context, at, message, entry.epoch, seen.placed)
         return counted
 
     def _false_adoption(self, at: MessageId, context: str | None, text: str) -> None:
-        self._found(Finding(FindingKind.FALSE_ADOPTION, *at, context, text))
+        self._report.add(Finding(FindingKind.FALSE_ADOPTION, *at, context, text))
 
     def finish(self, read: Mapping[str, tuple[int, int]]) -> None:
-        """Add the findings that need all partitions."""
-        for message, counted in self.adopted.items():
+        for message, counted in self._adopted.items():
             first, end = read.get(message.stream, (0, 0))
-            if first <= message.offset < end and message not in self.strays:
+            if first <= message.offset < end and message not in self._strays:
                 self._false_adoption(counted.at, counted.context, f"{message} is valid where it is stored")
-        for at, entry in self.strays.items():
-            if at not in self.adopted:
-                self._found(Finding(FindingKind.STRAY, *at, entry.context, f"{entry.placed} follows its fence"))
-
-
-@dataclass(slots=True)
-class _Run:
-    """One epoch of a context in its partition: the first and last message of each session."""
-
-    stream: str
-    first: dict[str, ContextMessage] = field(default_factory=dict)
-    last: dict[str, ContextMessage] = field(default_factory=dict)
-
-
-class OrderCheck:
-    """Checks, for each context, that every publisher's messages are valid in the order of publishing.
-
-    Keeps two positions for each context, epoch and publisher, so memory does not grow with the messages.
-    """
-
-    def __init__(self, found: Callable[[Finding], None]) -> None:
-        self._found = found
-        self._runs: defaultdict[str, dict[int, _Run]] = defaultdict(dict)
-
-    @property
-    def contexts(self) -> int:
-        return len(self._runs)
-
-    def add(self, counted: ContextMessage) -> None:
-        """Check the next message of a context; offsets ascend within a partition."""
-        context, placed = counted.context, counted.placed
-        if context is None or placed is None:
-            return
-        run = self._runs[context].setdefault(counted.epoch, _Run(counted.at.stream))
-        if run.stream != counted.at.stream:
-            text = f"epoch {counted.epoch} of the context is in {run.stream!r}, too"
-            self._found(Finding(FindingKind.SPLIT, *counted.at, context, text))
-            return
-        before = run.last.get(placed.session)
-        if before is not None:
-            self._compare(before, counted)
-        run.first.setdefault(placed.session, counted)
-        run.last[placed.session] = counted
-
-    def finish(self) -> None:
+        for at, entry in self._strays.items():
+            if at not in self._adopted:
+                self._report.add(Finding(FindingKind.STRAY, *at, entry.context, f"{entry.placed} follows its fence"))
         for runs in self._runs.values():
             last: dict[str, ContextMessage] = {}
             for _, run in sorted(runs.items()):
-                for session, first in run.first.items():
+                for session, earliest in run.first.items():
                     if session in last:
-                        self._compare(last[session], first)
+                        self._compare(last[session], earliest)
                 last |= run.last
+        self._report.contexts = len(self._runs)
 
     def _compare(self, before: ContextMessage, counted: ContextMessage) -> None:
         assert before.placed is not None
         assert counted.placed is not None
         if before.placed.number >= counted.placed.number:
             text = f"{counted.placed} follows {before.placed} at {before.at}"
-            self._found(Finding(FindingKind.DISORDER, *counted.at, counted.context, text))
+            self._report.add(Finding(FindingKind.DISORDER, *counted.at, counted.context, text))
 
 
 def verify(
@@ -318,30 +324,17 @@ def verify(
             return entry_of(message.headers, message.body, header)
 
         report = SerialReport(super_stream, header, dict(ranges))
-        order, reading = OrderCheck(report.add), PartitionsReading(look, report.add)
-
-        def tell() -> None:
-            report.strays, report.moves = len(reading.strays), len(reading.fences)
-            report.adopted = len(reading.strays.keys() & reading.adopted.keys())
-            if progress is not None:
-                progress(report)
-
-        seen = 0
+        check, seen = OrderCheck(look, report), 0
         for stream, (first, end) in ranges.items():
-            reading.begin(stream, floors.get(stream, {}))
+            check.begin(stream, floors.get(stream, {}))
             for message in reader.iterate(stream, first, stop=end) if end > first else ():
-                counted = reading.add(message.offset, entry_of(message.headers, message.body, header))
-                if counted is not None:
-                    report.messages += 1
-                    report.unplaced += counted.placed is None
-                    order.add(counted)
+                check.add(message.offset, entry_of(message.headers, message.body, header))
                 seen += 1
-                if seen % PROGRESS_MESSAGES == 0:
-                    tell()
-        tell()
-    reading.finish(ranges)
-    order.finish()
-    report.contexts = order.contexts
+                if progress is not None and seen % PROGRESS_MESSAGES == 0:
+                    progress(report)
+        if progress is not None:
+            progress(report)
+    check.finish(ranges)
     return report
 
 

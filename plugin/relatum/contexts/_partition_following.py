@@ -7,15 +7,24 @@ doubt, drops it and starts again from the stored state.
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import Final, NamedTuple
+from typing import Final
 from uuid import UUID
 
 from relatum.contexts._context_options import SerialOptions
-from relatum.contexts._entries import CONTROL_BYTES, Adoption, Entry, EntryReader, Marker, entry_of
-from relatum.contexts._partition_log import Hold, PartitionLog, Verdict
+from relatum.contexts._partition_log import (
+    CONTROL_BYTES,
+    Adoption,
+    Entry,
+    EntryReader,
+    Hold,
+    Marker,
+    PartitionLog,
+    Verdict,
+    entry_of,
+)
 from relatum.reading import Message, Position, RecordBatch
 
 LAZY_S: Final = 0.5
@@ -51,10 +60,6 @@ class Piece:
         read: Callable[[Adoption], Message | None],
         is_partition: Callable[[str], bool] = lambda stream: True,
     ) -> "Piece":
-        """Make a piece of a batch, and read the adopted messages."""
-        piece = cls.plain(batch)
-        if piece is not None:
-            return piece
         adopted: dict[int, Message | None] = {}
         foreign: set[int] = set()
         for message in batch.each_message():
@@ -82,14 +87,6 @@ class Piece:
         return replace(batch, first_offset=offsets[0], offsets=offsets, records=batch.records[start:end])
 
 
-class HoldState(NamedTuple):
-    """The progress of an open hold: messages before the cursor are delivered, `held` wait."""
-
-    move_id: int
-    cursor: int
-    held: int
-
-
 @dataclass(slots=True)
 class Step:
     """What one commit covers: messages, and the position and open holds after them."""
@@ -100,17 +97,16 @@ class Step:
     last: Message | None = None
     """The last message read, control messages included."""
     begun: list[Hold] = field(default_factory=list)
-    holds: tuple[HoldState, ...] = ()
+    holds: tuple[tuple[int, int, int], ...] = ()
+    """The move of each open hold, its cursor (messages before it are delivered), and how many messages wait."""
     ended: list[int] = field(default_factory=list)
     is_closed: bool = False
     """Whether to commit it without waiting for more, since another partition waits for it."""
-    first_at: float | None = None
     since: float | None = None
+    """When its first record was judged."""
     _runs: list[RecordBatch | list[Message]] = field(default_factory=list)
 
-    def add(self, messages: RecordBatch | list[Message], bytes_: int, now: float) -> None:
-        if self.first_at is None and messages:
-            self.first_at = now
+    def add(self, messages: RecordBatch | list[Message], bytes_: int) -> None:
         self._runs.append(messages)
         self.count += len(messages)
         self.bytes += bytes_
@@ -123,8 +119,6 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The stored state of a partition that this member has taken."""
-
     position: int
     version: int
     known_by: Position | None
@@ -150,7 +144,6 @@ class Following:
         self.log = PartitionLog(opened.floors, open_holds=opened.holds, position=opened.position)
         self.version = opened.version
         self.position = self._opened_at = opened.position
-        self.next_offset = opened.read_from
         self.has_read = False
         self.outstanding: Step | None = None
         self.is_leaving = False
@@ -179,11 +172,9 @@ class Following:
         return self._waiting_messages < 2 * options.batch_messages and self._waiting_bytes < options.batch_bytes
 
     def put(self, piece: Piece, now: float) -> None:
-        """Add a piece that was read; offsets ascend."""
         self._pieces.append(piece)
         self._waiting_messages += len(piece)
         self._waiting_bytes += piece.bytes
-        self.next_offset = piece.batch.last_offset + 1
         self.has_read = True
         self.gather(now)
 
@@ -204,7 +195,7 @@ class Following:
             if step.since is None:
                 step.since = now
             if self.log.is_plain and not piece.may_control:
-                self._gather_plain(step, piece, now)
+                self._gather_plain(step, piece)
             else:
                 self._gather_judged(step, piece, now)
             if self._at == len(piece):
@@ -231,7 +222,7 @@ class Following:
         room = options.batch_messages - step.count
         return max(1, min(room, (options.batch_bytes - step.bytes) // each)) if each else room
 
-    def _gather_plain(self, step: Step, piece: Piece, now: float) -> None:
+    def _gather_plain(self, step: Step, piece: Piece) -> None:
         """Add messages without control messages and moved contexts: they need no judging."""
         each, offsets = piece.bytes // len(piece), piece.batch.offsets
         end = min(len(piece), self._at + self._room(step, each))
@@ -239,7 +230,7 @@ class Following:
         self._at = end
         step.last = piece.message(end - 1)
         if start < end:
-            step.add(piece.cut(start, end), each * (end - start), now)
+            step.add(piece.cut(start, end), each * (end - start))
         step.position = max(step.position, step.last.offset + 1)
 
     def _gather_judged(self, step: Step, piece: Piece, now: float) -> None:
@@ -256,12 +247,13 @@ class Following:
             verdict = self.log.judge(message.offset, entry)
             if verdict is Verdict.CONTROL:
                 self._note_control(step, message.offset, entry, now)
-            elif verdict is Verdict.DELIVER or verdict is Verdict.HOLD:
-                wanted = piece.adopted.get(message.offset) if isinstance(entry, Adoption) else message
-                if verdict is Verdict.HOLD:
-                    self._hold(message.offset, wanted, each)
-                elif wanted is not None:
-                    step.add([wanted], each, now)
+                continue
+            wanted = piece.adopted.get(message.offset) if isinstance(entry, Adoption) else message
+            if verdict is Verdict.DELIVER and wanted is not None:
+                step.add([wanted], each)
+            elif verdict is Verdict.HOLD and wanted is not None:
+                self._held[message.offset] = wanted
+                self._held_bytes += each
 
     def _note_control(self, step: Step, offset: int, entry: Entry, now: float) -> None:
         """End the step with a fence or marker: holds here or in other partitions wait for its commit."""
@@ -278,11 +270,6 @@ class Following:
         self.log.judge(offset, entry)
         self._note_control(self._step, offset, entry, now)
 
-    def _hold(self, offset: int, message: Message | None, bytes_: int) -> None:
-        if message is not None:
-            self._held[offset] = message
-            self._held_bytes += bytes_
-
     def waiting_holds(self) -> list[int]:
         """The moves with stored holds that wait for their source; none before held messages were read again."""
         if not self.log.is_caught_up:
@@ -290,11 +277,9 @@ class Following:
         return [move_id for move_id in self.log.holds if move_id in self.stored_holds and move_id not in self._released]
 
     def youngest_wait_s(self, now: float) -> float:
-        """The age of the youngest hold, in seconds."""
         return min((now - self._begun_at.get(move_id, now) for move_id in self.waiting_holds()), default=0.0)
 
     def release(self, move_id: int, now: float) -> None:
-        """End a hold: everything before its messages is consumed."""
         if move_id in self.waiting_holds():
             self._released.append(move_id)
             self.gather(now)
@@ -304,24 +289,21 @@ class Following:
             if self._is_full(step):
                 return
             hold = self.log.holds[move_id]
-            step.since = step.since or now
+            step.since = now if step.since is None else step.since
             # Holds in other partitions may wait for the end of this one, and its own messages are due.
             step.is_closed = True
-            offsets = list(islice(hold.held, self._room(step, self._held_bytes // max(1, len(self._held)))))
+            each = self._held_bytes // max(1, len(self._held))
+            offsets = list(islice(hold.held, self._room(step, each)))
             if offsets:
-                self._deliver_held(step, hold, offsets, now)
+                messages = [self._held.pop(offset) for offset in offsets if offset in self._held]
+                step.add(messages, each * len(messages))
+                self._held_bytes = self._held_bytes - each * len(messages) if self._held else 0
+                self.log.delivered(move_id, offsets[-1])
             if hold.held:
                 return
             self._released.remove(move_id)
             self.log.end(move_id)
             step.ended.append(move_id)
-
-    def _deliver_held(self, step: Step, hold: Hold, offsets: Sequence[int], now: float) -> None:
-        each = self._held_bytes // max(1, len(self._held))
-        messages = [self._held.pop(offset) for offset in offsets if offset in self._held]
-        step.add(messages, each * len(messages), now)
-        self._held_bytes = self._held_bytes - each * len(messages) if self._held else 0
-        self.log.delivered(hold.move_id, offsets[-1])
 
     def due_at(self) -> float | None:
         """When a batch can be handed out; None: not before more is read or the last one is returned."""
@@ -330,10 +312,10 @@ class Following:
         if self._again is not None:
             return 0.0
         step = self._step
-        if step.first_at is None:
+        if step.since is None or not step.count:
             return None
         is_ready = self._is_full(step) or self.is_blocked
-        return 0.0 if is_ready else step.first_at + self._options.batch_s
+        return 0.0 if is_ready else step.since + self._options.batch_s
 
     def silent_due_at(self) -> float | None:
         """When to store a step without messages, or None."""
@@ -350,7 +332,7 @@ class Following:
             self.outstanding, self._again = self._again, None
             return self.outstanding
         step = self._step
-        step.holds = tuple(HoldState(hold.move_id, hold.cursor, len(hold.held)) for hold in self.log.holds.values())
+        step.holds = tuple((hold.move_id, hold.cursor, len(hold.held)) for hold in self.log.holds.values())
         self.outstanding, self._step = step, Step(step.position)
         self.gather(now)
         return step
@@ -362,6 +344,8 @@ class Following:
 
     def committed(self, step: Step, now: float) -> list[float]:
         """Continue after a step was stored; return the seconds that each hold that ended with it was open."""
+        if step is not self.outstanding and step is not self._again:
+            return []  # the partition was reopened in the meantime
         self.version += 1
         self.in_doubt = None
         self.outstanding = None

@@ -1,36 +1,16 @@
-"""A router's cache of placements, queries that refresh it, unchecked messages, and a lock for each name in use."""
+"""A router's cache of placements, its unchecked messages, and a lock for each name in use."""
 
-import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from relatum.contexts._entries import Adoption, Placed
+from relatum.contexts._partition_log import Adoption, Placed
 from relatum.contexts._placements import Placement, PlacementState
-from relatum.errors import DatabaseUnavailable
-from relatum.waiting import Outages, ended
-
-logger = logging.getLogger("relatum.placement")
 
 _Lock = TypeVar("_Lock")
-
-LOOKING: Final = "looking for changed placements"
-"""What the thread does, in the log."""
-
-LOOK_EVERY_S: Final = 0.05
-"""Seconds between two queries: a quarter of the time that one is valid, so that some may fail or be late."""
-
-BUSY: Final = 2
-"""From so many messages between two queries on, a query in the background pays."""
-
-AWAY_S: Final = 1.0
-"""Seconds without queries in the background after one failed, and for publishers that can continue without."""
-
-CLOSE_S: Final = 1.0
-"""Seconds that `close` waits for a running query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +39,6 @@ class PlacementCache:
 
     @property
     def generation(self) -> int | None:
-        """The generation of the cache; None before the first was read."""
         return self._generation
 
     def get(self, name: str) -> Placement | None:
@@ -101,7 +80,6 @@ class PlacementCache:
                     self._placements[placement.name] = placement
 
     def forget(self, names: Collection[str]) -> None:
-        """Drop placements; their next use reads them again."""
         with self._lock:
             for name in names:
                 self._placements.pop(name, None)
@@ -110,57 +88,6 @@ class PlacementCache:
         """Whether the placement of a message is known to be in force."""
         placement = self.get(sent.name)
         return placement is not None and placement.state is PlacementState.OPEN and placement.epoch == sent.wanted.epoch
-
-
-class BackgroundLooks:
-    """A thread that queries the database while messages are published, and sleeps otherwise.
-
-    It saves publishers the round trip; each publisher checks how old the last query is. `look` gets the number of
-    messages published since its last call.
-    """
-
-    def __init__(self, look: Callable[[int], None], every_s: float = LOOK_EVERY_S) -> None:
-        self._look = look
-        self._every_s = every_s
-        self._published = 0
-        self._wanted = threading.Event()
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._outages = Outages(logger)
-        self._thread: threading.Thread | None = None
-
-    def want(self) -> None:
-        self._published += 1  # a lost update between threads does not matter
-        if not self._wanted.is_set():
-            self._wanted.set()
-            with self._lock:
-                if self._thread is None and not self._stop.is_set():
-                    self._thread = threading.Thread(target=self._run, name="relatum looks", daemon=True)
-                    self._thread.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        self._wanted.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(CLOSE_S)
-
-    def _run(self) -> None:
-        while self._wanted.wait() and not self._stop.wait(self._every_s):
-            # Clear before the query: messages published during it need another one.
-            self._wanted.clear()
-            published, self._published = self._published, 0
-            try:
-                self._look(published)
-                self._outages.over(LOOKING)
-            except Exception as error:  # noqa: BLE001 it is logged, and the thread continues
-                if self._stop.is_set():
-                    return  # the connections are closed
-                if isinstance(error, DatabaseUnavailable):
-                    logger.debug("not looked: %s", ended(error))  # publishers see it themselves
-                else:
-                    self._outages.failed(LOOKING, error)
-                self._wanted.set()
-                self._stop.wait(AWAY_S)
 
 
 class Unchecked:
@@ -193,7 +120,6 @@ class Unchecked:
         return self._tick
 
     def add(self, sent: Sent) -> None:
-        """Add a message that the broker has just confirmed."""
         with self._lock:
             self._tick += 1
             self._count += 1

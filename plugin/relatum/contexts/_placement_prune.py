@@ -6,6 +6,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.contexts._placements import PartitionState
+from relatum.contexts._super_stream_rows import OF_VHOST, partitions_in
 from relatum.errors import StreamNotFound
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Broker, BrokerAddress, StreamBounds, StreamReader, bounds_or_error
@@ -84,13 +85,6 @@ FORGET_MOVES: Final = sql("""
 """Deletes ended moves that have no context left."""
 
 
-_OF_VHOST: Final = sql("SELECT super_stream_id FROM relatum.super_streams WHERE vhost = :vhost::text")
-
-_PARTITIONS: Final = sql("""
-    SELECT partition_id, stream, state FROM relatum.super_stream_partitions
-    WHERE super_stream_id = :super_stream_id::integer""")
-
-
 def forget_placements(engine: sa.Engine, broker: str | Broker, *, batch_rows: int = BATCH_ROWS) -> int:
     """Delete old placements and moves of a virtual host's super streams, in bounded transactions; return the row count.
 
@@ -105,7 +99,7 @@ def forget_placements(engine: sa.Engine, broker: str | Broker, *, batch_rows: in
     """
     address = BrokerAddress.of(broker)
     with translated_errors(), engine.connect() as connection:
-        ids = list(connection.scalars(_OF_VHOST, {"vhost": address.vhost}))
+        ids = list(connection.scalars(OF_VHOST, {"vhost": address.vhost}))
     if not ids:
         return 0
     deleted = 0
@@ -148,13 +142,13 @@ def forget_moves(engine: sa.Engine, super_stream_id: int, first_offsets: Mapping
 
 def _first_offsets(engine: sa.Engine, super_stream_id: int, reader: StreamReader) -> dict[int, int]:
     with translated_errors(), engine.connect() as connection:
-        rows = connection.execute(_PARTITIONS, {"super_stream_id": super_stream_id}).all()
+        rows = partitions_in(connection, super_stream_id)
     first_offsets: dict[int, int] = {}
     for row in rows:
         found = bounds_or_error(reader, row.stream)
         first = found.first if isinstance(found, StreamBounds) else None
         # A missing stream of an active partition may come back; an unreadable one is unknown.
-        if isinstance(found, StreamNotFound) and row.state == PartitionState.RETIRED:
+        if isinstance(found, StreamNotFound) and row.state is PartitionState.RETIRED:
             first = INTEGER_MAX
         if first is not None:
             first_offsets[row.partition_id] = first

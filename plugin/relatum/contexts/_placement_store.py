@@ -1,17 +1,19 @@
 """The placements of one super stream in PostgreSQL. Each call is one transaction, and returns the state after it.
 
 Calls may be repeated after a commit in doubt: the second call finds what the first one wrote.
+
+Rows are locked in the order of `relatum.store.tables`: placements by name, the super stream, partitions by id. Each
+part of a statement reads from the part before it, and so locks after it.
 """
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any, Final
 
+import psycopg
 import sqlalchemy as sa
 
-from relatum.closing import Closing
 from relatum.contexts._move_store import FENCE_AFTER, move_info
 from relatum.contexts._placement_prune import forget_released
 from relatum.contexts._placements import (
@@ -21,12 +23,14 @@ from relatum.contexts._placements import (
     PartitionState,
     Placement,
     PlacementState,
+    behind,
     check_name,
+    in_parts,
 )
-from relatum.contexts._placing import RELEASE, chosen_among, place
 from relatum.contexts._super_stream_rows import (
     GENERATION,
     IDLE_S,
+    KEEP_COMMITS,
     PARTITIONS,
     SET_IDLE,
     SET_WEIGHTS,
@@ -34,11 +38,10 @@ from relatum.contexts._super_stream_rows import (
     open_super_stream,
     partition_of,
 )
-from relatum.errors import StreamNotFound, SuperStreamConflict, SuperStreamNotFound
+from relatum.errors import RowRefused, StreamNotFound, SuperStreamConflict, SuperStreamNotFound, TooManyOpenSets
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress
-from relatum.store.database import AnyDatabase, Database, sql
-from relatum.store.members import LEASE_S
+from relatum.store.database import Database, sql
 from relatum.superstreams import Layout, describe_super_stream
 
 CHANGES_MAX: Final = 10_000
@@ -108,19 +111,94 @@ TOUCH: Final = sql("""
     FROM touched WHERE p.placement_id = touched.placement_id""")
 
 
-class PlacementStore(Closing):
-    """The placements of one super stream. Thread-safe. The caller closes a `Database` that it passed.
+# - A query of its own takes the epochs: once, for both columns.
+# - A released placement gets its epoch after its row is locked: an earlier one may be below that of a later move.
+# - A retired partition makes the statement fail, since its count would be null. This undoes what was written without an
+#   explicit transaction, which would cost two more round trips.
+def _placed(to_lock: str) -> sa.TextClause:
+    return sql(f"""
+    WITH placed AS (
+        INSERT INTO relatum.placements (super_stream_id, name, partition_id, epoch, first_epoch)
+        SELECT :super_stream_id::integer, name, partition_id, epoch, epoch
+        FROM (SELECT name, partition_id, nextval('relatum.placement_epochs') AS epoch
+              FROM unnest(:names::text[], :partition_ids::integer[]) AS given(name, partition_id)
+              ORDER BY name COLLATE "C") numbered
+        ON CONFLICT ON CONSTRAINT placements_name DO UPDATE
+        SET state = 'open', released_at = NULL, partition_id = excluded.partition_id,
+            epoch = nextval('relatum.placement_epochs'), first_epoch = placements.epoch + 1,
+            opened_at = statement_timestamp(), used_at = statement_timestamp()
+        WHERE placements.state = 'released'
+        RETURNING name, partition_id, epoch, state, move_id, generation, opened_at, used_at, released_at),
+    locked AS (
+        SELECT partition_id, open_sets FROM relatum.super_stream_partitions
+        WHERE {to_lock}
+        ORDER BY partition_id FOR NO KEY UPDATE),
+    counted AS (
+        UPDATE relatum.super_stream_partitions s
+        SET open_sets = s.open_sets + CASE WHEN s.state = 'active' THEN added.number END
+        FROM locked, (SELECT partition_id, count(*) AS number FROM placed GROUP BY partition_id) added
+        WHERE s.partition_id = locked.partition_id AND s.partition_id = added.partition_id
+        RETURNING s.partition_id, s.stream, s.binding_key)
+    SELECT placed.name, placed.partition_id, counted.stream, counted.binding_key, placed.epoch, placed.state,
+        placed.move_id, placed.generation, placed.opened_at, placed.used_at, placed.released_at,
+        (SELECT sum(open_sets)::bigint FROM locked) + (SELECT count(*) FROM placed) AS open_sets, {KEEP_COMMITS}
+    FROM placed JOIN counted ON counted.partition_id = placed.partition_id""")
 
-    Call `open` first.
-    """
+
+PLACE: Final = _placed("partition_id IN (SELECT partition_id FROM placed)")
+"""Places names that have no placement; returns the columns of `Placement` of the new ones, and `open_sets`.
+
+`open_sets` is the number of open sets in the locked partitions, in each row.
+"""
+
+# The names first: reading their count makes this part wait for them.
+PLACE_BOUNDED: Final = _placed("super_stream_id = :super_stream_id::integer AND (SELECT count(*) FROM placed) > 0")
+"""Locks all partitions of the super stream, so that no one else opens a set: `open_sets` counts all of them.
+"""
+
+# - The state of the locked row decides what is released: the statement's snapshot may be older.
+# - `move_id` is cleared, since PostgreSQL checks constraints on the older snapshot first, in which the row may still be
+#   moving.
+RELEASE: Final = sql("""
+    WITH to_release AS (
+        SELECT p.placement_id, p.name, p.state
+        FROM relatum.placements p
+        JOIN unnest(:names::text[], :epochs::bigint[]) AS given(name, epoch) ON p.name = given.name COLLATE "C"
+        WHERE p.super_stream_id = :super_stream_id::integer AND p.state <> 'released'
+            AND given.epoch BETWEEN p.first_epoch AND p.epoch
+        ORDER BY p.name FOR NO KEY UPDATE OF p),
+    raised AS (
+        UPDATE relatum.super_streams SET generation = generation + 1
+        WHERE super_stream_id = :super_stream_id::integer
+            AND (SELECT count(*) FROM to_release WHERE state = 'open') > 0
+        RETURNING generation),
+    released AS (
+        UPDATE relatum.placements p
+        SET state = 'released', move_id = NULL, released_at = statement_timestamp(),
+            generation = (SELECT generation FROM raised)
+        FROM to_release WHERE p.placement_id = to_release.placement_id AND to_release.state = 'open'
+        RETURNING p.partition_id),
+    locked AS (
+        SELECT partition_id FROM relatum.super_stream_partitions
+        WHERE partition_id IN (SELECT partition_id FROM released)
+        ORDER BY partition_id FOR NO KEY UPDATE),
+    counted AS (
+        UPDATE relatum.super_stream_partitions s SET open_sets = s.open_sets + fewer.number
+        FROM locked, (SELECT partition_id, -count(*) AS number FROM released GROUP BY partition_id) fewer
+        WHERE s.partition_id = locked.partition_id AND s.partition_id = fewer.partition_id)
+    SELECT name FROM to_release WHERE state = 'moving'""")
+"""Releases placements that had one of these epochs since they were opened; returns the names that are moving."""
+
+
+class PlacementStore:
+    """The placements of one super stream. Thread-safe. Call `open` first."""
 
     super_stream_id: int
     header: str
     """The header that names the sets."""
 
-    def __init__(self, database: "AnyDatabase", vhost: str, super_stream: str) -> None:
-        self._is_own = not isinstance(database, Database)
-        self.database = database if isinstance(database, Database) else Database(database, writes=True, idle_s=LEASE_S)
+    def __init__(self, database: Database, vhost: str, super_stream: str) -> None:
+        self.database = database
         self._vhost = vhost
         self._name = super_stream
         self._active: Sequence[PartitionRow] = ()
@@ -150,16 +228,10 @@ class PlacementStore(Closing):
         except SuperStreamNotFound:
             self.open(header or CONTEXT_HEADER, describe_super_stream(broker, self._name))
 
-    def close(self) -> None:
-        if self._is_own:
-            self.database.close()
-
     def partitions(self) -> list[PartitionRow]:
-        """Read the partitions in order, retired ones included."""
         return [partition_of(row) for row in self._select(PARTITIONS)]
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Store the weights of partitions, by stream; with 0, balancing by weight places no new sets there."""
         unknown = weights.keys() - {row.stream for row in self.partitions()}
         if unknown:
             raise StreamNotFound(f"{min(unknown)!r} is no partition of {self._name!r}", stream=min(unknown))
@@ -168,7 +240,6 @@ class PlacementStore(Closing):
         self._active_until = 0.0
 
     def generation(self) -> int:
-        """Read how often placements have changed; the server may be a standby."""
         return int(self._select(GENERATION)[0].generation)
 
     def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:
@@ -187,7 +258,7 @@ class PlacementStore(Closing):
     def find(self, names: Collection[str], *, on_primary: bool = False) -> dict[str, Placement]:
         """Read the placements of names, without released ones, by name."""
         found = {}
-        for some in in_parts(map(check_name, names), FOUND_AT_ONCE):
+        for some in in_parts(names, FOUND_AT_ONCE):
             rows = self.database.rows(FIND, self._with_id(names=some), on_primary=on_primary)
             found.update({row.name: _placement(row) for row in rows})
         return found
@@ -205,12 +276,8 @@ class PlacementStore(Closing):
             missing = sorted(check_name(name) for name in set(names) - found.keys())
             if not missing:
                 break
-            active = self._active_partitions(fresh=attempt > 0)
-            chosen = [row.partition_id for row in chosen_among(missing, active, choose).values()]
-            rows = place(self.database, self._name, self._with_id(names=missing, partition_ids=chosen), open_sets_max)
+            rows = self._insert(missing, choose, open_sets_max, fresh=attempt > 0)
             found |= {row.name: _placement(row) for row in rows}
-            # Another thread may replace the list; its counts are equally good.
-            self._active = [replace(row, open_sets=row.open_sets + chosen.count(row.partition_id)) for row in active]
             # Others placed these in the meantime.
             found |= self.find([name for name in missing if name not in found], on_primary=True)
         if found.keys() < set(names):
@@ -221,16 +288,52 @@ class PlacementStore(Closing):
             )
         return found
 
+    def _insert(self, names: Sequence[str], choose: Choose, open_sets_max: int | None, *, fresh: bool) -> Sequence[Any]:
+        """Place names that have no placement; no rows if a chosen partition was retired in the meantime."""
+        if fresh or time.monotonic() >= self._active_until:
+            self._active = [row for row in self.partitions() if row.state is PartitionState.ACTIVE]
+            self._active_until = time.monotonic() + COUNTS_S
+        active = {row.partition_id: row for row in self._active}
+        if not active:
+            raise SuperStreamConflict(
+                f"super stream {self._name!r} has no partition that takes new placements",
+                super_stream=self._name,
+                reason="it has no active partition",
+            )
+        chosen = []
+        for name in names:
+            row = choose(name, list(active.values()))
+            active[row.partition_id] = replace(row, open_sets=row.open_sets + 1)
+            chosen.append(row.partition_id)
+        # Another thread may replace the list; its counts are equally good.
+        self._active = list(active.values())
+
+        def accept(rows: Sequence[Any]) -> bool:
+            if rows and rows[0].open_sets > open_sets_max:
+                raise TooManyOpenSets(
+                    f"{open_sets_max} sets of {self._name!r} may be open; close some, or allow more",
+                    open_sets=rows[0].open_sets - len(rows),
+                    open_sets_max=open_sets_max,
+                )
+            return True
+
+        wanted = self._with_id(names=names, partition_ids=chosen)
+        try:
+            if open_sets_max is None:
+                return self.database.rows(PLACE, wanted)
+            return self.database.rows(PLACE_BOUNDED, wanted, accept=accept)
+        except RowRefused as refused:
+            cause = refused.__cause__
+            if isinstance(cause, psycopg.errors.NotNullViolation) and cause.diag.column_name == "open_sets":
+                return []
+            raise
+
     def release(self, released: Iterable[tuple[str, int]]) -> frozenset[str]:
         """Release placements, each given with an epoch since it was opened; return the names that are moving.
 
         Placements that were released or made again since then are not changed.
         """
-        ended: dict[str, int] = {}
-        for name, epoch in released:
-            ended[check_name(name)] = max(epoch, ended.get(name, 0))
-        if not ended:
-            return frozenset()
+        ended = dict(released)
         rows = self._select(RELEASE, names=list(ended), epochs=list(ended.values()))
         if time.monotonic() >= self._forget_at:
             # Routers that release keep the table small, whether `relatum prune` is run or not.
@@ -239,10 +342,7 @@ class PlacementStore(Closing):
         return frozenset(row.name for row in rows)
 
     def touch(self, names: Collection[str]) -> None:
-        """Store that names are in use; see `idle`."""
-        wanted = [check_name(name) for name in names]
-        if wanted:
-            self.database.rows(TOUCH, self._with_id(names=wanted))
+        self._select(TOUCH, names=list(names))
 
     def idle(self, idle_s: float) -> list[Placement]:
         """Read the open placements without use for so many seconds, longest unused first; without moving ones."""
@@ -265,7 +365,7 @@ class PlacementStore(Closing):
         of the name there is kept whose fence or marker retention has dropped, too: all remaining messages follow it.
         None: messages with this epoch cannot be strays there.
         """
-        wanted = self._with_id(name=check_name(name), stream=stream, above=epoch)
+        wanted = self._with_id(name=name, stream=stream, above=epoch)
         # Publishers rely on the result: a standby, which may lag, is refused.
         [row] = self.database.rows(FENCE_AFTER, wanted, on_primary=True)
         return None if row.move_id is None else move_info(row)
@@ -275,24 +375,7 @@ class PlacementStore(Closing):
         return self._select(IDLE_S)[0].idle_s  # type: ignore[no-any-return]
 
     def set_idle(self, idle_s: float | None) -> None:
-        """Store after how many seconds without use sets are closed; None for never."""
         self.database.rows(SET_IDLE, self._with_id(idle_s=None if idle_s is None else float(idle_s)))
-
-    def _active_partitions(self, *, fresh: bool) -> Sequence[PartitionRow]:
-        """The active partitions; a recent list, in which this store's own placements are counted."""
-        if not fresh and time.monotonic() < self._active_until:
-            return self._active
-        active = [partition for partition in self.partitions() if partition.state is PartitionState.ACTIVE]
-        if not active:
-            raise SuperStreamConflict(
-                f"super stream {self._name!r} has no partition that takes new placements",
-                super_stream=self._name,
-                reason="it has no active partition",
-            )
-        # In this order, the list is never empty.
-        self._active = active
-        self._active_until = time.monotonic() + COUNTS_S
-        return active
 
     def _select(self, statement: sa.TextClause, **wanted: Any) -> Sequence[Any]:
         return self.database.rows(statement, self._with_id(**wanted))
@@ -305,15 +388,3 @@ def _placement(row: Sequence[Any]) -> Placement:
     # The row begins with the columns in order; a statement may add others.
     placement = Placement(*row[: len(Placement.__dataclass_fields__)])
     return replace(placement, state=PlacementState(placement.state))
-
-
-def behind(name: str) -> str:
-    """The text before all names after this one: names contain no NUL."""
-    return name + "\x01"
-
-
-def in_parts(names: Iterable[str], count: int) -> Iterator[list[str]]:
-    """Split names into lists of at most so many."""
-    rest = iter(names)
-    while part := list(islice(rest, count)):
-        yield part

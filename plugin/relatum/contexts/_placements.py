@@ -1,10 +1,11 @@
 """Partitions, placements and moves, as rows of the database and as operators see them; and plans for an even spread."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from fractions import Fraction
+from itertools import islice
 from typing import Any, Self, TypeAlias
 
 from relatum.errors import InvalidInput
@@ -21,6 +22,18 @@ def check_name(name: Any, what: str = "the name of a context or set", *, outcome
         return checked_text(name)
     except InvalidValue as error:
         raise InvalidInput(f"{what} cannot be {name[:40]!r}: {error.reason}; {outcome}") from error
+
+
+def behind(name: str) -> str:
+    """The text before all names after this one: names contain no NUL."""
+    return name + "\x01"
+
+
+def in_parts(names: Iterable[str], count: int) -> Iterator[list[str]]:
+    """Split names into lists of at most so many."""
+    rest = iter(names)
+    while part := list(islice(rest, count)):
+        yield part
 
 
 class PlacementState(StrEnum):
@@ -170,6 +183,11 @@ class Move:
     def is_attended(self) -> bool:
         """Whether a process holds the lease now, by this machine's clock. Another process may still take over."""
         return self.lease_expires_at is not None and self.lease_expires_at > datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveStep(Move):
+    names: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

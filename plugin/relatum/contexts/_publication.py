@@ -1,25 +1,19 @@
-"""How a router publishes a message to the partition of its context or affinity set.
+"""How a router publishes a message to the partition of its context or affinity set; see docs/contexts-protocol.md.
 
 All input and output goes through a `RouterCore`, and the router may be suspended for any time between two calls:
 
 1. Look up the placement, or make it. While the context moves, wait.
 2. Publish the message to that partition, and wait for the confirm.
-3. Only then, read the clock. If the last query of the database (a look) began a moment ago and the placement is still
-   in force, the message is valid: a mover waits longer than that before its fence (`MOVE_WAIT_S`). Otherwise, look
-   again. If it is in force then, no move of the context had begun: a mover writes `moving` to the database before it
-   publishes its fence, so the message precedes any fence.
+3. Only then, read the clock. If the last query of the database (a look) began less than `TRUST_S` ago and the placement
+   is still in force, the message is valid: a mover waits longer than that before its fence (`MOVE_WAIT_S`). Otherwise,
+   look again. If it is in force then, the message precedes any fence: movers write `moving` to the database first.
 4. If the context has changed, the partition decides. Read it from the lowest possible offset of the move's fence: a
    message after the fence is a stray, which consumers skip. An `Adoption`, published to the context's present
    partition, makes it valid there. The adoption is checked like a message, since the context may have moved again.
 
 A router publishes one message of a name at a time, and the next one once that is known to be valid, so strays do not
-overtake each other. The only clock involved is the publisher's in step 3, and only its rate matters:
-
-A publisher relies on a look for `TRUST_S` from its beginning. A mover waits for `MOVE_WAIT_S` after `moving` is
-committed before it publishes its fence. So no fence precedes a message that step 3 found valid: a look that began after
-the commit shows `moving`, and an earlier one is too old by the time of the fence. No publisher registers anywhere, and
-no two clocks are compared. Clocks must run at nearly the same rate, and must not stop while other machines run on.
-Source: docs/adr/0051.
+overtake each other. No two clocks are compared; each must run at nearly the same rate, and must not stop while other
+machines run on. Source: docs/adr/0051.
 """
 
 import itertools
@@ -32,8 +26,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from relatum.checks import seconds_text
-from relatum.contexts._entries import Adoption, Entry, Fence, Marker, Placed
-from relatum.contexts._placement_cache import AWAY_S, PlacementCache, Sent, Unchecked
+from relatum.contexts._partition_log import Adoption, Entry, Fence, Marker, Placed
+from relatum.contexts._placement_cache import PlacementCache, Sent, Unchecked
 from relatum.contexts._placements import Move, Placement, PlacementState
 from relatum.errors import ContextMoving, DatabaseUnavailable
 from relatum.metrics import Histogram
@@ -48,6 +42,9 @@ UNCHECKED_MAX: Final = 10_000
 
 POLL_S: Final = 0.005
 """Seconds between two checks whether a move has ended."""
+
+AWAY_S: Final = 1.0
+"""Seconds without queries after one failed, in the background and for publishers that can continue without."""
 
 RETRY_S: Final = 0.1
 """Seconds between two attempts to reach an unavailable database."""
@@ -223,8 +220,7 @@ class Publications:
         """Whether messages of a name must be settled before another one is sent with a placement.
 
         These are messages that a look left unchecked, adoptions that may not have arrived, and all messages with
-        another
-        placement: after its end they are strays, which the next message would overtake.
+        another placement: after its end they are strays, which the next message would overtake.
         """
         unchecked = self.unchecked.of(name)
         return bool(unchecked) and (

@@ -6,18 +6,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from relatum import metrics
+from relatum.closing import Keeper
 from relatum.contexts._context_options import RouterOptions, RouterStatistics
 from relatum.contexts._control_streams import ControlStreams
-from relatum.contexts._entries import Adoption
 from relatum.contexts._move_store import MoveStore, logger
 from relatum.contexts._mover import resume_abandoned
-from relatum.contexts._placement_cache import BUSY, BackgroundLooks, Sent
+from relatum.contexts._partition_log import Adoption
+from relatum.contexts._placement_cache import Sent
 from relatum.contexts._placement_store import PlacementStore
 from relatum.contexts._placements import Move, PartitionRow, PartitionState, Placement, check_name
-from relatum.contexts._publication import WAITED_S, Publications, elapsed_s
+from relatum.contexts._publication import AWAY_S, WAITED_S, Publications, elapsed_s
 from relatum.errors import (
     ConfigurationError,
     DatabaseUnavailable,
@@ -28,14 +29,13 @@ from relatum.errors import (
     UsedAfterClose,
 )
 from relatum.headers import PLACED_HEADER
-from relatum.ids import MessageId
 from relatum.reading import Broker
 from relatum.store.database import AnyDatabase, Database
 from relatum.store.members import LEASE_S
-from relatum.superstreams import Candidate, Layout, describe_super_stream
+from relatum.superstreams import Candidate, describe_super_stream
 from relatum.superstreams.connections import address_of
 from relatum.superstreams.layout import checked_stream_name as checked_super_stream
-from relatum.waiting import LEAST_S, Deadline, has_passed, log_failure, pause, within
+from relatum.waiting import LEAST_S, Deadline, Outages, ended, has_passed, log_failure, pause, within
 
 END_S: Final = 1.0
 """Seconds that running database calls get when a router is closed."""
@@ -48,11 +48,23 @@ TURN_S: Final = 0.1
 
 CLOSED: Final = "the router is closed: open another"
 
-_Opened = TypeVar("_Opened")
+LOOKING: Final = "looking for changed placements"
+"""What the thread does, in the log."""
+
+LOOK_EVERY_S: Final = 0.05
+"""Seconds between two queries of the thread: a quarter of the time that one is valid, so some may fail or be late."""
+
+BUSY: Final = 2
+"""From so many messages between two queries on, a query in the background pays."""
 
 
 class RouterCore:
     """The placements of one router, and the calls that its publications make. Thread-safe."""
+
+    store: PlacementStore
+    """The placements in the database. Known after `open`."""
+    control_streams: ControlStreams
+    """Reads partitions, and publishes control messages. Known after `open`."""
 
     def __init__(
         self,
@@ -66,19 +78,18 @@ class RouterCore:
         self.options = options
         self.rule, self._unnamed_rule = options.rules()
         self.publications = Publications(self, elapsed_s, options)
-        self._looks = BackgroundLooks(self._look_for) if options.trust_clock else None
+        self._looks: Keeper | None = None
+        self._away_until = 0.0
+        self._outages = Outages(logger)
         # Made here, so that a wrong URL is an error of the constructor.
         self._ending = Deadline(None)
-        self._database = Database(database, ending=self._ending, refusing=None, writes=True, idle_s=LEASE_S)
+        self._database = Database(database, ending=self._ending, refusing=CLOSED, writes=True, idle_s=LEASE_S)
         self._broker = broker
         self._lock = threading.Lock()
-        self._streams: ControlStreams | None = None
-        self._store: PlacementStore | None = None
         self._vhost: str | None = None
         self.is_open = False
         """Whether messages with a name can be published."""
         self._is_closed = False
-        self._layout: Layout | None = None
         self._candidates: Sequence[PartitionRow] = ()
         self.has_layout = False
         """Whether messages without a name can be published."""
@@ -87,13 +98,12 @@ class RouterCore:
         self._reading = threading.Lock()
         self._asked = itertools.count(1)
         self._read: tuple[int, tuple[int, Sequence[Placement] | None]] = 0, (0, None)
-        self._published = self._unnamed = 0
+        self._published = self._looked_after = self._unnamed = 0
         if broker is not None:
             address_of(broker)
         metrics.report(self, super_stream=self.super_stream, kind=options.kind)
 
     def statistics(self) -> RouterStatistics:
-        """Return the counts, without input or output."""
         publications = self.publications
         return RouterStatistics(
             published=self._published,
@@ -105,16 +115,6 @@ class RouterCore:
             unchecked=len(publications.unchecked),
         )
 
-    @property
-    def store(self) -> PlacementStore:
-        """The placements in the database. Known after `open`."""
-        return _opened(self._store)
-
-    @property
-    def control_streams(self) -> ControlStreams:
-        """Reads partitions, and publishes control messages. Known after `open`; do not close it."""
-        return _opened(self._streams)
-
     def open(self, source: Any = None, *, with_database: bool = True) -> None:
         """Read the partitions from the broker, and open the database's rows; see `Router.open`. Idempotent."""
         with self._lock:
@@ -123,34 +123,23 @@ class RouterCore:
             source = self._broker if self._broker is not None else source
             if source is None:
                 raise ConfigurationError("give the router broker=URL, or publish with it first")
-            if not self.has_layout or (with_database and not self.is_open):
-                self._describe(source)
-            if with_database and not self.is_open:
+            needs_database = with_database and not self.is_open
+            if self.has_layout and not needs_database:
+                return
+            address = address_of(source)
+            self._vhost = self._vhost or address.vhost
+            self.check_vhost(address.vhost)
+            layout = describe_super_stream(source, self.super_stream)
+            self._candidates = [PartitionRow(0, each.stream, each.binding_key, each.place) for each in layout]
+            self.has_layout = True
+            if needs_database:
+                self.control_streams = ControlStreams(address, self.options.header)
+                self.store = store = PlacementStore(self._database, address.vhost, self.super_stream)
                 with within(max(self.options.timeout_s, LEAST_S)):
-                    self._open_store(source)
-
-    def _describe(self, source: Any) -> None:
-        vhost = address_of(source).vhost
-        self._vhost = self._vhost or vhost
-        self.check_vhost(vhost)
-        self._layout = describe_super_stream(source, self.super_stream)
-        self._candidates = [PartitionRow(0, each.stream, each.binding_key, each.place) for each in self._layout]
-        self.has_layout = True
-
-    def _open_store(self, source: Any) -> None:
-        address = address_of(source)
-        if self._streams is None:
-            self._streams = ControlStreams(address, self.options.header)
-        store = self._store or PlacementStore(self._database, address.vhost, self.super_stream)
-        try:
-            rows = store.open(self.options.header, self._layout, idle_s=self.options.idle_s)
-        except BaseException:
-            store.close()
-            raise
-        self._store = store
-        self._moves = MoveStore(store.database, store.super_stream_id, self.super_stream)
-        self._candidates = [row for row in rows if row.state is PartitionState.ACTIVE]
-        self.is_open = True
+                    rows = store.open(self.options.header, layout, idle_s=self.options.idle_s)
+                self._moves = MoveStore(self._database, store.super_stream_id, self.super_stream)
+                self._candidates = [row for row in rows if row.state is PartitionState.ACTIVE]
+                self.is_open = True
 
     def check_vhost(self, vhost: str) -> None:
         """Refuse a channel of another virtual host, where the name means another super stream."""
@@ -167,17 +156,13 @@ class RouterCore:
 
     def close(self) -> None:
         self._ending.end_in(END_S)
-        if self._looks is not None:
-            self._looks.close()
         with self._lock:
-            self._is_closed = True
+            was_open, self._is_closed = self.is_open, True
             self.is_open = self.has_layout = False
-            store, self._store = self._store, None
-            streams, self._streams = self._streams, None
-        if store is not None:
-            store.close()
-        if streams is not None:
-            streams.close()
+        if self._looks is not None:
+            self._looks.end()
+        if was_open:
+            self.control_streams.close()
         self._database.close()
         metrics.retire(self)
 
@@ -214,21 +199,16 @@ class RouterCore:
         return placed[name]
 
     def fence_after(self, name: str, epoch: int, stream: str) -> Move | None:
-        """The first move of a name out of or into a stream whose fence or marker has a higher epoch."""
         with self._in_time():
             return self.store.fence_after(name, epoch, stream)
 
     def search(self, sent: Sent, from_offset: int, anywhere: bool) -> int | None:
-        """The offset of a published message, if a fence or marker of its name with a higher epoch precedes it.
-
-        Reads from an offset to the stream's present end. A message before such a fence or marker, or none, is no stray;
-        `anywhere` finds it in any place.
-        """
         with self._in_time():
             return self.control_streams.search(sent, from_offset, anywhere)
 
     def adopt(self, stream: str, adoption: Adoption) -> None:
         """Publish an adoption, with its own time limit: a cancelled call does not leave it half done."""
+        self._database.check_open()
         with within(Deadline(max(self.options.timeout_s, LEAST_S))):
             self.control_streams.publish(stream, adoption)
 
@@ -266,20 +246,32 @@ class RouterCore:
         return within(max(seconds, LEAST_S))
 
     def published(self) -> None:
-        """Count a message with a name, and request a background query."""
+        """Count a message with a name. The first one starts the thread that looks for changed placements."""
         with self._lock:
             self._published += 1
-        if self._looks is not None:
-            self._looks.want()
+            if self._looks is None and self.options.trust_clock and not self._is_closed:
+                self._looks = Keeper(self, RouterCore._look, every_s=LOOK_EVERY_S, name="relatum looks")
 
     def published_unnamed(self) -> None:
         with self._lock:
             self._unnamed += 1
 
-    def _look_for(self, published: int) -> None:
-        """Query after several messages, for later ones, and while some are unchecked."""
-        if published >= BUSY or len(self.publications.unchecked):
+    def _look(self) -> None:
+        """Query after several messages, for later ones, and while some are unchecked: it saves them the round trip."""
+        published, self._looked_after = self._published - self._looked_after, self._published
+        is_wanted = published >= BUSY or len(self.publications.unchecked)
+        if not is_wanted or time.monotonic() < self._away_until:
+            return
+        try:
             self.publications.look()
+        except Exception as error:  # noqa: BLE001 it is logged, and the thread continues
+            self._away_until = time.monotonic() + AWAY_S
+            if isinstance(error, DatabaseUnavailable):
+                logger.debug("not looked: %s", ended(error))  # publishers see it themselves
+            elif not self._is_closed:
+                self._outages.failed(LOOKING, error)
+        else:
+            self._outages.over(LOOKING)
 
     def unnamed(self, routing_key: str) -> PartitionRow:
         """Choose the partition of a message without a name: by its routing key, if any. Never waits."""
@@ -302,13 +294,6 @@ class RouterCore:
         headers[self.options.header] = sent.name
         headers[PLACED_HEADER] = str(sent.wanted)
         return headers
-
-
-def _opened(found: _Opened | None) -> _Opened:
-    """What `open` made, read once: another thread may close the router in between."""
-    if found is None:
-        raise UsedAfterClose(CLOSED)
-    return found
 
 
 def _candidates(partitions: Sequence[PartitionRow]) -> list[Candidate]:
@@ -337,7 +322,3 @@ def rejected(sent: Sent) -> PublishRejected:
         "takes it there: publish it again",
         in_stream=False,
     )
-
-
-Places = tuple[MessageId, ...]
-"""The known positions of a message."""

@@ -21,9 +21,10 @@ from relatum.checks import checked_seconds, shown
 from relatum.contexts._context_options import AffinityOptions, ContextOptions, RouterOptions, RouterStatistics
 from relatum.contexts._placement_cache import NameLocks, Sent
 from relatum.contexts._placements import PartitionRow, Placement
-from relatum.contexts._router_core import Places, RouterCore, rejected, unsettled
-from relatum.contexts._router_sets import NO_SET, Found, Predecessors, SetKeeper, set_request_of
+from relatum.contexts._router_core import RouterCore, rejected, unsettled
+from relatum.contexts._router_sets import Found, Predecessors, SetKeeper, set_request_of
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable
+from relatum.ids import MessageId
 from relatum.processes import of_one_process
 from relatum.publishing import OwnProperties, copy_with
 from relatum.reading import Broker
@@ -40,8 +41,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PikaSending:
-    """The arguments of pika's `basic_publish`."""
-
     channel: Any
     body: bytes | str
     properties: BasicProperties | None
@@ -74,7 +73,6 @@ class PikaSending:
         return vhost_of(self.channel)
 
     async def send_named(self, core: RouterCore, placement: Placement, headers: dict[str, Any]) -> Any:
-        """Publish the message under a placement, with these headers; return the client's result."""
         own = (
             copy_with(self.properties, headers, self.properties.message_id)
             if self.properties
@@ -83,7 +81,6 @@ class PikaSending:
         return self.channel.basic_publish(core.super_stream, placement.binding_key, self.body, own, mandatory=True)
 
     async def send_unnamed(self, core: RouterCore, partition: PartitionRow) -> Any:
-        """Publish a message without a name, unchanged; return the client's result."""
         try:
             result = self.channel.basic_publish(
                 core.super_stream, partition.binding_key, self.body, self.properties, mandatory=self.mandatory
@@ -218,7 +215,6 @@ class RouterBase(Generic[Options]):
         return function(*args)
 
     async def _end(self, function: Callable[[], None]) -> None:
-        """Make a blocking call that closes something."""
         function()
 
     def _faced(self, flow: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Callable[..., Any]:
@@ -236,7 +232,6 @@ class RouterBase(Generic[Options]):
         await self._call(partial(self._core.open, source, with_database=with_database), to_end=False)
 
     async def _publish(self, sending: Sending) -> Any:
-        """Publish a message, and return the client's result."""
         raise NotImplementedError
 
     async def _publish_locked(self, sending: Sending, name: str, *, stream: str | None = None) -> tuple[Placement, Any]:
@@ -276,7 +271,7 @@ class RouterBase(Generic[Options]):
         async with self._locks(name):
             await self._call(self._core.publications.settle, name, timeout_s)
 
-    async def _settle(self, name: str, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> Places:
+    async def _settle(self, name: str, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[()]:
         """Wait until a confirmed message is valid; return no places, since its partition is known."""
         with unsettled(name, self._faced(self._settle, name)):
             await self._settle_name(name, timeout_s)
@@ -284,10 +279,10 @@ class RouterBase(Generic[Options]):
 
     async def _settle_unknown(
         self, settle: Callable[..., Any], sent: Sent, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()
-    ) -> Places:
+    ) -> tuple[MessageId, ...]:
         """Settle a message without a confirm: it must be in a stream, and be valid there."""
         found = settle(timeout_s, streams=streams or (sent.stream,))
-        places: Places = await found if isawaitable(found) else found
+        places: tuple[MessageId, ...] = await found if isawaitable(found) else found
         if await self._call(self._core.publications.counts, sent):
             return places
         raise rejected(sent)
@@ -307,8 +302,6 @@ class RouterBase(Generic[Options]):
 
 
 class ContextFlow(RouterBase[ContextOptions]):
-    """The flow of a message with a context."""
-
     _options_class = ContextOptions
 
     async def _publish(self, sending: Sending) -> Any:
@@ -321,8 +314,6 @@ class ContextFlow(RouterBase[ContextOptions]):
 
 
 class AffinityFlow(RouterBase[AffinityOptions]):
-    """The flow of a message with an affinity set."""
-
     _options_class = AffinityOptions
 
     def _set_up(self) -> None:
@@ -333,14 +324,11 @@ class AffinityFlow(RouterBase[AffinityOptions]):
     async def _publish(self, sending: Sending) -> Any:
         core, sets, predecessors = self._core, self._sets, self._predecessors
         request = set_request_of(sending.headers, core.options.header)
-        if request is NO_SET:
-            return await self._publish_of_none(sending)
-        if predecessors.knows(request):
-            # Nothing suspends before the set's lock: its messages are published in the order of the calls.
-            place = predecessors.place_of(request)
-        else:
+        # If it is known, nothing suspends before the set's lock: its messages are published in the order of the calls.
+        place = predecessors.known(request)
+        if place is None:
             await self._connect(sending)
-            place = await self._call(predecessors.place_of, request, to_end=False)
+            place = await self._call(predecessors.find, request.predecessor, to_end=False)
         if place.name is None:
             return await self._publish_of_none(sending, core.active(place.stream or ""))
         async with self._locks(place.name):

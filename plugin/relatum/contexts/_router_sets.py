@@ -64,19 +64,14 @@ class SetRequest(NamedTuple):
     """A `message_id`, or "stream:offset"."""
 
 
-NO_SET: Final = SetRequest()
-"""The request of a message without a set: any partition."""
-
-
 def set_request_of(headers: Mapping[str, Any] | None, header: str) -> SetRequest:
     """Parse the headers of a message; `InvalidInput` if they contradict each other."""
     if not headers:
-        return NO_SET
+        return SetRequest()
     name, predecessor = headers.get(header), headers.get(PREDECESSOR_HEADER)
     # A header without a value counts as missing.
-    is_last = headers.get(AFFINITY_LAST_HEADER)
-    if is_last is None:
-        is_last = False
+    last = headers.get(AFFINITY_LAST_HEADER)
+    is_last = False if last is None else last
     for value, named_by in ((name, header), (predecessor, PREDECESSOR_HEADER)):
         if value is not None:
             check_name(value, f"the header {named_by}", outcome="nothing was sent")
@@ -108,7 +103,6 @@ class Predecessors:
         self._recent: OrderedDict[str, Found] = OrderedDict()
 
     def published(self, found: Found, message_id: str | None) -> None:
-        """Remember the set and partition of a message that has an id."""
         if not message_id:
             return
         with self._lock:
@@ -117,23 +111,17 @@ class Predecessors:
             if len(self._recent) > self._most:
                 self._recent.popitem(last=False)
 
-    def knows(self, request: SetRequest) -> bool:
-        """Whether `place_of` needs no server."""
-        return request.predecessor is None or self._remembered(request.predecessor) is not None
-
-    def place_of(self, request: SetRequest) -> Found:
-        """Return the set or partition that a request names. It may query both servers."""
+    def known(self, request: SetRequest) -> Found | None:
+        """Return the set or partition that a request names; None if servers must be asked for it."""
         if request.predecessor is None:
             return Found(request.name, None)
-        return self._remembered(request.predecessor) or self._find(request.predecessor)
-
-    def _remembered(self, message_id: str) -> Found | None:
         with self._lock:
-            if message_id in self._recent:
-                self._recent.move_to_end(message_id)
-            return self._recent.get(message_id)
+            if request.predecessor in self._recent:
+                self._recent.move_to_end(request.predecessor)
+            return self._recent.get(request.predecessor)
 
-    def _find(self, predecessor: str) -> Found:
+    def find(self, predecessor: str) -> Found:
+        """Ask the servers for the set or partition of a predecessor."""
         partitions = [row.stream for row in self._core.store.partitions()]
         place = place_in(predecessor, partitions)
         if place is None:
@@ -278,7 +266,6 @@ class SetKeeper:
                 self._stop.wait(next(pauses))
 
     def _keep(self, *, is_last: bool) -> bool:
-        """Do what is due; return whether all of it is done."""
         with self._lock:
             ending = dict(self._ending)
         self._check()
@@ -301,7 +288,6 @@ class SetKeeper:
                 self._settle(name)
 
     def _end(self, ending: dict[str, int]) -> bool:
-        """Close the ended sets; return whether all are closed."""
         if not ending:
             return True
         moving = self._core.store.release(ending.items())
@@ -314,7 +300,6 @@ class SetKeeper:
         return not moving
 
     def _use(self) -> None:
-        """Store the use of sets, and close idle ones."""
         with self._lock:
             used, self._used = self._used, set()
         try:

@@ -10,7 +10,6 @@ from pika import BasicProperties
 from relatum.closing import AsyncClosing, Closing
 from relatum.contexts._context_options import AffinityOptions, ContextOptions
 from relatum.contexts._placement_cache import NameLocks
-from relatum.contexts._router_core import CLOSED
 from relatum.contexts._router_flow import (
     AffinityFlow,
     AioPikaSending,
@@ -21,7 +20,6 @@ from relatum.contexts._router_flow import (
     T,
     at_once,
 )
-from relatum.errors import ConfigurationError, UsedAfterClose
 from relatum.superstreams import Target
 from relatum.superstreams.targets import TargetExchange
 from relatum.waiting import Threads, in_thread
@@ -111,14 +109,6 @@ class Router(RouterBase[Options], Target, Closing):
         """
         return at_once(self._publish, PikaSending(channel, body, properties, routing_key, mandatory))
 
-    async def publish_async(self, channel: Any, message: Any, routing_key: str = "", **kwargs: Any) -> Any:
-        """Refuse: this router publishes with pika.
-
-        Raises:
-            ConfigurationError: always; nothing was sent.
-        """
-        raise ConfigurationError(f"a {type(self).__name__} publishes with pika: use Async{type(self).__name__}")
-
 
 class ContextRouter(ContextFlow, Router[ContextOptions]):
     """Publishes messages to the partitions their serialization contexts are in.
@@ -173,19 +163,14 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
     def _set_up(self) -> None:
         self._locks = NameLocks(asyncio.Lock)
         self._threads = Threads(THREADS, "relatum-router")
-        # Closing does not queue behind messages that wait for moves.
-        self._closing_thread = Threads(1, "relatum-router-close")
-        self._has_threads = True
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def _call(self, function: Callable[..., T], *args: Any, to_end: bool = True) -> T:
-        if not self._has_threads:
-            raise UsedAfterClose(CLOSED)
         return await in_thread(self._threads, function, *args, to_end=to_end)
 
     async def _end(self, function: Callable[[], None]) -> None:
-        if self._has_threads:
-            await in_thread(self._closing_thread, function)
+        # In other threads: closing does not queue behind messages that wait for moves.
+        await in_thread(None, function)
 
     def _faced(self, flow: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Callable[..., Any]:
         return partial(flow, *args)
@@ -209,13 +194,7 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
 
     async def close(self) -> None:
         """Call `check`, and close the connections; see `ContextRouter.close`."""
-        try:
-            await self._close()
-        finally:
-            # Calls that still wait for a thread run, and raise because the router is closed.
-            self._has_threads = False
-            self._closing_thread.shutdown()
-            self._threads.shutdown()
+        await self._close()
 
     async def publish(
         self,

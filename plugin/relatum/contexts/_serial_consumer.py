@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from relatum import metrics, otel
 from relatum.checks import checked_callable, checked_name, checked_seconds, shown
 from relatum.closing import Closing
-from relatum.contexts._batch_queue import Batches
 from relatum.contexts._context_options import SerialOptions, SerialStatistics
-from relatum.contexts._partition_following import Following, Step
+from relatum.contexts._partition_following import Step
 from relatum.contexts._serial_member import Member
+from relatum.contexts._serial_partition import Partition, logger
 from relatum.contexts._serial_status import SerialStatus, read_status
 from relatum.contexts._serial_store import ConsumerStore, lost
 from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, PartitionLost, UsedAfterClose
@@ -26,8 +26,6 @@ from relatum.processes import of_one_process
 from relatum.reading import Broker, BrokerAddress, Message, StreamReader
 from relatum.store.database import AnyDatabase
 from relatum.waiting import AfterStop, backoff, log_failure, within
-
-logger = logging.getLogger("relatum.serial")
 
 CLOSE_S: Final = 10.0
 """Default seconds that `close` waits for the threads."""
@@ -49,41 +47,40 @@ class BatchBase:
         is_acknowledged: Whether the position after these messages is stored.
     """
 
-    def __init__(self, batches: Batches, following: Following, step: Step) -> None:
-        self.partition = following.stream
+    def __init__(self, source: Partition, step: Step) -> None:
+        self.partition = source.stream
         self.messages: tuple[Message, ...] = tuple(step.messages)
         self.is_acknowledged = False
-        self._batches = batches
-        self._following = following
+        self._source = source
         self._step = step
         self._is_given_back = False
 
     def context_of(self, message: Message) -> str | None:
         """Return a message's serialization context, or None."""
-        context = message.headers.get(self._batches.header or "")
+        context = message.headers.get(self._source.member.header or "")
         return context if isinstance(context, str) else None
 
     def give_back(self) -> None:
         """Return the batch: its messages are delivered again, as the partition's next batch."""
         self._is_given_back = True
-        self._batches.give_back(self._following, self._step)
+        self._source.give_back(self._step)
 
     def _check(self) -> None:
         if self.is_acknowledged:
             raise InvalidInput(f"this batch of {self.partition!r} is acknowledged already")
         if self._is_given_back:
-            raise lost(self.partition, self._batches.store.name)
-        self._batches.check(self._following, self._step)
+            raise lost(self.partition, self._source.member.store.name)
+        self._source.check(self._step)
 
     def _acknowledge(self) -> None:
         self._check()
-        self._batches.commit(self._following, self._step)
+        self._source.commit(self._step)
         self.is_acknowledged = True
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
         self._check()
-        with self._batches.transaction(self._following, self._step) as connection:
+        with self._source.transaction(self._step) as connection:
             yield connection
         self.is_acknowledged = True
 
@@ -147,8 +144,6 @@ def consuming(super_stream: str, consumer: str, batch: BatchBase) -> AbstractCon
 
 
 class ConsumerBase:
-    """The part that the blocking and the asyncio serial consumer share."""
-
     def __init__(
         self,
         super_stream: str,
@@ -166,10 +161,9 @@ class ConsumerBase:
         self._address = BrokerAddress.of(broker)
         self._store = ConsumerStore(name, database, lease_s=options.lease_s)
         self._member = Member(super_stream, self._store, self._address, options=options)
-        self._batches = self._member.batches
         self._is_started = self._is_closed = False
         of_one_process(self, "a serial consumer")
-        metrics.report(self._batches, super_stream=super_stream, consumer=name)
+        metrics.report(self._member, super_stream=super_stream, consumer=name)
 
     def _check_startable(self) -> None:
         if self._is_started or self._is_closed:
@@ -185,23 +179,32 @@ class ConsumerBase:
             raise ConfigurationError("the consumer does not run: start it")
 
     def _is_ending(self, stop: threading.Event | asyncio.Event | None) -> bool:
-        return self._batches.stopping.is_set() or (stop is not None and stop.is_set())
+        return self._member.stopping.is_set() or (stop is not None and stop.is_set())
 
-    def _try_acknowledge(self, batch: BatchBase, stop: threading.Event | asyncio.Event | None) -> bool:
-        """Acknowledge a batch; False if PostgreSQL is unavailable. A batch that another member took over is skipped."""
-        outages, who = self._member.outages, _acknowledging(batch)
-        try:
-            with within(None if stop is None else AfterStop(stop)):
-                batch._acknowledge()
-        except PartitionLost as error:
-            outages.forget(who)
-            log_failure(logger, error, "batch not acknowledged", level=logging.INFO)
-        except DatabaseUnavailable as error:
-            outages.failed(who, error)
-            return False
-        else:
-            outages.over(who)
-        return True
+    def _acknowledge(self, batch: BatchBase, stop: threading.Event | asyncio.Event | None = None) -> None:
+        """Acknowledge a batch once PostgreSQL is available; after a stop it is given back, and delivered again later.
+
+        A batch that another member took over is skipped.
+        """
+        outages, who = self._member.outages, f"acknowledging a batch of {batch.partition!r}"
+        pauses, stopping = backoff(), self._member.stopping
+        while not stopping.is_set():
+            try:
+                with within(None if stop is None else AfterStop(stop)):
+                    batch._acknowledge()
+            except PartitionLost as error:
+                outages.forget(who)
+                return log_failure(logger, error, "batch not acknowledged", level=logging.INFO)
+            except DatabaseUnavailable as error:
+                outages.failed(who, error)
+            else:
+                return outages.over(who)
+            until = time.monotonic() + next(pauses)
+            while (left_s := until - time.monotonic()) > 0 and not stopping.is_set():
+                if self._is_ending(stop):
+                    outages.forget(who)
+                    return batch.give_back()
+                stopping.wait(min(left_s, LOOK_S))
 
     @contextmanager
     def _handling(self, batch: BatchBase) -> Iterator[None]:
@@ -214,11 +217,6 @@ class ConsumerBase:
             batch.give_back()
             raise
 
-    def _leave(self, batch: BatchBase) -> None:
-        """Give a batch back: it is delivered again later."""
-        self._member.outages.forget(_acknowledging(batch))
-        batch.give_back()
-
     def _check_open(self) -> None:
         self._check_running()
         if self._is_closed:
@@ -230,12 +228,12 @@ class ConsumerBase:
 
     def statistics(self) -> SerialStatistics:
         """Return this member's counts, without input or output."""
-        return self._batches.statistics()
+        return self._member.statistics()
 
     @property
     def partitions(self) -> tuple[str, ...]:
         """The streams this member reads now."""
-        return tuple(sorted(following.stream for following in self._batches.followings))
+        return tuple(sorted(following.stream for following in self._member.followings))
 
 
 class SerialConsumer(ConsumerBase, Closing):
@@ -307,19 +305,19 @@ class SerialConsumer(ConsumerBase, Closing):
             TlsRefused, AccessRefused, ConfigurationError: The broker refuses this consumer. The consumer keeps trying:
                 call again once that is fixed.
         """
-        until, batches = self._until(timeout_s), self._batches
-        while not batches.stopping.is_set():
+        until, member = self._until(timeout_s), self._member
+        while not member.stopping.is_set():
             left_s = None if until is None else max(0.0, until - time.monotonic())
-            waiting = batches.wait(at_once=left_s == 0)
+            waiting = member.wait(at_once=left_s == 0)
             try:
                 with suppress(CancelledError, TimeoutError):
                     waiting.exception(left_s or None)
             except BaseException:
-                batches.give_up(waiting)
+                member.give_up(waiting)
                 raise
-            taken = batches.taken(waiting)
+            taken = member.taken(waiting)
             if taken is not None:
-                return SerialBatch(batches, *taken)
+                return SerialBatch(*taken)
             if left_s == 0:
                 return None
         return None
@@ -376,15 +374,6 @@ class SerialConsumer(ConsumerBase, Closing):
                 if not batch.is_acknowledged:
                     self._acknowledge(batch, stop)
 
-    def _acknowledge(self, batch: SerialBatch, stop: threading.Event | None = None) -> None:
-        pauses, stopping = backoff(), self._batches.stopping
-        while not stopping.is_set() and not self._try_acknowledge(batch, stop):
-            until = time.monotonic() + next(pauses)
-            while (left_s := until - time.monotonic()) > 0 and not stopping.is_set():
-                if self._is_ending(stop):
-                    return self._leave(batch)
-                stopping.wait(min(left_s, LOOK_S))
-
     def status(self) -> SerialStatus:
         """Return the position, the lag and the held messages of each partition, over all members.
 
@@ -394,7 +383,3 @@ class SerialConsumer(ConsumerBase, Closing):
         """
         self._check_open()
         return self._status()
-
-
-def _acknowledging(batch: BatchBase) -> str:
-    return f"acknowledging a batch of {batch.partition!r}"

@@ -1,26 +1,33 @@
-"""One member of a serial consumer: its lease and its share of the partitions, in one loop.
+"""One member of a serial consumer: its lease, its share of the partitions, and its batches, in one loop.
+
+The loop hands batches out; the application's threads wait for them.
 
 A process that was frozen for longer than its lease delivers nothing before it has renewed the lease, whichever timer
 fires first; what it writes until then is fenced.
 """
 
 import asyncio
+import copy
 import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from relatum import metrics
-from relatum.contexts._batch_queue import Batches
-from relatum.contexts._context_options import SerialOptions
+from relatum.contexts._context_options import SerialOptions, SerialStatistics
+from relatum.contexts._partition_following import Following, Step
 from relatum.contexts._placement_store import PlacementStore
 from relatum.contexts._serial_partition import Partition, logger, reading_of
 from relatum.contexts._serial_store import ConsumerStore
 from relatum.errors import AccessRefused, ConfigurationError, StreamNotFound
 from relatum.following import BrokerReach, Event, Failed, StreamFollower
+from relatum.metrics import Histogram
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store.members import Share
 from relatum.waiting import ComponentLoop, Duty, Outages, Threads, log_failure
@@ -34,9 +41,21 @@ GIVE_UP_S: Final = 10.0
 BROKER_ASKS_MAX: Final = 3
 """How many partitions query the broker at the same time; PostgreSQL has other threads."""
 
+POLL_S: Final = 0.01
+"""Seconds between queries whether a hold is complete; longer for old holds."""
+
+POLL_SLOWEST_S: Final = 0.1
+"""The longest such interval."""
+
+Taken: TypeAlias = tuple[Partition, Step]
+"""A batch that was handed out."""
+
 
 class Member:
-    """A running member."""
+    surplus: Duty
+    """Releases partitions that other members should have."""
+    holds: Duty
+    """Delivers messages that moves held back."""
 
     def __init__(
         self, super_stream: str, store: ConsumerStore, address: BrokerAddress, *, options: SerialOptions
@@ -44,18 +63,25 @@ class Member:
         self.outages = Outages(logger, broker=str(address), database=store.database.address.name)
         self.store = store
         self.options = options
-        self.batches = Batches(store, self.outages, options.header)
+        self.header = options.header
+        """The header that names contexts; None until it is known."""
+        self.refused: AccessRefused | ConfigurationError | None = None
+        """Why the broker refuses this member, or None."""
+        self.stopping = threading.Event()
         self._super_stream = super_stream
         self._address = address
-        self._partitions = self.batches.partitions
+        self._partitions: dict[str, Partition] = {}
+        self._waiting: deque[Future[Taken]] = deque()
+        self._counting = threading.Lock()
+        self._served = self._delivered = self._acknowledged = 0
+        self.pause_s = Histogram()
         self._of = f"of a member of {store.name!r}"
-        self._streams: frozenset[str] = frozenset()
+        self._streams: set[str] = set()
         self._begin()
 
     def _begin(self) -> None:
-        """Create the loop and its parts; again after a failed start."""
         name = f"relatum-{self.store.name}"
-        self.loop = self.batches.loop = ComponentLoop(name, logger, ending=self.store.ending)
+        self.loop = ComponentLoop(name, logger, ending=self.store.ending)
         # The lease has its own thread and connection, so that renewing never queues.
         self._lease_thread = Threads(1, f"{name}-lease")
         self._broker_threads = Threads(BROKER_ASKS_MAX, f"{name}-reads")
@@ -66,20 +92,20 @@ class Member:
         self._partitions.clear()
         self._holder: str | None = None
         self._surplus = 0
-        self.batches.leased_until = self._renews_at = -math.inf
+        self._leased_until = self._renews_at = -math.inf
 
     def start(self) -> None:
         """Join, take free partitions, and begin to read. A failed start leaves nothing behind."""
-        if self.batches.stopping.is_set():
+        if self.stopping.is_set():
             self._begin()
-        self.batches.stopping.clear()
+        self.stopping.clear()
         self.store.ending.begin_anew()
         try:
-            opened = PlacementStore(self.store.database, self._address.vhost, self._super_stream)
-            opened.open_or_add(self.options.header, self._address)
-            self.batches.header = opened.header
-            self.store.ensure(opened.super_stream_id, self._beginnings)
-            self._streams = self.store.partitions()
+            self._placements = PlacementStore(self.store.database, self._address.vhost, self._super_stream)
+            self._placements.open_or_add(self.options.header, self._address)
+            self.header = self._placements.header
+            self.store.ensure(self._placements.super_stream_id, self._beginnings)
+            self._streams = {row.stream for row in self._placements.partitions()}
             self.loop.start()
             joined = self.loop.run(self._join)
             if joined is not None:
@@ -106,25 +132,27 @@ class Member:
             who=reading_of,
         )
         self._reach = BrokerReach(self.follower, self.outages, lambda: min(self._streams))
-        await self._keep_lease()
         repeat = partial(self.loop.repeat, outages=self.outages)
+        self.surplus = repeat(self._give_surplus, f"giving partitions back {self._of}")
+        self.holds = repeat(self._release_holds, f"looking at moves {self._of}")
+        self._duties += self.surplus, self.holds
+        await self._keep_lease()
         lease = repeat(self._keep_lease, f"keeping the lease {self._of}", longest_s=self.store.renewal_s)
-        surplus = repeat(self._give_surplus, f"giving partitions back {self._of}")
-        self.batches.returned = surplus.wake
-        self.batches.holds = repeat(self.batches.release_holds, f"looking at moves {self._of}")
-        self._duties = [lease, surplus, self.batches.holds]
+        self._duties.append(lease)
 
     def close(self, timeout_s: float) -> bool:
         """Stop reading and release the partitions; False if that took too long."""
         until = time.monotonic() + timeout_s
         # Half of the time is for an available database; after it, the threads stop waiting.
         self.store.ending.end_in(max(LEAVE_S, timeout_s / 2))
-        self.batches.stop()
+        self.stopping.set()
+        for waiting in list(self._waiting):
+            waiting.cancel()
         if self.loop.run(self._end) is None:
             self._dispose()
         has_ended = self._ended.wait(timeout_s) and self.loop.stop(max(0.0, until - time.monotonic()))
         if has_ended:
-            metrics.retire(self.batches)
+            metrics.retire(self)
         return has_ended
 
     async def _end(self) -> None:
@@ -160,18 +188,17 @@ class Member:
         async with self._sharing:
             reach.look()
             began = time.monotonic()
-            is_busy = reach.is_cut_off and self.batches.halt()
+            is_busy = reach.is_cut_off and self._halt()
             share, partitions = await self._ask_for_lease(partial(self.store.share, reach, is_busy=is_busy))
             self._has(share, partitions)
         if not reach.is_cut_off:
             # Not earlier: while this member was cut off, others may have taken and consumed its partitions.
-            self.batches.leased_until = began + self.options.lease_s
-            self.batches.hand_out()
+            self._leased_until = began + self.options.lease_s
+            self.hand_out()
         self._renews_at = time.monotonic() + self.store.renewal_s
         return self.store.renewal_s
 
     def _has(self, share: Share, partitions: Mapping[int, str]) -> None:
-        """Open the partitions of the lease, and drop the others."""
         if share.holder != self._holder and self._partitions:
             # The lease had expired: drop every partition, and reopen those still ours at their stored positions.
             logger.info("the lease of a member of %r expired: its partitions are reopened", self.store.name)
@@ -185,24 +212,16 @@ class Member:
             if stream not in self._partitions:
                 self._partitions[stream] = Partition(self, partition_id, stream)
         self._surplus = share.surplus
-        self._choose_surplus()
+        # Batches of partitions that other members should have are not handed out: those chosen before, then the last.
+        ranked = sorted(self.followings, key=lambda each: each.is_leaving)
+        for place, following in enumerate(ranked):
+            following.is_leaving = place >= len(ranked) - share.surplus
+        self.surplus.wake()
 
     def leave(self, partition: Partition) -> None:
         partition.stop()
         if self._partitions.get(partition.stream) is partition:
             del self._partitions[partition.stream]
-
-    def _choose_surplus(self) -> None:
-        """Stop handing out batches of the partitions that other members should have."""
-        leaving = [each for each in self.batches.followings if each.is_leaving]
-        for following in reversed(self.batches.followings):
-            if len(leaving) < self._surplus and not following.is_leaving:
-                following.is_leaving = True
-                leaving.append(following)
-        for following in leaving[self._surplus :]:
-            following.is_leaving = False
-        if leaving and self._duties:
-            self.batches.returned()
 
     async def _give_surplus(self) -> float:
         """Release surplus partitions without a batch in use.
@@ -221,22 +240,129 @@ class Member:
     def is_partition(self, stream: str) -> bool:
         """Whether a stream is or was a partition of this super stream. Thread-safe; may query the database."""
         if stream not in self._streams:
-            self._streams = self.store.partitions()
+            self._streams = {row.stream for row in self._placements.partitions()}
         return stream in self._streams
 
     def _receive(self, event: Event) -> None:
         """Pass an event to its partition. The follower repeats an event if this fails."""
         if event.stream is not None:
-            self.batches.refused = None
+            self.refused = None
         elif isinstance(event, Failed) and isinstance(event.error, AccessRefused | ConfigurationError):
             # Callers that wait for messages raise it, too.
-            self.batches.refused = event.error
-            self.batches.hand_out()
+            self.refused = event.error
+            self.hand_out()
         partition = self._partitions.get(event.stream or "")
         if partition is not None and partition.number == event.following:
             partition.receive(event)
         else:
             self.follower.done(event)
+
+    # --- batches: waiting for one, in any thread --------------------------------------------------------------------
+
+    def wait(self, *, at_once: bool) -> "Future[Taken]":
+        """Return a future of a batch, to be ended by `taken` or `give_up`; `at_once` cancels it if none is ready."""
+        waiting: Future[Taken] = Future()
+        self._waiting.append(waiting)
+        if self.stopping.is_set() or not self.loop.call(self._begin_wait, waiting, at_once):
+            waiting.cancel()
+        return waiting
+
+    def taken(self, waiting: "Future[Taken]") -> Taken | None:
+        """End a wait and return its batch, if any; raise if the broker refuses this member."""
+        if waiting.cancel():
+            self.loop.call(self._end_wait, waiting)
+            return None
+        partition, step = waiting.result()
+        if time.monotonic() < self._leased_until:
+            return partition, step
+        # The lease expired in the meantime.
+        partition.give_back(step)
+        return None
+
+    def give_up(self, waiting: "Future[Taken]") -> None:
+        """End a wait; if it has a batch, hand it out again."""
+        with suppress(AccessRefused, ConfigurationError):
+            taken = self.taken(waiting)
+            if taken is not None:
+                partition, step = taken
+                partition.give_back(step)
+
+    def acknowledged(self, step: Step) -> None:
+        with self._counting:
+            self._acknowledged += step.count
+
+    def statistics(self) -> SerialStatistics:
+        held = [following.held for following in self.followings]
+        return SerialStatistics(
+            partitions=len(held),
+            delivered=self._delivered,
+            acknowledged=self._acknowledged,
+            held_messages=sum(messages for messages, _ in held),
+            held_bytes=sum(bytes_ for _, bytes_ in held),
+            pause_s=self.pause_s.observed(),
+        )
+
+    @property
+    def followings(self) -> list[Following]:
+        """The open partitions. Thread-safe."""
+        found = [each.following for each in list(self._partitions.values())]
+        return [following for following in found if following is not None and not following.is_over]
+
+    # --- batches: handing them out, in the loop ---------------------------------------------------------------------
+
+    def _begin_wait(self, waiting: "Future[Taken]", at_once: bool) -> None:
+        self.hand_out()
+        if at_once and waiting.cancel():
+            self._end_wait(waiting)
+
+    def _end_wait(self, waiting: "Future[Taken]") -> None:
+        with suppress(ValueError):
+            self._waiting.remove(waiting)
+
+    def hand_out(self) -> None:
+        """Complete waits with batches while the lease is valid; partitions take turns."""
+        while self._waiting and (partition := self._next_due()) is not None:
+            step = partition.take()
+            waiting = self._waiting.popleft()
+            if not waiting.set_running_or_notify_cancel():
+                partition.give_back(step)
+                continue
+            self._delivered += step.count
+            waiting.set_result((partition, step))
+        while self._waiting and self.refused is not None:
+            waiting = self._waiting.popleft()
+            if waiting.set_running_or_notify_cancel():
+                error = copy.copy(self.refused)
+                error.__cause__ = self.refused
+                waiting.set_exception(error)
+
+    def _next_due(self) -> Partition | None:
+        now = time.monotonic()
+        due = [each for each in self._partitions.values() if each.is_due(now)] if now < self._leased_until else ()
+        partition = min(due, key=lambda each: each.served, default=None)
+        if partition is not None:
+            self._served += 1
+            partition.served = self._served
+        return partition
+
+    def _halt(self) -> bool:
+        """Hand out nothing until the next lease; return whether the application has a batch."""
+        self._leased_until = -math.inf
+        steps = [following.outstanding for following in self.followings]
+        return any(step is not None and step.count for step in steps)
+
+    async def _release_holds(self) -> float:
+        """Release complete holds; return the seconds until the next query."""
+        now = time.monotonic()
+        waiting = {each.partition_id: each.youngest_wait_s(now) for each in self.followings if each.waiting_holds()}
+        if not waiting:
+            return POLL_SLOWEST_S
+        complete = await self.loop.ask(self.store.complete, list(waiting))
+        for partition in list(self._partitions.values()):
+            for partition_id, move_id in complete:
+                if partition.partition_id == partition_id:
+                    partition.change(Following.release, move_id, time.monotonic())
+        return min(POLL_SLOWEST_S, max(POLL_S, min(waiting.values()) / 200))
 
 
 def _end(reader: StreamReader, stream: str) -> int:

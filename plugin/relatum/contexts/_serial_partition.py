@@ -2,6 +2,9 @@
 
 Partitions do not block each other: one that cannot continue, because its batch is in use, an adopted message cannot be
 read yet, or PostgreSQL is unavailable, keeps its events and retries.
+
+The loop hands steps out, and the application's threads commit them: PostgreSQL fences the commit, and the loop learns
+of it afterwards. After any failure in the loop, the partition is reopened from its stored state.
 """
 
 import asyncio
@@ -9,16 +12,29 @@ import contextlib
 import logging
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from relatum.contexts._entries import Adoption
+import sqlalchemy as sa
+
 from relatum.contexts._move_store import lost_controls
-from relatum.contexts._partition_following import Following, Opened, Piece
-from relatum.errors import OffsetExpired, OffsetNotFound, RelatumError, StreamNotFound, StreamUnavailable
+from relatum.contexts._partition_following import Following, Opened, Piece, Step
+from relatum.contexts._partition_log import Adoption
+from relatum.contexts._serial_store import lost
+from relatum.errors import (
+    DatabaseUnavailable,
+    OffsetExpired,
+    OffsetNotFound,
+    PartitionLost,
+    RelatumError,
+    StreamNotFound,
+    StreamUnavailable,
+)
 from relatum.following import Attached, Event, Failed, Hole, Records, Replaced
 from relatum.reading import Message, StreamReader, ends_of_known
-from relatum.waiting import backoff
+from relatum.store.settling import CommitInDoubt
+from relatum.waiting import Pauses, backoff
 
 if TYPE_CHECKING:
     from relatum.contexts._serial_member import Member
@@ -33,44 +49,39 @@ IDLE_S: Final = 10.0
 
 
 def reading_of(stream: str) -> str:
-    """The name of reading a partition in the log."""
     return f"reading of partition {stream!r}"
 
 
 class Partition:
-    """A partition. Only the loop uses it, except `following`, with which the application's threads commit."""
+    """A partition. Only the loop uses it, except for commits."""
 
     def __init__(self, member: "Member", partition_id: int, stream: str) -> None:
+        self.member = member
         self.partition_id = partition_id
         self.stream = stream
         self.following: Following | None = None
         """Its messages and progress; None before it is opened."""
         self.number = self.served = 0
         """The number of its subscription, 0 to ignore events; and its last turn."""
-        self.looks_at = 0.0
-        """When the next check is due."""
-        self._member = member
         self._store = member.store
         self._events: deque[Event] = deque()
         self._opened: Opened | None = None
         self._pauses = backoff()
         self._changed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
         self._task = member.loop.spawn(self._run())
 
     def receive(self, event: Event) -> None:
         self._events.append(event)
         self._changed.set()
 
-    def wake(self) -> None:
-        """Wake the task: there is room for more, or the partition must be reopened."""
-        self._changed.set()
-
     def stop(self) -> None:
-        """End the task, and stop handing out batches."""
         self._task.cancel()
         self._forget()
-        self._member.follower.leave(self.stream)
-        self._member.outages.forget(reading_of(self.stream))
+        self.member.follower.leave(self.stream)
+        self.member.outages.forget(reading_of(self.stream))
+
+    # --- reading ----------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while True:
@@ -81,31 +92,26 @@ class Partition:
                 if not isinstance(error, RelatumError):
                     # The failure may have come in the middle of a change.
                     self._forget()
-                self._member.outages.failed(reading_of(self.stream), error)
+                self.member.outages.failed(reading_of(self.stream), error)
                 await asyncio.sleep(next(self._pauses))
             else:
                 await self._changed.wait()
 
     async def _go_on(self) -> None:
-        """Open the partition if needed, and handle its events."""
+        """Open the partition at its stored position if needed, and handle its events."""
         while True:
             if self._opened is None or (self.following is not None and self.following.is_over):
                 self._forget()
-                await self._look_up()
+                opened = await self.member.loop.ask(self._store.open, self.partition_id)
+                if opened is None:
+                    return self.member.leave(self)
+                self._opened = opened
+                self.number = self.member.follower.follow(self.stream, opened.read_from, known=opened.known_by)
             if not self._events or not await self._handle(self._events[0]):
                 return
             if self._events:
-                self._member.follower.done(self._events.popleft())
+                self.member.follower.done(self._events.popleft())
             self._pauses = backoff()
-
-    async def _look_up(self) -> None:
-        """Read the stored position, and follow the stream from there."""
-        opened = await self._member.loop.ask(self._store.open, self.partition_id)
-        if opened is None:
-            self._member.leave(self)
-            return
-        self._opened = opened
-        self.number = self._member.follower.follow(self.stream, opened.read_from, known=opened.known_by)
 
     def _forget(self) -> None:
         """Drop the unstored state, and open the partition again."""
@@ -113,7 +119,7 @@ class Partition:
             self.following.is_over = True
         self.following = self._opened = None
         self.number = 0
-        self._member.follower.done(*self._events)
+        self.member.follower.done(*self._events)
         self._events.clear()
 
     async def _handle(self, event: Event) -> bool:
@@ -125,29 +131,31 @@ class Partition:
         elif isinstance(event, Hole):
             await self._pass_hole(event)
         elif isinstance(event, Replaced):
-            await self._find_again()
+            # If it was open, perhaps only messages that were read but not stored are missing.
+            if self.following is None:
+                await self.member.ask_broker(self._go_back)
+            self._forget()
         elif isinstance(event, Failed) and isinstance(event.error, StreamNotFound):
             await self._drain()
         return True
 
     async def _drain(self) -> None:
         """End a retired partition whose stream was deleted."""
-        if await self._member.loop.ask(self._store.drain, self.partition_id):
+        if await self.member.loop.ask(self._store.drain, self.partition_id):
             logger.info("partition %r drained: its stream is gone", self.stream, extra={"stream": self.stream})
-            self._member.leave(self)
+            self.member.leave(self)
 
     def _open(self) -> None:
         """Start handing out: the stream is the expected one. After a lost connection it is open already."""
-        opened = self._opened
+        opened, header = self._opened, self.member.header
         assert opened is not None, "it is followed from there"
-        header = self._member.batches.header
         assert header is not None, "it was agreed on at the start"
         if self.following is not None:
             return
         following = Following(
-            self.partition_id, self.stream, opened, header=header, options=self._member.options, now=time.monotonic()
+            self.partition_id, self.stream, opened, header=header, options=self.member.options, now=time.monotonic()
         )
-        extra = {"stream": self.stream, "position": following.position, "from": following.next_offset}
+        extra = {"stream": self.stream, "position": following.position, "from": opened.read_from}
         logger.info("partition %r opened", self.stream, extra=extra)
         self.following = following
 
@@ -159,10 +167,10 @@ class Partition:
         piece = Piece.plain(event.batch)
         if piece is None:
             # In a thread: adopted messages are read, and names looked up.
-            piece = await self._member.ask_broker(Piece.of, event.batch, self._read_adopted, self._is_partition)
+            piece = await self.member.ask_broker(Piece.of, event.batch, self._read_adopted, self._is_partition)
         following.put(piece, time.monotonic())
-        self._member.batches.look(following)
-        self._member.outages.over(reading_of(self.stream))
+        self._look()
+        self.member.outages.over(reading_of(self.stream))
         return True
 
     async def _pass_hole(self, hole: Hole) -> None:
@@ -172,35 +180,171 @@ class Partition:
         assert following is not None, "it was attached"
         if following.has_read:
             # A partition that is reopened at its stored position meets the same hole.
-            self._forget()
-            return
+            return self._forget()
         # Dropped fences and markers matter for the messages after them.
         first, of_partition = hole.to_offset, (self._store.database, self.partition_id)
-        controls = await self._member.loop.ask(lost_controls, *of_partition, hole.from_offset, first)
+        controls = await self.member.loop.ask(lost_controls, *of_partition, hole.from_offset, first)
         now = time.monotonic()
         for offset, control in controls:
             following.replay(offset, control, now)
         following.lost_to(first, now)
-        self._member.batches.look(following)
+        self._look()
         if opened.position < first and opened.position > 0:
             extra = {"stream": self.stream, "from": opened.position, "to": first}
-            lost = (opened.position, first - 1, self.stream)
-            logger.warning("retention dropped offsets %d to %d of %r before they were consumed", *lost, extra=extra)
+            lost_ones = (opened.position, first - 1, self.stream)
+            logger.warning(
+                "retention dropped offsets %d to %d of %r before they were consumed", *lost_ones, extra=extra
+            )
 
-    async def _find_again(self) -> None:
-        """The stream differs from what was read: continue where it agrees with the stored state."""
-        if self.following is None:
-            assert self._opened is not None, "it is followed from there"
-            await self._member.ask_broker(self._go_back, self._opened)
-        # Otherwise, perhaps only messages that were read but not stored are missing.
-        self._forget()
+    # --- handing out, and what follows commits ----------------------------------------------------------------------
 
-    # --- called in threads ------------------------------------------------------------------------------------------
+    def is_due(self, now: float) -> bool:
+        at = None if self.following is None else self.following.due_at()
+        return at is not None and at <= now
 
-    def _go_back(self, opened: Opened) -> None:
+    def take(self) -> Step:
+        """Return the step that is due."""
+        assert self.following is not None, "it is due"
+        with self._or_anew():
+            step = self.following.take(time.monotonic())
+        self._changed.set()
+        return step
+
+    def change(self, change: Callable[..., object] | None = None, *args: Any) -> None:
+        """Change the open partition, then do what is due for it."""
+        following = self.following
+        if following is None:
+            return
+        with self._or_anew():
+            if change is not None:
+                change(following, *args)
+            self._look()
+        self._changed.set()
+        if following.is_leaving:
+            self.member.surplus.wake()
+
+    def _look(self) -> None:
+        """Do what is due: hand out a batch, or store the position; else do so when it is due."""
+        following, now = self.following, time.monotonic()
+        if following is None:
+            return
+        silent_at = following.silent_due_at()
+        if silent_at is not None and silent_at <= now:
+            self.member.loop.spawn(self._store_silent(self.take()))
+            silent_at = None
+        due_at = following.due_at()
+        if due_at is not None and due_at <= now:
+            self.member.hand_out()
+            due_at = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        at = min((at for at in (silent_at, due_at) if at is not None), default=None)
+        if at is not None:
+            self._timer = self.member.loop.call_later(at - now, self.change)
+
+    @contextlib.contextmanager
+    def _or_anew(self) -> Iterator[None]:
+        following = self.following
+        try:
+            yield
+        except Exception:
+            if following is not None:
+                following.is_over = True
+            self._changed.set()
+            raise
+
+    def _committed(self, following: Following, step: Step) -> None:
+        for pause_s in following.committed(step, time.monotonic()):
+            self.member.pause_s.observe(pause_s)
+        if step.is_closed:
+            self.member.holds.wake()
+
+    async def _store_silent(self, step: Step) -> None:
+        who, pauses = f"storing the position in {self.stream!r}", Pauses()
+        while True:
+            try:
+                await self.member.loop.ask(self.commit, step)
+            except PartitionLost:
+                return self.member.outages.forget(who)  # it is read from the stored position again
+            except Exception as error:  # noqa: BLE001 - any failure is retried
+                self.member.outages.failed(who, error)
+                await asyncio.sleep(pauses.after(error))
+            else:
+                return self.member.outages.over(who)
+
+    # --- commits, in the application's threads ----------------------------------------------------------------------
+
+    def give_back(self, step: Step) -> None:
+        self.member.loop.call(self.change, Following.give_back, step)
+
+    def check(self, step: Step) -> Following:
+        """Return the open partition; raise `PartitionLost` if the step can no longer be committed."""
+        following = self.following
+        if following is None or following.is_over or following.outstanding is not step:
+            raise lost(self.stream, self._store.name)
+        return following
+
+    def commit(self, step: Step) -> None:
+        """Store a step that was handed out. Repeat it if PostgreSQL is unavailable."""
+        following = self.check(step)
+        if self._was_committed(following, step):
+            return
+        token = self._store.tokens.new()
+        try:
+            is_stored = self._store.commit(following, step, token)
+        except DatabaseUnavailable:
+            following.in_doubt = token
+            raise
+        if not is_stored:
+            self._drop(following)
+            raise lost(self.stream, self._store.name)
+        self._store.tokens.committed(token)
+        self._note(step)
+
+    def _was_committed(self, following: Following, step: Step) -> bool:
+        """Whether an earlier commit without an answer took effect; False if there was none."""
+        token = following.in_doubt
+        if token is None:
+            return False
+        was_committed = self._store.was_committed(token)
+        following.in_doubt = None
+        if was_committed:
+            self._note(step)
+        return was_committed
+
+    @contextlib.contextmanager
+    def transaction(self, step: Step) -> Iterator[sa.Connection]:
+        """Open a transaction that stores a step when it commits; see `SerialBatch.transaction`."""
+        following = self.check(step)
+        if self._was_committed(following, step):
+            raise lost(self.stream, self._store.name)
+        try:
+            with self._store.joined(following, step, stop=self.member.stopping) as connection:
+                yield connection
+        except (PartitionLost, CommitInDoubt):
+            # After a commit in doubt the partition is reopened: messages that were not committed are delivered again,
+            # by this member or another.
+            self._drop(following)
+            raise
+        self._note(step)
+
+    def _drop(self, following: Following) -> None:
+        following.is_over = True
+        self.member.loop.call(self.change)
+
+    def _note(self, step: Step) -> None:
+        self.member.acknowledged(step)
+        self.member.loop.call(self.change, self._committed, step)
+
+    # --- called in threads of the loop ------------------------------------------------------------------------------
+
+    def _go_back(self) -> None:
         """Resume two minutes before the last message read, if the stream has such messages; else at its beginning."""
+        opened = self._opened
+        assert opened is not None, "it is followed from there"
         assert opened.known_by is not None, "only a stream that is known can be another one"
-        reader = self._member.follower.reader()
+        reader = self.member.follower.reader()
         bounds = ends_of_known(reader, self.stream)
         last_ms = opened.known_by.chunk_ms
         at = None if last_ms is None or bounds.last is None else self._first_of_last_minutes(reader, last_ms)
@@ -229,7 +373,7 @@ class Partition:
         return batch.first_offset
 
     def _is_partition(self, stream: str) -> bool:
-        if self._member.is_partition(stream):
+        if self.member.is_partition(stream):
             return True
         extra = {"stream": self.stream, "named": stream}
         logger.warning("skipped a control message in %r that names %r, no partition", self.stream, stream, extra=extra)
@@ -242,7 +386,7 @@ class Partition:
         the word of the stream's leader ends that: the stream was declared again.
         """
         try:
-            return self._member.follower.reader().read(adoption.stream, adoption.offset)
+            return self.member.follower.reader().read(adoption.stream, adoption.offset)
         except (OffsetExpired, StreamNotFound):
             pass
         except OffsetNotFound as error:

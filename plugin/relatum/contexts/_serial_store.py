@@ -14,7 +14,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from relatum.contexts._move_store import FLOORS
+from relatum.contexts._move_store import FLOORS, SCANS
 from relatum.contexts._partition_following import Following, Opened, Step
 from relatum.contexts._partition_log import MovedBefore, consistent_starts
 from relatum.contexts._super_stream_rows import Ask, asking, partitions_in
@@ -44,11 +44,6 @@ PARTITIONS: Final = Sharing(
     taken="version = version + 1",
 )
 """Partitions, shared by the members of one consumer name."""
-
-_STREAMS: Final = sql("""
-    SELECT s.stream FROM relatum.super_stream_partitions s
-    JOIN relatum.serial_consumers c ON c.super_stream_id = s.super_stream_id
-    WHERE c.consumer_id = :consumer_id::integer""")
 
 SHARED: Final = sql(f"""
     SELECT p.partition_id, s.stream
@@ -98,14 +93,6 @@ BEGIN: Final = sql(f"""
     UPDATE relatum.serial_positions SET version = version + 1
     WHERE {_MINE}
     RETURNING position, version, last_offset, last_fingerprint, last_chunk_ms""")
-
-SCANS: Final = sql("""
-    SELECT scan_from FROM relatum.context_moves
-    WHERE source_id = :partition_id::integer AND fence_offset IS NULL
-    UNION ALL
-    SELECT target_scan_from FROM relatum.context_moves
-    WHERE target_id = :partition_id::integer AND marker_offset IS NULL""")
-"""The offsets at which to search for fences and markers that are not found yet."""
 
 _RESTART: Final = sql(f"""
     UPDATE relatum.serial_positions
@@ -190,7 +177,6 @@ HOLDS_SHOWN: Final = sql(f"""
 
 
 def lost(stream: str, name: str) -> PartitionLost:
-    """The error for a member that has lost a partition."""
     return PartitionLost(
         f"another member of {name!r} took {stream!r} over, or this member reopened it; nothing was written, and "
         "unacknowledged messages are delivered again",
@@ -224,7 +210,6 @@ class ConsumerStore:
 
     @property
     def me(self) -> dict[str, Any]:
-        """Statement parameters: the consumer and this member."""
         return {"consumer_id": self.consumer_id, "holder": self._member.holder}
 
     def _mine(self, partition_id: int) -> dict[str, Any]:
@@ -255,10 +240,6 @@ class ConsumerStore:
             forget_settlements(connection)
         self._member.within = consumer_id
 
-    def partitions(self) -> frozenset[str]:
-        """Read the streams of all partitions, past ones included."""
-        return frozenset(row.stream for row in self.database.rows(_STREAMS, self.me))
-
     def share(self, reach: BrokerReach, *, is_busy: bool) -> tuple[Share, dict[int, str]]:
         """Renew the lease, take free partitions up to this member's share, and return the partitions with streams.
 
@@ -281,7 +262,6 @@ class ConsumerStore:
             self._member.release(connection, [partition_id])
 
     def leave(self) -> None:
-        """Release all partitions to other members at once."""
         with self._of_lease.transaction() as connection:
             self._member.leave(connection)
 
@@ -343,7 +323,6 @@ class ConsumerStore:
         return True
 
     def _moved(self, following: Following, step: Step, token: UUID) -> dict[str, Any]:
-        """The parameters of `ADVANCE`, which returns a row if it moved the position."""
         last = None if step.last is None else position_of(step.last)
         return {
             **self._mine(following.partition_id),
@@ -356,7 +335,6 @@ class ConsumerStore:
         }
 
     def was_committed(self, token: UUID) -> bool:
-        """Whether a commit without an answer took effect. Call it once."""
         return self.tokens.was_committed(self.database.engine, token)
 
     @contextmanager
@@ -378,7 +356,6 @@ class ConsumerStore:
 
 
 def _write_holds(ask: Ask, step: Step) -> None:
-    """Write the holds that a step begins, advances and ends."""
     begun = {hold.move_id for hold in step.begun}
     for hold in step.begun:
         ask(

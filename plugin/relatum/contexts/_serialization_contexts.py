@@ -4,12 +4,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, shown
 from relatum.closing import Closing
-from relatum.contexts import _move_steps as moving
+from relatum.contexts import _mover as moving
 from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._move_store import MoveStore
 from relatum.contexts._mover import MOVES_AT_ONCE, RETRY_S, Movers
-from relatum.contexts._partitions import checked_key, retire, wait_until_read
-from relatum.contexts._placement_store import PAGE, PlacementStore, behind, in_parts
+from relatum.contexts._placement_store import PAGE, PlacementStore
 from relatum.contexts._placements import (
     Assignment,
     ContextsStatus,
@@ -20,9 +19,12 @@ from relatum.contexts._placements import (
     PlacementState,
     Plan,
     Progress,
+    behind,
     check_name,
+    in_parts,
     spread,
 )
+from relatum.contexts._super_stream_rows import checked_key, retire, wait_until_read
 from relatum.errors import (
     ConfigurationError,
     Conflict,
@@ -33,7 +35,8 @@ from relatum.errors import (
 from relatum.limits import INTEGER_MAX, PARTITIONS_MAX
 from relatum.processes import of_one_process
 from relatum.reading import Broker, BrokerAddress
-from relatum.store.database import AnyDatabase
+from relatum.store.database import AnyDatabase, Database
+from relatum.store.members import LEASE_S
 from relatum.superstreams import Layout, add_partition, describe_super_stream, unbind_partition
 from relatum.superstreams.connections import blocking_connection
 
@@ -84,15 +87,16 @@ class SerializationContexts(Closing):
         self._moves_at_once = moves_at_once
         self._retry_s = retry_s
         self._streams = ControlStreams(address) if address is not None and address.amqp_port is not None else None
+        self._database = Database(database, writes=True, idle_s=LEASE_S)
         self._placements = PlacementStore(
-            database, vhost or (address.vhost if address is not None else "/"), super_stream
+            self._database, vhost or (address.vhost if address is not None else "/"), super_stream
         )
         try:
             self._open(header)
-            self._moves = MoveStore(self._placements.database, self._placements.super_stream_id, super_stream)
         except BaseException:
-            self._placements.close()
+            self._database.close()
             raise
+        self._moves = MoveStore(self._database, self._placements.super_stream_id, super_stream)
         of_one_process(self, "a mover of contexts")
 
     def _open(self, header: str | None) -> None:
@@ -369,7 +373,7 @@ class SerializationContexts(Closing):
         """Close connections."""
         if self._streams is not None:
             self._streams.close()
-        self._placements.close()
+        self._database.close()
 
 
 def _names(argument: str, given: str | Iterable[str]) -> list[str]:
@@ -384,7 +388,6 @@ def _check_in(placements: Iterable[Placement], partition: str) -> None:
 
 
 def _chosen(active: Sequence[PartitionRow], wanted: PartitionRow) -> PartitionRow:
-    """The wanted partition, which must be active."""
     for row in active:
         if row.partition_id == wanted.partition_id:
             return row
