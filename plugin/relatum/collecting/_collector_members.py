@@ -38,7 +38,7 @@ ADD_MEMBER: Final = sql("""
 
 RENEW: Final = sql("""
     UPDATE relatum.collector_members SET lease_expires_at = clock_timestamp() + make_interval(secs => lease_s)
-    WHERE member_id = :id::bigint""")
+    WHERE member_id = :id::bigint RETURNING member_id""")
 
 LEAVE: Final = sql("""
     UPDATE relatum.collector_members SET lease_expires_at = clock_timestamp() WHERE member_id = :id::bigint""")
@@ -144,9 +144,8 @@ ADVANCE: Final = sql(f"""
     UPDATE relatum.collector_sources
     SET position = :to::bigint, moved_at = now(),
         passed_over = passed_over + :more_passed_over::bigint,
-        last_offset = CASE WHEN :is_known::boolean THEN :known_offset::bigint ELSE last_offset END,
-        last_fingerprint = CASE WHEN :is_known::boolean THEN :known_fingerprint::bigint ELSE last_fingerprint END,
-        last_chunk_ms = CASE WHEN :is_known::boolean THEN :known_chunk_ms::bigint ELSE last_chunk_ms END
+        last_offset = :known_offset::bigint, last_fingerprint = :known_fingerprint::bigint,
+        last_chunk_ms = :known_chunk_ms::bigint
     WHERE {_THIS} AND member_id = :of_member::bigint AND position = :expected::bigint
         AND NOT {_LACKS_TYPES}""")
 
@@ -212,11 +211,6 @@ class CollectorMembers:
             forget_settlements(connection)
             return int(connection.execute(ADD_MEMBER, member).scalar_one())
 
-    def renew(self, member: int) -> bool:
-        """Extend the lease, even a lapsed one; return False if the member is gone: another one took over everything."""
-        with self._database.transaction() as connection:
-            return connection.execute(RENEW, {"id": member}).rowcount == 1
-
     def close(self, member: int) -> None:
         """End the lease, so that others can take over messages and streams at once."""
         with self._database.transaction() as connection:
@@ -248,14 +242,12 @@ class CollectorMembers:
                 return None
             taken = {"id": source.source_id, "of_member": member, "initial": initial}
             position = connection.execute(FOLLOW, taken).scalar_one()
-        if source.last_offset is None:
-            return Followed(position, is_new=source.position is None)
-        return Followed(position, Position(source.last_offset, source.last_fingerprint, source.last_chunk_ms))
+        known = Position(source.last_offset, source.last_fingerprint, source.last_chunk_ms)
+        return Followed(position, known if source.last_offset is not None else None, is_new=source.position is None)
 
     def held(self, member: int) -> frozenset[str]:
         """Return the streams that this member cannot follow: others follow them, or have executors for more types."""
-        with self._database.transaction() as connection:
-            return frozenset(connection.scalars(HELD, self._of(of_member=member)))
+        return frozenset(row.stream for row in self._database.rows(HELD, self._of(of_member=member)))
 
     def begin_anew(self, member: int, stream: str, initial: int) -> None:
         """Start a new generation of a stream, and fail the unfinished messages of the old one."""
@@ -274,10 +266,9 @@ class CollectorMembers:
         return source
 
     def last_collected(self, stream: str, until: int) -> tuple[int, str] | None:
-        with self._database.transaction() as connection:
-            named = self._of(of_stream=stream, until=until)
-            row = connection.execute(LAST_COLLECTED, named).one_or_none()
-            return None if row is None else (row.stream_offset, row.message_id)
+        """Return offset and id of the last message up to an offset."""
+        rows = self._database.rows(LAST_COLLECTED, self._of(of_stream=stream, until=until))
+        return rows[0] if rows else None
 
     def cut_back(self, member: int, stream: str, behind: int) -> None:
         """Continue after an offset of a stream that lost its end; later messages fail, and their places become free."""
@@ -291,8 +282,7 @@ class CollectorMembers:
 
     def unfollow(self, member: int, stream: str) -> None:
         """Release a stream, so that another member can follow it."""
-        with self._database.transaction() as connection:
-            connection.execute(UNFOLLOW, self._of(by=member, of_stream=stream))
+        self._database.rows(UNFOLLOW, self._of(by=member, of_stream=stream))
 
     def _advance(self, connection: sa.Connection, member: int, advance: Advance) -> None:
         """Move the position by compare-and-set, unless an earlier call with the same arguments did."""
@@ -303,7 +293,6 @@ class CollectorMembers:
             expected=advance.from_offset,
             to=advance.to_offset,
             more_passed_over=advance.passed_over,
-            is_known=known is not None,
             known_offset=known and known.offset,
             known_fingerprint=known and known.fingerprint,
             known_chunk_ms=known and known.chunk_ms,

@@ -27,6 +27,7 @@ from relatum.collecting._collector_members import (
     LOCK_MEMBER,
     PRESENT,
     REMOVE_MEMBERS,
+    RENEW,
     CollectorMembers,
 )
 from relatum.collecting._handlers import logger
@@ -171,8 +172,11 @@ class CollectorStore(CollectorMembers):
         self._token = 0
 
     def renew(self, member: int) -> bool:
-        """Extend the lease, then delete messages that were finished more than `keep_s` ago."""
-        is_there = super().renew(member)
+        """Extend the lease, even a lapsed one, then delete messages that were finished more than `keep_s` ago.
+
+        Returns False if the member is gone: another one took over everything.
+        """
+        is_there = bool(self._database.rows(RENEW, {"id": member}))
         forget_finished(self._database.engine, self._collector)
         return is_there
 
