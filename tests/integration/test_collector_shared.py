@@ -379,6 +379,24 @@ def test_messages_of_a_dead_member_are_taken_over(collecting: Collecting, engine
     assert [each.body for each in collecting.place.messages(dead_stream)] == [b"e"]
 
 
+@pytest.mark.usefixtures("quick_rhythm")
+def test_without_a_broker_nothing_is_taken_over(collecting: Collecting, engine: sa.Engine) -> None:
+    """A member that cannot read the bodies of a dead member's messages leaves them to one that can."""
+    collecting.put("a")
+    stream, dead = collecting.place.stream, StoreMember(collecting.place.database, lease_s=LEASE_S)
+    dead.add([Collected(MessageId(stream, 0), "a", "order", 1, None)])
+    let_lapse(engine)
+    dead.store.dispose()
+    options: dict[str, Any] = {"streams": [], "lease_s": LEASE_S, "backoff_s": 0.0}
+    leases, lease = set[Any](), "SELECT max(lease_expires_at) FROM relatum.collector_members"
+    with collecting.collector(Consumer(), broker=None, **options) as collector:
+        wait_until(lambda: leases.update(collecting.place.sql(lease)) or len(leases) > 5, what="time to take it over")
+        outcome = collector.outcome("a")
+    assert (outcome.status, outcome.attempts) == (COLLECTED, 0)
+    with collecting.collector(Consumer(), **options) as collector:
+        wait_status(collector, SUCCEEDED, "a")
+
+
 @pytest.mark.parametrize("where", ["executor", "collected", "succeeded"])
 def test_it_may_be_closed_from_inside(collecting: Collecting, where: str) -> None:
     """`close` from an executor or a handler returns False, and closes in the background once the message is stored."""

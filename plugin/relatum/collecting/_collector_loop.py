@@ -154,7 +154,9 @@ class CollectorLoop:
     def begin(self, names: Sequence[str]) -> None:
         rest_s = min(TAKE_OVER_S, renewal_s(self.lease_s))
         self.loop.repeat(self._renew, self.label("renewing its lease"), self.outages, rest_s)
-        self.loop.repeat(self._look_after_others, self.label("taking over from dead members"), self.outages, rest_s)
+        if self.streams.address is not None:
+            # Bodies of others' messages are read from their streams.
+            self.loop.repeat(self._look_after_others, self.label("taking over from dead members"), self.outages, rest_s)
         if self.following is not None:
             self.following.open(names)
         self.notify()
