@@ -392,7 +392,7 @@ def test_a_stream_declared_again_begins_anew(member: StoreMember) -> None:
     member.add(entries(0, 1, 2), Advance("orders", 0, 3, Position(2, 7, 1)))
     member.forward(BULK, places(0, 1))
     member.finish(BULK, results(OutcomeStatus.SUCCEEDED, 0))
-    member.begin_anew("orders", 0)
+    member.set_back("orders", 0, is_new=True)
     followed = member.follow("orders", 5)
     assert followed is not None
     assert (followed.next_offset, followed.known_by) == (0, None)
@@ -470,7 +470,7 @@ def test_the_collectors_role_is_enough(database: Database) -> None:
         member = StoreMember(acting("relatum_collector"))
         member.follow("orders", 0)
         consumed(member, 0)
-        member.begin_anew("orders", 0)
+        member.set_back("orders", 0, is_new=True)
         member.take_over(["order"], 10)
         assert member.renew()
         member.close()

@@ -133,27 +133,27 @@ class AsyncMessageCollector(Collector, AsyncClosing):
         """Collect messages; see `MessageCollector.collect_many`. If cancelled, some may have been taken."""
         described = self._described(messages, timeout_s)
         wait_s = 0.0 if self._is_storer else timeout_s
-        return await self._awaited(self._shared.collect, described, wait_s, otherwise=[False] * len(described))
+        taken: list[bool] | None = await self._awaited(self._shared.collect, described, wait_s)
+        return taken or [False] * len(described)
 
     async def flush(self, type: str | None = None) -> None:  # noqa: A002 - RabbitMQ's word for it
         """Close the bulk being filled of a type, or of all types; see `MessageCollector.flush`."""
         self._check_flushed(type)
-        await self._awaited(self._shared.flush, type, not self._is_storer, otherwise=None)
+        await self._awaited(self._shared.flush, type, not self._is_storer)
 
-    async def _awaited(self, function: Callable[..., Any], *args: Any, otherwise: T) -> T:
+    async def _awaited(self, function: Callable[..., Any], *args: Any) -> Any:
         """As `_result_of`, for a task; cancelling the task cancels the call."""
         result = self._shared.loop.run(function, *args)
         if result is None:
-            return otherwise
+            return None
         try:
-            answer: T = await asyncio.wrap_future(result)
+            return await asyncio.wrap_future(result)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             # The collector's loop has ended.
-            return otherwise
-        return answer
+            return None
 
     async def outcome(self, message_id: str) -> Outcome:
         """Return the outcome of a message of this collector, stored by any member."""
@@ -199,7 +199,7 @@ class AsyncMessageCollector(Collector, AsyncClosing):
         return shared.in_time
 
     async def _close_in_task(self, timeout_s: float) -> None:
-        await self._awaited(self._shared.close, timeout_s, otherwise=None)
+        await self._awaited(self._shared.close, timeout_s)
         await in_thread(None, self._shared.joined, JOIN_S)
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
-from typing import Any, ClassVar, Final, Self, TypeVar, cast
+from typing import Any, ClassVar, Final, Self, cast
 
 from relatum import metrics
 from relatum.checks import (
@@ -51,8 +51,6 @@ CLOSE_S: Final = 30.0
 
 JOIN_S: Final = 1.0
 """Seconds that `close` waits for threads to end: they end at once unless a server hangs."""
-
-T = TypeVar("T")
 
 
 class Collector:
@@ -220,20 +218,19 @@ class Collector:
         call = current_call(self._shared)
         return call is not None and call.is_storing
 
-    def _result_of(self, function: Callable[..., Any], *args: Any, otherwise: T) -> T:
-        """Run a coroutine function in the loop, and return its result; `otherwise` if the loop has ended."""
+    def _result_of(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run a coroutine function in the loop, and return its result; None if the loop has ended."""
         result = self._shared.loop.run(function, *args)
         if result is None:
-            return otherwise
+            return None
         try:
-            answer: T = result.result()
+            return result.result()
         except CancelledError:
-            return otherwise
+            return None
         except BaseException:
             # For example Ctrl-C.
             result.cancel()
             raise
-        return answer
 
 
 class MessageCollector(Collector, Closing):
@@ -294,7 +291,8 @@ class MessageCollector(Collector, Closing):
         """
         described = self._described(messages, timeout_s)
         wait_s = 0.0 if self._is_storer else timeout_s
-        return self._result_of(self._shared.collect, described, wait_s, otherwise=[False] * len(described))
+        taken: list[bool] | None = self._result_of(self._shared.collect, described, wait_s)
+        return taken or [False] * len(described)
 
     def flush(self, type: str | None = None) -> None:  # noqa: A002
         """Close the bulks being filled, of a type or of all types. They contain all messages taken before the call.
@@ -305,7 +303,7 @@ class MessageCollector(Collector, Closing):
             InvalidInput: The type has no executor here.
         """
         self._check_flushed(type)
-        self._result_of(self._shared.flush, type, not self._is_storer, otherwise=None)
+        self._result_of(self._shared.flush, type, not self._is_storer)
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -347,7 +345,7 @@ class MessageCollector(Collector, Closing):
         if current_call(self._shared) is not None:
             self._shared.loop.run(self._shared.close, timeout_s)
             return False
-        self._result_of(self._shared.close, timeout_s, otherwise=None)
+        self._result_of(self._shared.close, timeout_s)
         self._shared.joined(JOIN_S)
         return self._shared.in_time
 

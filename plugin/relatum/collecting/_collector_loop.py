@@ -307,7 +307,7 @@ class CollectorLoop:
         if self.abandoned.is_set():
             return
         self.abandoned.set()
-        self.store.end_in(END_S)
+        self.store.ending.end_in(END_S)
         if self.on_abandon is not None:
             self.on_abandon()
         self.stop()

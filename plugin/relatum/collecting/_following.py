@@ -394,7 +394,7 @@ class CollectedStream:
         unchanged = bisect_left(offsets, True, key=is_changed)
         last = store.last_collected(name, offsets.start + unchanged - 1)
         if last is None or last[0] not in offsets:
-            store.begin_anew(member, name, offsets.start)
+            store.set_back(member, name, offsets.start, is_new=True)
             return
         self._warn("stream %r has lost its end: continuing after offset %d", name, last[0], agreed=last[0])
-        store.cut_back(member, name, last[0])
+        store.set_back(member, name, last[0] + 1, is_new=False)
