@@ -18,7 +18,14 @@ from pika.adapters.blocking_connection import BlockingChannel
 from relatum import MessageId
 from relatum.collecting import Bulk, Collected, ExecutorOptions, FlushReason, MessageCollector, Outcome, OutcomeStatus
 from relatum.collecting._collector_core import Advance
-from relatum.errors import BrokerUnavailable, ConfigurationError, InvalidInput, NotAStream, StreamNotFound
+from relatum.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    DatabaseUnavailable,
+    InvalidInput,
+    NotAStream,
+    StreamNotFound,
+)
 from relatum.following import Attached, Failed
 from relatum.store.database import Database
 from relatum.superstreams import Layout
@@ -377,6 +384,27 @@ def test_messages_of_a_dead_member_are_taken_over(collecting: Collecting, engine
     assert (failed[0].reason, (failed[1].reason or "")[:9]) == ("expired: another message is there now", "expired: ")
     assert "died" in (given_up.reason or "")
     assert [each.body for each in collecting.place.messages(dead_stream)] == [b"e"]
+
+
+@pytest.mark.usefixtures("quick_rhythm")
+def test_a_commit_in_doubt_leaves_no_message_to_nobody(collecting: Collecting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message is consumed whose commit was not answered before another member followed the stream."""
+    collector, other = collecting.collector(Consumer(), lease_s=LEASE_S), StoreMember(collecting.place.database)
+    store = collector._shared.store
+    add = store.add
+
+    def add_in_doubt(*given: Any) -> None:
+        monkeypatch.setattr(store, "add", add)
+        add(*given)
+        collecting.place.sql("UPDATE relatum.collector_sources SET member_id = :member", member=other.member)
+        raise DatabaseUnavailable("no answer")
+
+    with collector:
+        wait_until(lambda: is_attached(collector, collecting.place.stream), what="the stream followed")
+        monkeypatch.setattr(store, "add", add_in_doubt)
+        collecting.put("a")
+        wait_status(collector, SUCCEEDED, "a")
+    other.store.dispose()
 
 
 @pytest.mark.usefixtures("quick_rhythm")

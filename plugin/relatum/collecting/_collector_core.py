@@ -232,11 +232,15 @@ class Core:
             if len(being_filled) >= self.bulks_max:
                 self._close(min(being_filled, key=lambda each: each.first_at), FlushReason.ACTIVE_BULKS)
 
-    def adopt(self, taken_over: Iterable[tuple[Collected, float]], now: float) -> None:
-        """Hold messages taken over, each with the seconds until it is due. Workers read the bodies."""
-        due: list[Collected] = []
+    def adopt(self, taken_over: Iterable[tuple[Collected, float]], now: float) -> list[MessageId]:
+        """Hold messages taken over, each with the seconds until it is due; return the places of those held already.
+
+        Workers read the bodies.
+        """
+        due, held = list[Collected](), list[MessageId]()
         for message, due_in_s in taken_over:
-            if message.type not in self._types or message.place in self._held:
+            if message.place in self._held:
+                held.append(message.place)
                 continue
             self._hold(message)
             if due_in_s > 0:
@@ -244,6 +248,7 @@ class Core:
             else:
                 due.append(message)
         self._put(due, now)
+        return held
 
     def room_for_others(self, messages_max: int) -> tuple[int, list[str]]:
         """Return how many messages, without bodies, can be taken over now, and the types that have room."""

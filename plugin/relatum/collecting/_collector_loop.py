@@ -18,6 +18,7 @@ from relatum.collecting._consuming import NAMED_MAX, BulkConsumer
 from relatum.collecting._following import TAKE_MESSAGES, Following, NamedStreams
 from relatum.collecting._handlers import Handlers, collector_call, logger, outcome_of
 from relatum.errors import Conflict, DatabaseUnavailable, Transient
+from relatum.ids import MessageId
 from relatum.outcomes import Outcome
 from relatum.store.members import renewal_s
 from relatum.waiting import (
@@ -177,7 +178,10 @@ class CollectorLoop:
                 break
             take_over = partial(self.store.take_over, self.member, types, room, held=self.core.held)
             found, lost = await self.loop.ask(take_over, threads=self._keeping)
-            self.core.adopt(found, time.monotonic())
+            # Meanwhile, a message at the same place may have been taken from its stream, which cannot be stored.
+            held = self.core.adopt(found, time.monotonic())
+            if held:
+                await self._leave_to_others(held)
             if lost:
                 self.core.lose(lost)
             self.notify()
@@ -257,6 +261,9 @@ class CollectorLoop:
                 logger.warning("%s: %s", what, ended(error))
             else:
                 log_failure(logger, error, what)
+            if isinstance(error, Conflict):
+                # A commit that was not answered may have stored them before another member followed the stream.
+                await self._leave_to_others([message.place for message in lot.messages])
             raise
         else:
             ours = [message for message in lot.messages if message.place in stored.places]
@@ -272,6 +279,12 @@ class CollectorLoop:
         finally:
             self._lots.discard(lot)
             self.notify()
+
+    async def _leave_to_others(self, places: Sequence[MessageId]) -> None:
+        """Let any member, this one as well, take over messages that may be stored as this one's, but are not held."""
+        leave = partial(self.store.leave_to_others, self.member, places)
+        with suppress(Abandoned):
+            await in_thread(self._storing, self.persist, leave, "leaving messages to others")
 
     def _add(self, lot: Lot) -> Stored:
         try:

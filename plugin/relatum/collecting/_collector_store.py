@@ -138,7 +138,7 @@ TAKE_OVER: Final = sql("""
     FROM taken WHERE message.source_id = taken.source_id AND message.stream_offset = taken.stream_offset""")
 
 LEAVE_TO_OTHERS: Final = _on_rows(f"""
-    UPDATE relatum.collected_messages SET member_id = NULL WHERE {_MINE} AND bulk_id = :token::bigint""")
+    UPDATE relatum.collected_messages SET member_id = NULL WHERE {_MINE} AND state = 'collected'""")
 
 TAKEN_OVER: Final = sql("""
     SELECT stream, stream_offset, message_id, type, size, attempts, collected_at,
@@ -309,10 +309,16 @@ class CollectorStore(CollectorMembers):
                 else:
                     message = Collected(place, message_id, type_, size, None, attempts, collected_at)
                     found.append((message, due_in_s or 0.0))
-            for each in self._by_stream(member, left, token=token):
+            for each in self._by_stream(member, left):
                 connection.execute(LEAVE_TO_OTHERS, each)
         self._token = 0
         return found, left
+
+    def leave_to_others(self, member: int, places: Collection[MessageId]) -> None:
+        """Let any member take over those of the messages that this member collected and did not forward."""
+        with self._database.transaction() as connection:
+            for each in self._by_stream(member, places):
+                connection.execute(LEAVE_TO_OTHERS, each)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
