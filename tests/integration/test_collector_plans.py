@@ -41,7 +41,7 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
         member_statements.LAST_COLLECTED,
         {"in_collector": 1, "of_stream": "orders", "until": ROWS // 2},
     ),
-    "move lost": (member_statements.MOVE_LOST, {"of_source": 1, "behind": ROWS - 500, "to_source": 2}),
+    "move lost": (member_statements.MOVE_LOST, {"of_source": 1, "to": ROWS - 500, "to_source": 2}),
     "remove members": (member_statements.REMOVE_MEMBERS, {"lapsed": [DEAD_MEMBER]}),
     "listed finished": (status_statements.FINISHED_BEFORE, LISTED | {"states": ["succeeded"]}),
     "listed unsuccessful": (status_statements.UNSUCCESSFUL_BEFORE, LISTED),

@@ -18,7 +18,14 @@ from pika.adapters.blocking_connection import BlockingChannel
 from relatum import MessageId
 from relatum.collecting import Bulk, Collected, ExecutorOptions, FlushReason, MessageCollector, Outcome, OutcomeStatus
 from relatum.collecting._collector_core import Advance
-from relatum.errors import BrokerUnavailable, ConfigurationError, InvalidInput, NotAStream, StreamNotFound
+from relatum.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    DatabaseUnavailable,
+    InvalidInput,
+    NotAStream,
+    StreamNotFound,
+)
 from relatum.following import Attached, Failed
 from relatum.store.database import Database
 from relatum.superstreams import Layout
@@ -222,7 +229,7 @@ def test_a_stream_that_another_member_began_anew_is_collected_whatever_is_held(
         collecting.put("d")
         wait_until(lambda: other.follow(stream, 0), what="the stream left to the other member")
         collecting.place.declare_again()
-        other.begin_anew(stream, 0)
+        other.set_back(stream, 0, is_new=True)
         assert other.follow(stream, 0) is not None
         collecting.put(*"xyz")
         entries = [Collected(MessageId(stream, n), "xyz"[n], "order", 1, None) for n in range(collected)]
@@ -377,6 +384,45 @@ def test_messages_of_a_dead_member_are_taken_over(collecting: Collecting, engine
     assert (failed[0].reason, (failed[1].reason or "")[:9]) == ("expired: another message is there now", "expired: ")
     assert "died" in (given_up.reason or "")
     assert [each.body for each in collecting.place.messages(dead_stream)] == [b"e"]
+
+
+@pytest.mark.usefixtures("quick_rhythm")
+def test_a_commit_in_doubt_leaves_no_message_to_nobody(collecting: Collecting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message is consumed whose commit was not answered before another member followed the stream."""
+    collector, other = collecting.collector(Consumer(), lease_s=LEASE_S), StoreMember(collecting.place.database)
+    store = collector._shared.store
+    add = store.add
+
+    def add_in_doubt(*given: Any) -> None:
+        monkeypatch.setattr(store, "add", add)
+        add(*given)
+        collecting.place.sql("UPDATE relatum.collector_sources SET member_id = :member", member=other.member)
+        raise DatabaseUnavailable("no answer")
+
+    with collector:
+        wait_until(lambda: is_attached(collector, collecting.place.stream), what="the stream followed")
+        monkeypatch.setattr(store, "add", add_in_doubt)
+        collecting.put("a")
+        wait_status(collector, SUCCEEDED, "a")
+    other.store.dispose()
+
+
+@pytest.mark.usefixtures("quick_rhythm")
+def test_without_a_broker_nothing_is_taken_over(collecting: Collecting, engine: sa.Engine) -> None:
+    """A member that cannot read the bodies of a dead member's messages leaves them to one that can."""
+    collecting.put("a")
+    stream, dead = collecting.place.stream, StoreMember(collecting.place.database, lease_s=LEASE_S)
+    dead.add([Collected(MessageId(stream, 0), "a", "order", 1, None)])
+    let_lapse(engine)
+    dead.store.dispose()
+    options: dict[str, Any] = {"streams": [], "lease_s": LEASE_S, "backoff_s": 0.0}
+    leases, lease = set[Any](), "SELECT max(lease_expires_at) FROM relatum.collector_members"
+    with collecting.collector(Consumer(), broker=None, **options) as collector:
+        wait_until(lambda: leases.update(collecting.place.sql(lease)) or len(leases) > 5, what="time to take it over")
+        outcome = collector.outcome("a")
+    assert (outcome.status, outcome.attempts) == (COLLECTED, 0)
+    with collecting.collector(Consumer(), **options) as collector:
+        wait_status(collector, SUCCEEDED, "a")
 
 
 @pytest.mark.parametrize("where", ["executor", "collected", "succeeded"])

@@ -170,7 +170,7 @@ def test_a_message_that_no_dead_letter_stream_takes_has_failed(
             properties.expiration = "never"
             super().publish(stream, body, properties)
 
-    collector._dead_letters._publisher = Refusing(BrokerAddress.parse(place.amqp), "a dead letter")
+    collector._streams.dead_letters._publisher = Refusing(BrokerAddress.parse(place.amqp), "a dead letter")
     found = collected(collector, refuse, "bad", "good", max_age_s=0.2, joins_transaction=joins)
     assert found["good"] == (SUCCEEDED, None)
     status, reason = found["bad"]

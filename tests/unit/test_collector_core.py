@@ -297,7 +297,7 @@ class CoreAndModel(RuleBasedStateMachine):
         if not hasattr(self, "core"):
             return
         assert self.core.held_bytes == self.model.held
-        assert self.core.held_messages == len(self.model.messages)
+        assert len(self.core.held) == len(self.model.messages)
         assert self.core.deadline() == self.model.deadline()
         for type_ in TYPES:
             assert self.core.waiting_bulks(type_) == len(self.model.waiting(type_))
@@ -333,9 +333,8 @@ def test_adopted_messages_have_no_body_and_their_own_time() -> None:
     core = core_of({"a": ExecutorOptions(bulk_messages=1)})
     now_due = Collected(MessageId(STREAM, 1), "m1", "a", 100, None, attempts=1), 0.0
     later = Collected(MessageId(STREAM, 2), "m2", "a", 100, None, attempts=2), 3.0
-    unknown_type = Collected(MessageId(STREAM, 3), "m3", "z", 100, None), 0.0
-    core.adopt([now_due, now_due, later, unknown_type], 5.0)
-    assert (core.held_messages, core.held_bytes, core.deadline()) == (2, 2 * ENTRY_BYTES, 8.0)
+    assert core.adopt([now_due, now_due, later], 5.0) == [now_due[0].place]
+    assert (len(core.held), core.held_bytes, core.deadline()) == (2, 2 * ENTRY_BYTES, 8.0)
     bulk = taken(core)
     assert [(each.place.offset, each.attempts, each.body) for each in bulk.messages] == [(1, 1, None)]
 
@@ -359,12 +358,11 @@ def test_lost_messages_are_released() -> None:
 def test_room_for_others_ends_at_the_limit() -> None:
     """No more is taken over than fits, and nothing once the collector stops."""
     core = core_of({"a": ExecutorOptions(queue_bulks=1, bulk_messages=1)}, bytes_max=4 * ENTRY_BYTES)
-    assert (core.room_for_others(1000), core.room_for_others(1)) == (2, 1)
-    assert core.types_with_room() == ["a"]
+    assert (core.room_for_others(1000), core.room_for_others(1)) == ((2, ["a"]), (1, ["a"]))
     put(core, 0)
-    assert (core.room_for_others(1000), core.types_with_room()) == (1, [])
+    assert core.room_for_others(1000) == (1, [])
     core.stop()
-    assert core.room_for_others(1000) == 0
+    assert core.room_for_others(1000) == (0, [])
 
 
 def test_back_off_doubles_up_to_an_hour() -> None:

@@ -117,8 +117,8 @@ def described(*offsets: int, type_: str = "a") -> list[Collected]:
 
 def test_the_position_moves_over_what_is_taken_or_passed_over() -> None:
     """The position moves in one step over taken and skipped messages, whatever gaps the stream has."""
-    core, lot = core_of(), Lot("orders", 10)
-    assert lot.take(core, [*described(10, 11, 14), *described(15, type_="z")]) == 4
+    core, lot = core_of(), Lot()
+    assert lot.take(core, [*described(10, 11, 14), *described(15, type_="z")], 10) == 4
     advance = lot.advance
     assert advance is not None
     assert [entry.place.offset for entry in lot.messages] == [10, 11, 14]
@@ -129,15 +129,15 @@ def test_the_position_moves_over_what_is_taken_or_passed_over() -> None:
 
 def test_a_full_type_stops_its_stream_where_it_is() -> None:
     """The position moves up to the message that has to wait, not over it."""
-    core, first = core_of(bulk_messages=1, queue_bulks=1), Lot("orders", 10)
-    assert first.take(core, described(10)) == 1
+    core, first = core_of(bulk_messages=1, queue_bulks=1), Lot()
+    assert first.take(core, described(10), 10) == 1
     core.add(first.messages, 0.0)
-    lot = Lot("orders", 11)
-    assert lot.take(core, [*described(11, type_="z"), *described(12, 13)]) == 1
+    lot = Lot()
+    assert lot.take(core, [*described(11, type_="z"), *described(12, 13)], 11) == 1
     assert lot.advance is not None
     assert (lot.messages, lot.advance.to_offset) == ([], 12)
     assert core.take("a") is not None
-    assert Lot("orders", 12).take(core, described(12)) == 1
+    assert Lot().take(core, described(12), 12) == 1
 
 
 @pytest.mark.parametrize("kind", [MessageCollector, AsyncMessageCollector])

@@ -1,8 +1,7 @@
 """The message collector: it gives each type's messages to an executor in bulks, and stores their outcomes."""
 
 from relatum.collecting._async_collector import AsyncMessageCollector
-from relatum.collecting._bulk import Bulk, Collected, Failure, FlushReason
-from relatum.collecting._bulks import ExecutorOptions, WhenFull
+from relatum.collecting._bulk import Bulk, Collected, ExecutorOptions, Failure, FlushReason, WhenFull
 from relatum.collecting._collector import MessageCollector
 from relatum.collecting._collector_status import (
     CollectedAt,

@@ -2,9 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from functools import partial
 from typing import Any, Final, Self, TypeVar, cast
 
 from relatum.checks import checked_event, checked_name, checked_seconds
@@ -42,50 +41,43 @@ class ApplicationLoop:
 
     def call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
         """Run a coroutine function in the loop, and wait in this thread; `Abandoned` if the loop ends before it has."""
-        done: Future[T] = Future()
-        self._soon(partial(self._begin, partial(function, *arguments), done))
+        called, done = self._called(function, arguments), Future[T]()
+        # A closed loop raises.
+        with suppress(RuntimeError):
+            done = asyncio.run_coroutine_threadsafe(called, self._loop)
         while True:
             try:
                 return done.result(LOOK_S)
+            except CancelledError:
+                raise (Abandoned if self._is_over() else asyncio.CancelledError)() from None
             except TimeoutError:
                 if done.done():
                     # The function raised it.
                     raise
             if self._loop.is_closed():
+                with suppress(RuntimeError):
+                    called.close()
                 self._ended()
                 raise Abandoned
 
-    def _begin(self, function: Callable[[], Awaitable[T]], done: "Future[T]") -> None:
-        async def call() -> T:
-            return await function()
-
+    async def _called(self, function: Callable[..., Awaitable[T]], arguments: Sequence[Any]) -> T:
+        task = asyncio.current_task()
+        assert task is not None, "a task runs this"
         if self._is_over():
-            done.set_exception(Abandoned())
-            return
-        task = self._loop.create_task(call())
+            raise Abandoned
         self._tasks.add(task)
-        task.add_done_callback(partial(self._end, done))
-
-    def _end(self, done: "Future[T]", task: "asyncio.Task[T]") -> None:
-        self._tasks.discard(task)
-        if task.cancelled():
-            done.set_exception(Abandoned() if self._is_over() else asyncio.CancelledError())
-        elif (error := task.exception()) is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(task.result())
-
-    def _soon(self, call: Callable[[], object]) -> None:
-        # A closed loop raises.
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(call)
+        try:
+            return await function(*arguments)
+        finally:
+            self._tasks.discard(task)
 
     def _is_over(self) -> bool:
         return self._presence.done() or self._presence.cancelling() > 0
 
     def cancel_soon(self) -> None:
         """Cancel all calls, and refuse new ones. Thread-safe."""
-        self._soon(self._cancel)
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
         self._presence.cancel()
@@ -141,27 +133,27 @@ class AsyncMessageCollector(Collector, AsyncClosing):
         """Collect messages; see `MessageCollector.collect_many`. If cancelled, some may have been taken."""
         described = self._described(messages, timeout_s)
         wait_s = 0.0 if self._is_storer else timeout_s
-        return await self._awaited(self._shared.collect, described, wait_s, otherwise=[False] * len(described))
+        taken: list[bool] | None = await self._awaited(self._shared.collect, described, wait_s)
+        return taken or [False] * len(described)
 
     async def flush(self, type: str | None = None) -> None:  # noqa: A002 - RabbitMQ's word for it
         """Close the bulk being filled of a type, or of all types; see `MessageCollector.flush`."""
         self._check_flushed(type)
-        await self._awaited(self._shared.flush, type, not self._is_storer, otherwise=None)
+        await self._awaited(self._shared.flush, type, not self._is_storer)
 
-    async def _awaited(self, function: Callable[..., Any], *args: Any, otherwise: T) -> T:
+    async def _awaited(self, function: Callable[..., Any], *args: Any) -> Any:
         """As `_result_of`, for a task; cancelling the task cancels the call."""
         result = self._shared.loop.run(function, *args)
         if result is None:
-            return otherwise
+            return None
         try:
-            answer: T = await asyncio.wrap_future(result)
+            return await asyncio.wrap_future(result)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             # The collector's loop has ended.
-            return otherwise
-        return answer
+            return None
 
     async def outcome(self, message_id: str) -> Outcome:
         """Return the outcome of a message of this collector, stored by any member."""
@@ -172,7 +164,7 @@ class AsyncMessageCollector(Collector, AsyncClosing):
 
     async def start(self) -> None:
         """Join as a member, and start to collect; see `MessageCollector.start`. If cancelled, nothing was started."""
-        names = await in_thread(None, self._join_members, returned=lambda _names: self._leave())
+        names = await in_thread(None, self._join_members, returned=lambda _names: self._shared.leave())
         self._application = ApplicationLoop(self._loop_ended)
         self._shared.notify_handlers = self._notify_handlers
         self._shared.on_abandon = self._application.cancel_soon
@@ -207,7 +199,7 @@ class AsyncMessageCollector(Collector, AsyncClosing):
         return shared.in_time
 
     async def _close_in_task(self, timeout_s: float) -> None:
-        await self._awaited(self._shared.close, timeout_s, otherwise=None)
+        await self._awaited(self._shared.close, timeout_s)
         await in_thread(None, self._shared.joined, JOIN_S)
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -1,4 +1,4 @@
-"""Bulks and their messages, as executors get them, and the results that executors return."""
+"""Bulks and their messages, as executors get them; executors' options, and the results that executors return."""
 
 import secrets
 import sys
@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
+from relatum.checks import checked_choice, checked_count, checked_seconds
 from relatum.collecting._handlers import logger
 from relatum.errors import DataError, InvalidInput
 from relatum.ids import MessageId
+from relatum.limits import INTEGER_MAX
 from relatum.reading import Message, type_and_id_of
 from relatum.waiting import ended
 
@@ -25,16 +27,11 @@ MESSAGE_ID_BYTES_MAX: Final = 2000
 number; an index row of PostgreSQL has at most 2,704 bytes, other columns included."""
 
 
-def id_of(message: Message) -> str:
+def id_of(place: MessageId, given: str | None) -> str:
     """Return the id of a message's outcome: its property `message_id`; "stream:offset" if it has none.
 
     A `message_id` that contains a NUL, or is too long for an index of PostgreSQL, is ignored.
     """
-    return checked_id(message.id, message.properties.message_id)
-
-
-def checked_id(place: MessageId, given: str | None) -> str:
-    """Return the property `message_id` if it can be stored; else "stream:offset"."""
     # A character has at most four bytes: only long ids are encoded to measure them.
     is_long = given and len(given) > MESSAGE_ID_BYTES_MAX // 4 and len(given.encode()) > MESSAGE_ID_BYTES_MAX
     return given if given and "\0" not in given and not is_long else id_of_place(place)
@@ -46,8 +43,6 @@ def id_of_place(place: MessageId) -> str:
 
 REASON_CHARACTERS_MAX: Final = 1000
 """Maximum characters of a failure's reason that are stored."""
-
-NO_RESULT: Final = "the executor returned no result for this message"
 
 
 class FlushReason(Enum):
@@ -139,6 +134,73 @@ class Collected:
         return f"<Collected {self.message_id} at {self.place}>"
 
 
+WhenFull = Literal["block", "spill"]
+"""What to do if there is no room for a message: `collect` waits, or bodies of waiting bulks are dropped from memory
+and read again when a worker takes them."""
+
+BULK_BYTES: Final = 1024 * 1024
+"""Default bytes of a bulk."""
+
+BULK_MESSAGES: Final = 500
+"""Default messages of a bulk."""
+
+BACKOFF_MAX_S: Final = 3600.0
+"""Maximum seconds that a message waits before its next attempt."""
+
+ATTEMPTS_MAX: Final = 1000
+"""Maximum of `attempts`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorOptions:
+    """How bulks of a type are filled and consumed.
+
+    Attributes:
+        bulk_bytes: Close a bulk at this number of bytes. Default: 1 MiB.
+        bulk_messages: Close a bulk at this number of messages. Default: 500.
+        max_age_s: Close a bulk when its first message has waited this many seconds. Default: 1.
+        idle_s: Close a bulk when nothing was added for this many seconds. None (default): never.
+        workers: Number of bulks consumed at the same time, each in a thread or task. Default: 1.
+        queue_bulks: Number of closed bulks that may wait for a worker; then the type is full. Default: 8.
+        when_full: "block" (default): `collect` waits, and followed streams are not read. "spill": messages are taken;
+            bodies are dropped from memory and read again from their streams.
+        joins_transaction: Whether the executor writes through `bulk.connection`, in the transaction that stores its
+            results: exactly once. Default: False.
+        attempts: Attempts before a message fails for good, from 1 to 1,000. Default: 3.
+        backoff_s: Seconds before the second attempt; doubled for each further one, up to an hour. Default: 1.
+
+    Raises:
+        InvalidInput: An option is out of range.
+    """
+
+    bulk_bytes: int = BULK_BYTES
+    bulk_messages: int = BULK_MESSAGES
+    max_age_s: float = 1.0
+    idle_s: float | None = None
+    workers: int = 1
+    queue_bulks: int = 8
+    when_full: WhenFull = "block"
+    joins_transaction: bool = False
+    attempts: int = 3
+    backoff_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("bulk_bytes", "bulk_messages", "workers", "queue_bulks"):
+            checked_count(name, getattr(self, name), most=INTEGER_MAX)
+        checked_count("attempts", self.attempts, most=ATTEMPTS_MAX)
+        checked_seconds("max_age_s", self.max_age_s, zero=False)
+        checked_seconds("backoff_s", self.backoff_s)
+        if self.idle_s is not None:
+            checked_seconds("idle_s", self.idle_s, zero=False)
+        checked_choice("when_full", self.when_full, get_args(WhenFull))
+        if not isinstance(self.joins_transaction, bool):
+            raise InvalidInput(f"joins_transaction is True or False, not {self.joins_transaction!r}")
+
+    def backoff_after(self, attempts: int) -> float:
+        """Return the seconds to wait after this number of attempts."""
+        return min(BACKOFF_MAX_S, self.backoff_s * 2.0 ** min(attempts - 1, 32))
+
+
 TypeOf = Callable[[Message], str | None]
 """Returns a message's type; None for a message that must not be consumed."""
 
@@ -158,7 +220,7 @@ def describe(message: Message, type_of: TypeOf) -> Collected:
     if kind is not None and not isinstance(kind, str):
         raise InvalidInput(f"type_of must return text or None, not {type(kind).__name__}, for message {place}")
     # Interned: otherwise each message would keep a copy of its type.
-    kind, message_id = sys.intern(kind or ""), checked_id(place, given)
+    kind, message_id = sys.intern(kind or ""), id_of(place, given)
     size = len(message.body if raw is None else raw)
     if raw is not None:
         # It may have been decoded: undecoded, it takes half the memory while it waits.
@@ -178,14 +240,17 @@ def describe_given(messages: Iterable[Message], type_of: TypeOf) -> list[Collect
     return [describe(message, type_of) for message in given]
 
 
-def describe_followed(message: Message, type_of: TypeOf) -> Collected:
-    """As `describe`; if that fails, the message gets no type and is passed over."""
-    try:
-        return describe(message, type_of)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the caller's function must not stop a stream
-        logger.warning("passed over message %s, whose type is unknown: %s", message.id, ended(error))
-        raw = message.raw
-        return Collected(message.id, id_of_place(message.id), "", 0 if raw is None else len(raw), message)
+def describe_followed(messages: Iterable[Message], type_of: TypeOf) -> list[Collected]:
+    """As `describe`; a message for which that fails gets no type and is passed over."""
+    described = list[Collected]()
+    for message in messages:
+        try:
+            described.append(describe(message, type_of))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the caller's function must not stop a stream
+            logger.warning("passed over message %s, whose type is unknown: %s", message.id, ended(error))
+            size = 0 if message.raw is None else len(message.raw)
+            described.append(Collected(message.id, id_of_place(message.id), "", size, message))
+    return described
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -232,13 +297,10 @@ class Bulk:
         Raises:
             InvalidInput: A message is not a `relatum.reading.Message`.
         """
-        now, collected = datetime.now(UTC), list[Collected]()
-        for message in messages:
-            if not isinstance(message, Message):
-                raise InvalidInput(f"a bulk contains relatum.reading.Message, not {message.__class__.__name__}")
-            size = len(message.body if message.raw is None else message.raw)
-            collected.append(Collected(message.id, id_of(message), type, size, message, 1, now, now))
-        return cls(secrets.randbits(63), type, tuple(collected), FlushReason.EXPLICIT, connection)
+        now, described = datetime.now(UTC), describe_given(messages, type_of_property)
+        for each in described:
+            each._note(type=type, attempts=1, collected_at=now, forwarded_at=now)
+        return cls(secrets.randbits(63), type, tuple(described), FlushReason.EXPLICIT, connection)
 
     @property
     def results(self) -> Mapping[MessageId, Failure | None]:
@@ -326,7 +388,7 @@ def _in_mapping(answer: Mapping[Any, Any], message: Collected) -> Failure | None
     for key in (message, message.place, message.message_id):
         if key in answer:
             return _result(answer[key])
-    return Failure(NO_RESULT)
+    return Failure("the executor returned no result for this message")
 
 
 def _result(given: Any) -> Failure | None:

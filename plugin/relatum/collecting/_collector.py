@@ -1,10 +1,9 @@
 """The blocking message collector, and what both message collectors share: options, executors, handlers, start, end."""
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
-from typing import Any, ClassVar, Final, Self, TypeVar, cast
+from typing import Any, ClassVar, Final, Self, cast
 
 from relatum import metrics
 from relatum.checks import (
@@ -18,23 +17,29 @@ from relatum.checks import (
     shown,
 )
 from relatum.closing import Closing
-from relatum.collecting._bulk import AnyExecutor, Collected, Executor, TypeOf, describe_given, type_of_property
-from relatum.collecting._bulks import BULKS_MAX, BYTES_MAX, ExecutorOptions
-from relatum.collecting._collector_core import Core
+from relatum.collecting._bulk import (
+    AnyExecutor,
+    Collected,
+    Executor,
+    ExecutorOptions,
+    TypeOf,
+    describe_given,
+    type_of_property,
+)
+from relatum.collecting._collector_core import BULKS_MAX, BYTES_MAX, Core
 from relatum.collecting._collector_loop import CollectorLoop
 from relatum.collecting._collector_status import CollectorStatistics
 from relatum.collecting._collector_store import KEEP_S, CollectorStore
 from relatum.collecting._consuming import BulkConsumer
-from relatum.collecting._following import Following
-from relatum.collecting._handlers import Handler, current_call, is_coroutine_function, logger
-from relatum.collecting._named_streams import NamedStreams, StartAt
+from relatum.collecting._following import Following, NamedStreams, StartAt
+from relatum.collecting._handlers import Handler, current_call, is_coroutine_function
 from relatum.errors import ConfigurationError, InvalidInput, Transient
 from relatum.outcomes import Outcome
 from relatum.own_messages import DeadLetters
 from relatum.processes import of_one_process
 from relatum.reading import Broker, BrokerAddress, Message
 from relatum.store.database import AnyDatabase
-from relatum.waiting import AfterStop, backoff, log_failure, within
+from relatum.waiting import AfterStop, backoff, within
 
 LEASE_S: Final = 15.0
 """Default seconds of a member's lease: others take over its messages after this long without a renewal."""
@@ -47,8 +52,6 @@ CLOSE_S: Final = 30.0
 
 JOIN_S: Final = 1.0
 """Seconds that `close` waits for threads to end: they end at once unless a server hangs."""
-
-T = TypeVar("T")
 
 
 class Collector:
@@ -79,17 +82,11 @@ class Collector:
             checked_name("dead_letter_stream", dead_letter_stream)
         checked_callable("type_of", type_of)
         self.name = checked_name("name", name)
-        self._address = address = None if broker is None else BrokerAddress.of(broker)
+        address = None if broker is None else BrokerAddress.of(broker)
         self._streams = NamedStreams(address, checked_names("streams", streams), start, dead_letter_stream)
+        store = CollectorStore(name, database, vhost="/" if address is None else address.vhost, keep_s=keep_s)
+        self._shared = CollectorLoop(store, Core(bytes_max, bulks_max), self._streams, lease_s)
         self._type_of = type_of
-        self._dead_letters = DeadLetters(address, dead_letter_stream) if address and dead_letter_stream else None
-        self._shared = CollectorLoop(
-            CollectorStore(name, database, vhost="/" if address is None else address.vhost, keep_s=keep_s),
-            Core(bytes_max, bulks_max),
-            lease_s=lease_s,
-            leave=self._leave,
-            broker="" if address is None else str(address),
-        )
         self._is_started = False
         of_one_process(self, "a collector")
         metrics.report(self._shared, collector=self.name)
@@ -131,14 +128,12 @@ class Collector:
         checked_name("type", type)
         if not isinstance(options, ExecutorOptions):
             raise InvalidInput(f"options= takes ExecutorOptions, not {shown(options)}")
-        if options.when_full == "spill" and self._address is None:
+        if options.when_full == "spill" and self._streams.address is None:
             raise ConfigurationError("'spill' reads bodies from their streams again: give the collector a broker")
         self._check_awaited(executor)
         called, shared = self._called_in_thread(executor), self._shared
         shared.core.register(type, options)
-        shared.workers[type] = BulkConsumer(
-            shared, type, options, called, reader=self._streams.reader, dead_letters=self._dead_letters
-        )
+        shared.workers[type] = BulkConsumer(shared, type, options, called)
 
     def register_result_handler(
         self,
@@ -201,7 +196,7 @@ class Collector:
         try:
             self._streams.open()
             names = self._streams.checked()
-            shared.member = shared.store.open(shared.core.types, shared.lease_s)
+            shared.member = shared.store.open(shared.workers, shared.lease_s)
         except BaseException:
             self._streams.close()
             shared.store.dispose()
@@ -213,8 +208,8 @@ class Collector:
         shared = self._shared
         self._is_started = True
         if names:
-            assert self._address is not None, "streams are followed on a broker"
-            shared.following = Following(shared, self._address, self._type_of, self._streams)
+            assert self._streams.address is not None, "streams are followed on a broker"
+            shared.following = Following(shared, self._streams.address, self._type_of)
         shared.loop.start()
         shared.loop.call(shared.begin, names)
 
@@ -224,36 +219,19 @@ class Collector:
         call = current_call(self._shared)
         return call is not None and call.is_storing
 
-    def _result_of(self, function: Callable[..., Any], *args: Any, otherwise: T) -> T:
-        """Run a coroutine function in the loop, and return its result; `otherwise` if the loop has ended."""
+    def _result_of(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run a coroutine function in the loop, and return its result; None if the loop has ended."""
         result = self._shared.loop.run(function, *args)
         if result is None:
-            return otherwise
+            return None
         try:
-            answer: T = result.result()
+            return result.result()
         except CancelledError:
-            return otherwise
+            return None
         except BaseException:
             # For example Ctrl-C.
             result.cancel()
             raise
-        return answer
-
-    # --- end ----------------------------------------------------------------------------------------------------------
-
-    def _leave(self) -> None:
-        """End the lease, and close all connections."""
-        shared = self._shared
-        try:
-            shared.store.close(shared.member)
-        except Transient as error:
-            # The lease will lapse.
-            log_failure(logger, error, shared.label("leaving") + " could not release its lease", level=logging.INFO)
-        if self._dead_letters is not None:
-            self._dead_letters.close()
-        self._streams.close()
-        shared.store.dispose()
-        metrics.retire(shared)
 
 
 class MessageCollector(Collector, Closing):
@@ -314,7 +292,8 @@ class MessageCollector(Collector, Closing):
         """
         described = self._described(messages, timeout_s)
         wait_s = 0.0 if self._is_storer else timeout_s
-        return self._result_of(self._shared.collect, described, wait_s, otherwise=[False] * len(described))
+        taken: list[bool] | None = self._result_of(self._shared.collect, described, wait_s)
+        return taken or [False] * len(described)
 
     def flush(self, type: str | None = None) -> None:  # noqa: A002
         """Close the bulks being filled, of a type or of all types. They contain all messages taken before the call.
@@ -325,7 +304,7 @@ class MessageCollector(Collector, Closing):
             InvalidInput: The type has no executor here.
         """
         self._check_flushed(type)
-        self._result_of(self._shared.flush, type, not self._is_storer, otherwise=None)
+        self._result_of(self._shared.flush, type, not self._is_storer)
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -367,7 +346,7 @@ class MessageCollector(Collector, Closing):
         if current_call(self._shared) is not None:
             self._shared.loop.run(self._shared.close, timeout_s)
             return False
-        self._result_of(self._shared.close, timeout_s, otherwise=None)
+        self._result_of(self._shared.close, timeout_s)
         self._shared.joined(JOIN_S)
         return self._shared.in_time
 

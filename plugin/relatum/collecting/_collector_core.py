@@ -1,20 +1,27 @@
 """Decides from sizes and times which bulks to close and which messages must wait. No I/O, no clock."""
 
+import heapq
 import secrets
-from collections.abc import Collection, Iterable, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 from typing import Final
 
 from relatum.checks import checked_count
-from relatum.collecting._bulk import Bulk, Collected, FlushReason
-from relatum.collecting._bulks import BULKS_MAX, BYTES_MAX, ExecutorOptions, TypeBulks
+from relatum.collecting._bulk import Bulk, Collected, ExecutorOptions, FlushReason
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.outcomes import OutcomeStatus
-from relatum.reading import Message, Position, position_of
+from relatum.reading import Position, position_of
+
+BYTES_MAX: Final = 64 * 1024 * 1024
+"""Default maximum bytes of all bulks."""
+
+BULKS_MAX: Final = 64
+"""Default maximum number of bulks being filled."""
 
 ENTRY_BYTES: Final = 640
 """Overhead of a held message in bytes: 490 to 550 with Python 3.11, measured by tracemalloc; rounded up."""
@@ -78,6 +85,75 @@ class Verdict(Enum):
     """There is no room now: offer the message again after a bulk was consumed."""
 
 
+class TypeBulks:
+    """All bulks of one type, by the type's options. The core enforces the limits over all types."""
+
+    def __init__(self, type: str, options: ExecutorOptions) -> None:  # noqa: A002 - RabbitMQ's word for it
+        self.type = type
+        self.options = options
+        self.filling: list[Collected] = []
+        self.bytes = 0
+        self.first_at = self.last_at = 0.0
+        self.waiting: deque[Bulk] = deque()
+        self.running = 0
+        self._expected = 0
+        self._expected_bytes = 0
+        self._retries: list[tuple[float, MessageId, Collected]] = []
+
+    def expect(self, message: Collected, count: int = 1) -> None:
+        """Reserve room in a bulk for a message that is being stored; with -1, release it."""
+        self._expected += count
+        self._expected_bytes += count * message.bytes
+
+    def add(self, message: Collected, now: float) -> None:
+        """Add a message to the bulk being filled, or start a bulk with it."""
+        if not self.filling:
+            self.first_at = now
+        self.filling.append(message)
+        self.bytes += message.bytes
+        self.last_at = now
+
+    @property
+    def reached(self) -> FlushReason | None:
+        """The size limit that the bulk being filled has reached; None if it has reached none."""
+        if self.filling and self.bytes >= self.options.bulk_bytes:
+            return FlushReason.BYTES
+        return FlushReason.MESSAGES if len(self.filling) >= self.options.bulk_messages else None
+
+    def deadlines(self) -> Iterator[tuple[float, FlushReason | None]]:
+        """Yield when the bulk being filled must be closed, and why; and when the next retry is due."""
+        if self.filling:
+            yield self.first_at + self.options.max_age_s, FlushReason.AGE
+            if self.options.idle_s is not None:
+                yield self.last_at + self.options.idle_s, FlushReason.IDLE
+        if self._retries:
+            yield self._retries[0][0], None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether `queue_bulks` bulks wait for a worker, with those that messages now stored or filled in will make."""
+        messages, size = self._expected + len(self.filling), self._expected_bytes + self.bytes
+        coming = max(messages // self.options.bulk_messages, size // self.options.bulk_bytes)
+        return len(self.waiting) + coming >= self.options.queue_bulks
+
+    def retry_at(self, message: Collected, due_at: float) -> None:
+        heapq.heappush(self._retries, (due_at, message.place, message))
+
+    def retries_due(self, now: float) -> list[Collected]:
+        """Remove and return the messages whose next attempt is due."""
+        due: list[Collected] = []
+        while self._retries and self._retries[0][0] <= now:
+            due.append(heapq.heappop(self._retries)[2])
+        return due
+
+    def drop_retries(self, places: Collection[MessageId] | None = None) -> list[Collected]:
+        """Remove and return messages that wait for a retry; None: all of them."""
+        dropped = [message for _, place, message in self._retries if places is None or place in places]
+        # A sorted list is a heap.
+        self._retries = [] if places is None else sorted(each for each in self._retries if each[1] not in places)
+        return dropped
+
+
 class Core:
     """The bulks of a collector. For the collector's loop.
 
@@ -100,10 +176,6 @@ class Core:
             raise InvalidInput(f"the type {type!r} already has an executor")
         self._types[type] = TypeBulks(type, options)
 
-    @property
-    def types(self) -> tuple[str, ...]:
-        return tuple(self._types)
-
     # --- messages in --------------------------------------------------------------------------------------------------
 
     def admit(self, message: Collected) -> Verdict:
@@ -118,8 +190,7 @@ class Core:
             return Verdict.KNOWN
         if bulks.is_full and bulks.options.when_full != "spill":
             return Verdict.WAIT
-        if self.held_bytes >= self.bytes_max:
-            self._spill_waiting()
+        self._spill_waiting()
         if self.held_bytes >= self.bytes_max:
             return Verdict.WAIT
         self._hold(message)
@@ -161,11 +232,15 @@ class Core:
             if len(being_filled) >= self.bulks_max:
                 self._close(min(being_filled, key=lambda each: each.first_at), FlushReason.ACTIVE_BULKS)
 
-    def adopt(self, taken_over: Iterable[tuple[Collected, float]], now: float) -> None:
-        """Hold messages taken over, each with the seconds until it is due. Workers read the bodies."""
-        due: list[Collected] = []
+    def adopt(self, taken_over: Iterable[tuple[Collected, float]], now: float) -> list[MessageId]:
+        """Hold messages taken over, each with the seconds until it is due; return the places of those held already.
+
+        Workers read the bodies.
+        """
+        due, held = list[Collected](), list[MessageId]()
         for message, due_in_s in taken_over:
-            if message.type not in self._types or message.place in self._held:
+            if message.place in self._held:
+                held.append(message.place)
                 continue
             self._hold(message)
             if due_in_s > 0:
@@ -173,15 +248,13 @@ class Core:
             else:
                 due.append(message)
         self._put(due, now)
+        return held
 
-    def room_for_others(self, messages_max: int) -> int:
-        """Return how many messages, without bodies, can be taken over now."""
+    def room_for_others(self, messages_max: int) -> tuple[int, list[str]]:
+        """Return how many messages, without bodies, can be taken over now, and the types that have room."""
         room = (self.bytes_max - self.held_bytes) // (2 * ENTRY_BYTES)
-        return 0 if self.is_stopping else max(0, min(messages_max, room))
-
-    def types_with_room(self) -> list[str]:
-        """Return the types whose messages can be taken over now."""
-        return [name for name, bulks in self._types.items() if not bulks.is_full]
+        types = [name for name, bulks in self._types.items() if not bulks.is_full]
+        return 0 if self.is_stopping else max(0, min(messages_max, room)), types
 
     # --- bulks closed -------------------------------------------------------------------------------------------------
 
@@ -288,14 +361,6 @@ class Core:
         return any(bulks.running for bulks in self._types.values())
 
     @property
-    def has_waiting_bulks(self) -> bool:
-        return any(bulks.waiting for bulks in self._types.values())
-
-    @property
-    def held_messages(self) -> int:
-        return len(self._held)
-
-    @property
     def held(self) -> Collection[MessageId]:
         """The places of messages taken and not settled. Lookups are thread-safe."""
         return self._held
@@ -309,30 +374,23 @@ class Core:
 
 @dataclass(slots=True, eq=False)
 class Lot:
-    """Messages for one transaction: a stream's messages from an offset on, or, without a stream, those of `collect`."""
+    """Messages for one transaction, and the step of their stream's position; None for messages of `collect`."""
 
-    stream: str = ""
-    from_offset: int = 0
     messages: list[Collected] = field(default_factory=list)
-    passed_over: int = 0
-    last: Message | None = None
-    """The last message taken or passed over; None for messages of `collect`."""
+    advance: Advance | None = None
 
-    def take(self, core: Core, messages: Sequence[Collected]) -> int:
-        """Take messages of the stream in order until one must wait; return how many were taken or passed over."""
-        for taken, message in enumerate(messages):
+    def take(self, core: Core, messages: Sequence[Collected], from_offset: int) -> int:
+        """Take messages of a stream in order until one must wait; return how many were taken or passed over."""
+        taken = passed_over = 0
+        for message in messages:
             verdict = core.admit(message)
             if verdict in (Verdict.WAIT, Verdict.REFUSED):
-                return taken
+                break
+            taken += 1
             if verdict is Verdict.TAKEN:
                 self.messages.append(message)
-            self.passed_over += verdict is Verdict.NO_EXECUTOR
-            self.last = message.message
-        return len(messages)
-
-    @property
-    def advance(self) -> Advance | None:
-        """The step of the stream's position; None for messages of `collect`. Decodes the last message."""
-        if self.last is None:
-            return None
-        return Advance(self.stream, self.from_offset, self.last.offset + 1, position_of(self.last), self.passed_over)
+            passed_over += verdict is Verdict.NO_EXECUTOR
+        if taken:
+            last = messages[taken - 1].message
+            self.advance = Advance(last.stream, from_offset, last.offset + 1, position_of(last), passed_over)
+        return taken

@@ -1,20 +1,24 @@
 """A collector's event loop: one thread owns all state, and helper threads run the calls that wait for a server."""
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
+from relatum import metrics
 from relatum.collecting._bulk import Bulk, Collected
 from relatum.collecting._collector_core import Abandoned, Core, Lot, Stored, Verdict
 from relatum.collecting._collector_status import CollectorStatistics
 from relatum.collecting._collector_store import CollectorStore
 from relatum.collecting._consuming import NAMED_MAX, BulkConsumer
+from relatum.collecting._following import TAKE_MESSAGES, Following, NamedStreams
 from relatum.collecting._handlers import Handlers, collector_call, logger, outcome_of
-from relatum.errors import Conflict, DatabaseUnavailable
+from relatum.errors import Conflict, DatabaseUnavailable, Transient
+from relatum.ids import MessageId
 from relatum.outcomes import Outcome
 from relatum.store.members import renewal_s
 from relatum.waiting import (
@@ -29,17 +33,11 @@ from relatum.waiting import (
     may_repeat,
 )
 
-if TYPE_CHECKING:
-    from relatum.collecting._following import Following
-
 TAKE_OVER_S: Final = 1.0
 """Seconds between searches for messages of dead members."""
 
 TAKE_OVER_MESSAGES: Final = 1000
 """Maximum messages taken over in one transaction."""
-
-GATHER_MESSAGES: Final = 500
-"""A transaction with this number of messages does not wait for more."""
 
 GATHER_S: Final = 0.02
 """Seconds that a smaller transaction waits for more messages while the workers are busy."""
@@ -56,26 +54,24 @@ class CollectorLoop:
     Every change ends with `notify`, which hands closed bulks to workers and wakes the tasks that wait in `changed`.
     """
 
-    def __init__(
-        self, store: CollectorStore, core: Core, *, lease_s: float, broker: str, leave: Callable[[], None]
-    ) -> None:
+    def __init__(self, store: CollectorStore, core: Core, streams: NamedStreams, lease_s: float) -> None:
         name = f"relatum-{store.name}"
         self.core = core
         self.store = store
+        self.streams = streams
         self.handlers = Handlers()
         self.notify_handlers: Callable[[Sequence[Outcome]], None] = self.handlers.notify
         self.member = 0
-        self.outages = Outages(logger, broker=broker, database=store.server)
+        self.outages = Outages(logger, broker=str(streams.address or ""), database=store.server)
         self.loop = ComponentLoop(name, logger, ending=store.ending)
         self.workers: dict[str, BulkConsumer] = {}
         self.following: Following | None = None
         self.refused = 0
-        self.is_stopping = self.in_time = False
+        self.in_time = False
         self.abandoned = threading.Event()
         self.on_abandon: Callable[[], None] | None = None
         """Cancels executors in an application's event loop."""
         self.lease_s = lease_s
-        self._leave = leave
         # Separate threads, so that the lease never waits, and storing never waits for an unavailable broker. One more
         # than concurrent calls, since a thread becomes free only a moment after its call has ended.
         self._keeping = Threads(3, f"{name}-lease")
@@ -94,7 +90,7 @@ class CollectorLoop:
         core = self.core
         return CollectorStatistics(
             types={name: each.counts.statistics(core.waiting_bulks(name)) for name, each in list(self.workers.items())},
-            held_messages=core.held_messages,
+            held_messages=len(core.held),
             held_bytes=core.held_bytes,
             passed_over=core.passed_over,
             refused=self.refused,
@@ -159,7 +155,9 @@ class CollectorLoop:
     def begin(self, names: Sequence[str]) -> None:
         rest_s = min(TAKE_OVER_S, renewal_s(self.lease_s))
         self.loop.repeat(self._renew, self.label("renewing its lease"), self.outages, rest_s)
-        self.loop.repeat(self._look_after_others, self.label("taking over from dead members"), self.outages, rest_s)
+        if self.streams.address is not None:
+            # Bodies of others' messages are read from their streams.
+            self.loop.repeat(self._look_after_others, self.label("taking over from dead members"), self.outages, rest_s)
         if self.following is not None:
             self.following.open(names)
         self.notify()
@@ -168,19 +166,22 @@ class CollectorLoop:
         if not await self.loop.ask(self.store.renew, self.member, threads=self._keeping):
             # Another member took everything over. Storing what is still in memory will show which rows are affected.
             logger.info("collector %r: the lease had lapsed, joining as a new member", self.store.name)
-            self.member = await self.loop.ask(self.store.open, self.core.types, self.lease_s, threads=self._keeping)
+            self.member = await self.loop.ask(self.store.open, self.workers, self.lease_s, threads=self._keeping)
             self._wake_streams()
         return renewal_s(self.lease_s)
 
     async def _look_after_others(self) -> float:
         """Take over unfinished messages of dead members while there is room."""
         while self.following is None or not self.following.is_cut_off:
-            room, types = self.core.room_for_others(TAKE_OVER_MESSAGES), self.core.types_with_room()
+            room, types = self.core.room_for_others(TAKE_OVER_MESSAGES)
             if not (room and types):
                 break
             take_over = partial(self.store.take_over, self.member, types, room, held=self.core.held)
             found, lost = await self.loop.ask(take_over, threads=self._keeping)
-            self.core.adopt(found, time.monotonic())
+            # Meanwhile, a message at the same place may have been taken from its stream, which cannot be stored.
+            held = self.core.adopt(found, time.monotonic())
+            if held:
+                await self._leave_to_others(held)
             if lost:
                 self.core.lose(lost)
             self.notify()
@@ -240,7 +241,8 @@ class CollectorLoop:
 
     async def gather(self, count: int) -> None:
         """Let a transaction of `count` messages grow for a moment if no worker is idle."""
-        if count < GATHER_MESSAGES and self.core.has_waiting_bulks and not self.is_stopping:
+        are_busy = any(map(self.core.waiting_bulks, self.workers))
+        if count < TAKE_MESSAGES and are_busy and not self.core.is_stopping:
             await asyncio.sleep(GATHER_S)
 
     async def store_lot(self, lot: Lot) -> None:
@@ -250,7 +252,20 @@ class CollectorLoop:
         """
         self._lots.add(lot)
         try:
-            stored = await self._stored(lot)
+            stored = await in_thread(self._storing, self.persist, partial(self._add, lot), "storing messages")
+        except (Exception, Abandoned) as error:
+            self.core.cancel(lot.messages)
+            places = ", ".join(str(message.place) for message in lot.messages[:NAMED_MAX])
+            what = f"collector {self.store.name!r}: could not store {len(lot.messages)} messages: {places}"
+            if isinstance(error, Abandoned):
+                logger.warning("%s: %s", what, ended(error))
+            else:
+                log_failure(logger, error, what)
+            if isinstance(error, Conflict):
+                # A commit that was not answered may have stored them before another member followed the stream.
+                await self._leave_to_others([message.place for message in lot.messages])
+            raise
+        else:
             ours = [message for message in lot.messages if message.place in stored.places]
             if len(ours) < len(lot.messages):
                 self.core.cancel(message for message in lot.messages if message.place not in stored.places)
@@ -265,24 +280,17 @@ class CollectorLoop:
             self._lots.discard(lot)
             self.notify()
 
-    async def _stored(self, lot: Lot) -> Stored:
-        try:
-            return await in_thread(self._storing, self.persist, partial(self._add, lot), "storing messages")
-        except (Exception, Abandoned) as error:
-            self.core.cancel(lot.messages)
-            places = ", ".join(str(message.place) for message in lot.messages[:NAMED_MAX])
-            what = f"collector {self.store.name!r}: could not store {len(lot.messages)} messages: {places}"
-            if isinstance(error, Abandoned):
-                logger.warning("%s: %s", what, ended(error))
-            else:
-                log_failure(logger, error, what)
-            raise
+    async def _leave_to_others(self, places: Sequence[MessageId]) -> None:
+        """Let any member, this one as well, take over messages that may be stored as this one's, but are not held."""
+        leave = partial(self.store.leave_to_others, self.member, places)
+        with suppress(Abandoned):
+            await in_thread(self._storing, self.persist, leave, "leaving messages to others")
 
     def _add(self, lot: Lot) -> Stored:
         try:
             return self.store.add(self.member, lot.messages, lot.advance)
         except Conflict as error:
-            if lot.stream:
+            if lot.advance is not None:
                 raise
             # This member was removed, and rejoins in a moment. No other member has these messages: repeat until stored.
             raise DatabaseUnavailable(str(error)) from error
@@ -304,7 +312,6 @@ class CollectorLoop:
     # --- end ----------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        self.is_stopping = True
         self.core.stop()
         self._wake_streams()
 
@@ -313,7 +320,7 @@ class CollectorLoop:
         if self.abandoned.is_set():
             return
         self.abandoned.set()
-        self.store.end_in(END_S)
+        self.store.ending.end_in(END_S)
         if self.on_abandon is not None:
             self.on_abandon()
         self.stop()
@@ -340,7 +347,7 @@ class CollectorLoop:
             if following is not None:
                 await asyncio.wait([self.loop.spawn(following.follower.close())], timeout=END_S)
             # `abandon` has given its database calls a deadline.
-            await in_thread(self._keeping, self._leave)
+            await in_thread(self._keeping, self.leave)
         finally:
             self.in_time = in_time
             for threads in (self._keeping, self._storing):
@@ -348,6 +355,17 @@ class CollectorLoop:
             for worker in self.workers.values():
                 worker.threads.shutdown()
             self.loop.stop(0.0)
+
+    def leave(self) -> None:
+        """End the lease, and close all connections. In a thread."""
+        try:
+            self.store.close(self.member)
+        except Transient as error:
+            # The lease will lapse.
+            log_failure(logger, error, self.label("leaving") + " could not release its lease", level=logging.INFO)
+        self.streams.close()
+        self.store.dispose()
+        metrics.retire(self)
 
     def joined(self, timeout_s: float) -> None:
         """Wait until the threads have ended, except those of executors. Do not call this from one of them."""

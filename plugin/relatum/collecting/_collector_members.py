@@ -38,7 +38,7 @@ ADD_MEMBER: Final = sql("""
 
 RENEW: Final = sql("""
     UPDATE relatum.collector_members SET lease_expires_at = clock_timestamp() + make_interval(secs => lease_s)
-    WHERE member_id = :id::bigint""")
+    WHERE member_id = :id::bigint RETURNING member_id""")
 
 LEAVE: Final = sql("""
     UPDATE relatum.collector_members SET lease_expires_at = clock_timestamp() WHERE member_id = :id::bigint""")
@@ -120,7 +120,7 @@ ADD_REPLACED: Final = sql("""
 
 MOVE_LOST: Final = sql("""
     UPDATE relatum.collected_messages SET source_id = :to_source::integer
-    WHERE source_id = :of_source::integer AND stream_offset > :behind::bigint""")
+    WHERE source_id = :of_source::integer AND stream_offset >= :to::bigint""")
 
 SET_BACK: Final = sql("""
     UPDATE relatum.collector_sources
@@ -140,15 +140,15 @@ FAIL_UNFINISHED: Final = sql("""
     SET state = 'failed', finished_at = statement_timestamp(), next_attempt_at = NULL, reason = :why::text
     WHERE source_id = :of_source::integer AND finished_at IS NULL""")
 
+# Changes nothing if an earlier call with the same parameters has moved the position.
 ADVANCE: Final = sql(f"""
     UPDATE relatum.collector_sources
     SET position = :to::bigint, moved_at = now(),
-        passed_over = passed_over + :more_passed_over::bigint,
-        last_offset = CASE WHEN :is_known::boolean THEN :known_offset::bigint ELSE last_offset END,
-        last_fingerprint = CASE WHEN :is_known::boolean THEN :known_fingerprint::bigint ELSE last_fingerprint END,
-        last_chunk_ms = CASE WHEN :is_known::boolean THEN :known_chunk_ms::bigint ELSE last_chunk_ms END
-    WHERE {_THIS} AND member_id = :of_member::bigint AND position = :expected::bigint
-        AND NOT {_LACKS_TYPES}""")
+        passed_over = passed_over + CASE position WHEN :to::bigint THEN 0 ELSE :more_passed_over::bigint END,
+        last_offset = :known_offset::bigint, last_fingerprint = :known_fingerprint::bigint,
+        last_chunk_ms = :known_chunk_ms::bigint
+    WHERE {_THIS} AND member_id = :of_member::bigint
+        AND (position = :to::bigint OR (position = :expected::bigint AND NOT {_LACKS_TYPES}))""")
 
 
 REPLACED: Final = "the stream was deleted and declared again, or lost its end, before the message was consumed"
@@ -164,6 +164,7 @@ class CollectorMembers:
     def __init__(self, name: str, database: AnyDatabase, vhost: str, keep_s: int | None) -> None:
         self.name = name
         self.ending = Deadline(None)
+        """When to give up calls that PostgreSQL has not answered; `open` resets it."""
         self._vhost = vhost
         self._keep_s = keep_s
         # PostgreSQL ends the transactions of a frozen member: they would keep rows locked.
@@ -198,10 +199,6 @@ class CollectorMembers:
 
     # --- members ------------------------------------------------------------------------------------------------------
 
-    def end_in(self, seconds: float) -> None:
-        """Give up calls that PostgreSQL has not answered after this many seconds; `open` resets that."""
-        self.ending.end_in(seconds)
-
     def open(self, types: Collection[str], lease_s: float) -> int:
         """Join as a new member with executors for these types; return its id."""
         self.ending.begin_anew()
@@ -211,11 +208,6 @@ class CollectorMembers:
             member = self._of(held_by=new_holder(), has_types=sorted(types), holds_s=lease_s)
             forget_settlements(connection)
             return int(connection.execute(ADD_MEMBER, member).scalar_one())
-
-    def renew(self, member: int) -> bool:
-        """Extend the lease, even a lapsed one; return False if the member is gone: another one took over everything."""
-        with self._database.transaction() as connection:
-            return connection.execute(RENEW, {"id": member}).rowcount == 1
 
     def close(self, member: int) -> None:
         """End the lease, so that others can take over messages and streams at once."""
@@ -248,54 +240,41 @@ class CollectorMembers:
                 return None
             taken = {"id": source.source_id, "of_member": member, "initial": initial}
             position = connection.execute(FOLLOW, taken).scalar_one()
-        if source.last_offset is None:
-            return Followed(position, is_new=source.position is None)
-        return Followed(position, Position(source.last_offset, source.last_fingerprint, source.last_chunk_ms))
+        known = Position(source.last_offset, source.last_fingerprint, source.last_chunk_ms)
+        return Followed(position, known if source.last_offset is not None else None, is_new=source.position is None)
 
     def held(self, member: int) -> frozenset[str]:
         """Return the streams that this member cannot follow: others follow them, or have executors for more types."""
-        with self._database.transaction() as connection:
-            return frozenset(connection.scalars(HELD, self._of(of_member=member)))
-
-    def begin_anew(self, member: int, stream: str, initial: int) -> None:
-        """Start a new generation of a stream, and fail the unfinished messages of the old one."""
-        with self._database.transaction() as connection:
-            old = self._its_own(connection, member, stream)
-            connection.execute(REPLACE_SOURCE, {"id": old.source_id})
-            connection.execute(FAIL_UNFINISHED, {"of_source": old.source_id, "why": REPLACED})
-            new = self._lock(connection, stream)
-            connection.execute(SET_BACK, {"id": new.source_id, "to": initial})
-
-    def _its_own(self, connection: sa.Connection, member: int, stream: str) -> Any:
-        self._hold(connection, member)
-        source = self._lock(connection, stream)
-        if source.member_id != member:
-            raise Conflict(f"another member of {self.name!r} follows {stream!r}")
-        return source
+        return frozenset(row.stream for row in self._database.rows(HELD, self._of(of_member=member)))
 
     def last_collected(self, stream: str, until: int) -> tuple[int, str] | None:
-        with self._database.transaction() as connection:
-            named = self._of(of_stream=stream, until=until)
-            row = connection.execute(LAST_COLLECTED, named).one_or_none()
-            return None if row is None else (row.stream_offset, row.message_id)
+        """Return offset and id of the last message up to an offset."""
+        rows = self._database.rows(LAST_COLLECTED, self._of(of_stream=stream, until=until))
+        return rows[0] if rows else None
 
-    def cut_back(self, member: int, stream: str, behind: int) -> None:
-        """Continue after an offset of a stream that lost its end; later messages fail, and their places become free."""
+    def set_back(self, member: int, stream: str, to: int, *, is_new: bool) -> None:
+        """Continue at an offset; later messages, or all if the stream is new, fail, and their places become free."""
         with self._database.transaction() as connection:
-            source = self._its_own(connection, member, stream)
-            lost = connection.execute(ADD_REPLACED, self._of(of_stream=stream)).scalar_one()
-            moved = {"of_source": source.source_id, "behind": behind, "to_source": lost}
-            connection.execute(MOVE_LOST, moved)
+            self._hold(connection, member)
+            source = self._lock(connection, stream)
+            if source.member_id != member:
+                raise Conflict(f"another member of {self.name!r} follows {stream!r}")
+            if is_new:
+                connection.execute(REPLACE_SOURCE, {"id": source.source_id})
+                lost, source = source.source_id, self._lock(connection, stream)
+            else:
+                lost = connection.execute(ADD_REPLACED, self._of(of_stream=stream)).scalar_one()
+                moved = {"of_source": source.source_id, "to": to, "to_source": lost}
+                connection.execute(MOVE_LOST, moved)
             connection.execute(FAIL_UNFINISHED, {"of_source": lost, "why": REPLACED})
-            connection.execute(SET_BACK, {"id": source.source_id, "to": behind + 1})
+            connection.execute(SET_BACK, {"id": source.source_id, "to": to})
 
     def unfollow(self, member: int, stream: str) -> None:
         """Release a stream, so that another member can follow it."""
-        with self._database.transaction() as connection:
-            connection.execute(UNFOLLOW, self._of(by=member, of_stream=stream))
+        self._database.rows(UNFOLLOW, self._of(by=member, of_stream=stream))
 
     def _advance(self, connection: sa.Connection, member: int, advance: Advance) -> None:
-        """Move the position by compare-and-set, unless an earlier call with the same arguments did."""
+        """Move the position by compare-and-set."""
         known = advance.known_by
         named = self._of(
             of_stream=advance.stream,
@@ -303,15 +282,11 @@ class CollectorMembers:
             expected=advance.from_offset,
             to=advance.to_offset,
             more_passed_over=advance.passed_over,
-            is_known=known is not None,
             known_offset=known and known.offset,
             known_fingerprint=known and known.fingerprint,
             known_chunk_ms=known and known.chunk_ms,
         )
-        if connection.execute(ADVANCE, named).rowcount:
-            return
-        source = self._lock(connection, advance.stream)
-        if (source.member_id, source.position) != (member, advance.to_offset):
+        if not connection.execute(ADVANCE, named).rowcount:
             raise Conflict(
                 f"the position of {advance.stream!r} in {self.name!r} is not {advance.from_offset}, or another member "
                 "follows the stream, or has executors for more types; nothing was written"

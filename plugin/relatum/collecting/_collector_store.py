@@ -27,6 +27,7 @@ from relatum.collecting._collector_members import (
     LOCK_MEMBER,
     PRESENT,
     REMOVE_MEMBERS,
+    RENEW,
     CollectorMembers,
 )
 from relatum.collecting._handlers import logger
@@ -137,7 +138,7 @@ TAKE_OVER: Final = sql("""
     FROM taken WHERE message.source_id = taken.source_id AND message.stream_offset = taken.stream_offset""")
 
 LEAVE_TO_OTHERS: Final = _on_rows(f"""
-    UPDATE relatum.collected_messages SET member_id = NULL WHERE {_MINE} AND bulk_id = :token::bigint""")
+    UPDATE relatum.collected_messages SET member_id = NULL WHERE {_MINE} AND state = 'collected'""")
 
 TAKEN_OVER: Final = sql("""
     SELECT stream, stream_offset, message_id, type, size, attempts, collected_at,
@@ -171,8 +172,11 @@ class CollectorStore(CollectorMembers):
         self._token = 0
 
     def renew(self, member: int) -> bool:
-        """Extend the lease, then delete messages that were finished more than `keep_s` ago."""
-        is_there = super().renew(member)
+        """Extend the lease, even a lapsed one, then delete messages that were finished more than `keep_s` ago.
+
+        Returns False if the member is gone: another one took over everything.
+        """
+        is_there = bool(self._database.rows(RENEW, {"id": member}))
         forget_finished(self._database.engine, self._collector)
         return is_there
 
@@ -305,10 +309,16 @@ class CollectorStore(CollectorMembers):
                 else:
                     message = Collected(place, message_id, type_, size, None, attempts, collected_at)
                     found.append((message, due_in_s or 0.0))
-            for each in self._by_stream(member, left, token=token):
+            for each in self._by_stream(member, left):
                 connection.execute(LEAVE_TO_OTHERS, each)
         self._token = 0
         return found, left
+
+    def leave_to_others(self, member: int, places: Collection[MessageId]) -> None:
+        """Let any member take over those of the messages that this member collected and did not forward."""
+        with self._database.transaction() as connection:
+            for each in self._by_stream(member, places):
+                connection.execute(LEAVE_TO_OTHERS, each)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

@@ -6,9 +6,19 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import sqlalchemy as sa
+
 from relatum import otel
-from relatum.collecting._bulk import Bulk, Collected, Executor, Failure, id_of, id_of_place, results_of
-from relatum.collecting._bulks import CRASHES_MAX, ExecutorOptions
+from relatum.collecting._bulk import (
+    Bulk,
+    Collected,
+    Executor,
+    ExecutorOptions,
+    Failure,
+    id_of,
+    id_of_place,
+    results_of,
+)
 from relatum.collecting._collector_core import Abandoned, Result, Stored
 from relatum.collecting._collector_status import TypeCounts
 from relatum.collecting._handlers import collector_call, logger, outcome_of
@@ -24,9 +34,8 @@ from relatum.errors import (
 from relatum.ids import MessageId
 from relatum.otel import Description, Part, Span
 from relatum.outcomes import OutcomeStatus
-from relatum.own_messages import DeadLetterPublisher, DeadLetters
+from relatum.own_messages import DeadLetterPublisher
 from relatum.reading import Result as Found
-from relatum.reading import StreamReader
 from relatum.waiting import Threads, log_failure, may_repeat
 
 if TYPE_CHECKING:
@@ -34,6 +43,9 @@ if TYPE_CHECKING:
 
 NAMED_MAX: Final = 10
 """Maximum messages named in one log line."""
+
+CRASHES_MAX: Final = 10
+"""Attempts beyond `attempts` that may end with the collector's death before the message fails for good."""
 
 UNREAD_S: Final = 2.0
 """Seconds before another attempt to read a body that may be in its stream."""
@@ -96,9 +108,6 @@ class BulkConsumer:
         type: str,  # noqa: A002 - RabbitMQ's word for it
         options: ExecutorOptions,
         executor: Executor,
-        *,
-        reader: Callable[[], StreamReader],
-        dead_letters: DeadLetters | None,
     ) -> None:
         self.options = options
         self.counts = TypeCounts()
@@ -107,8 +116,6 @@ class BulkConsumer:
         self._shared = shared
         self._type = type
         self._executor = executor
-        self._reader = reader
-        self._dead_letters = dead_letters
 
     def take(self, bulk: Bulk) -> list[Result]:
         """Consume a bulk and call handlers for final outcomes; return the results that were stored."""
@@ -164,7 +171,7 @@ class BulkConsumer:
             backoff_s = self.options.backoff_after(message.attempts)
             return Result(message.place, OutcomeStatus.COLLECTED, failure.stored_reason, backoff_s)
         # If retention dropped the body, there is nothing to publish as a dead letter.
-        is_dead = may_die and self._dead_letters is not None and message.body is not None
+        is_dead = may_die and self._shared.streams.dead_letters is not None and message.body is not None
         return Result(message.place, OutcomeStatus.DEAD if is_dead else OutcomeStatus.FAILED, failure.stored_reason)
 
     # --- bodies that are only in their streams ------------------------------------------------------------------------
@@ -190,7 +197,7 @@ class BulkConsumer:
                 else:
                     why = "expired" if isinstance(body, NotFound) else "unreadable"
                     lost[place] = Failure(f"{why}: {body}", retry=False)
-            elif message.message_id not in (id_of(body), id_of_place(place)):
+            elif message.message_id not in (id_of(place, body.properties.message_id), id_of_place(place)):
                 lost[place] = Failure("expired: another message is there now", retry=False)
             else:
                 message._note(body=body)
@@ -200,7 +207,7 @@ class BulkConsumer:
         return lost
 
     def _read(self, places: Sequence[MessageId]) -> Sequence[Found]:
-        found = self._reader().read_all(places)
+        found = self._shared.streams.reader().read_all(places)
         for each in found:
             if isinstance(each, AccessRefused):
                 # The permission may be granted again: repeat.
@@ -219,24 +226,26 @@ class BulkConsumer:
         return ours
 
     def _execute(self, bulk: Bulk, stored: list[Result], span: Span) -> None:
-        if self.options.joins_transaction:
+        if not self.options.joins_transaction:
+            results, _ = self._called(bulk, span)
+        else:
             results, committed = self._persist(partial(self.execute_joined, bulk, span), "committing results")
             if committed is not None:
                 self._report(bulk, results, committed, stored)
                 return
-        else:
-            results = self._results(bulk, *self._call(bulk, span))
         self._finish(bulk, results, stored)
 
-    def _call(self, bulk: Bulk, span: Span) -> tuple[Any, BaseException | None]:
-        """Call the executor; return its answer, and the exception if it raised one."""
+    def _called(self, bulk: Bulk, span: Span) -> tuple[list[Result], BaseException | None]:
+        """Call the executor; return the results, and the exception if it raised one."""
+        answer, raised = None, None
         try:
-            return self._executor(bulk), None
+            answer = self._executor(bulk)
         except Abandoned:
             raise
         except BaseException as error:  # noqa: BLE001 - it becomes the messages' result
             span.failed(error)
-            return None, error
+            raised = error
+        return self._results(bulk, answer, raised), raised
 
     def _results(self, bulk: Bulk, answer: Any, raised: BaseException | None) -> list[Result]:
         found = results_of(bulk, answer, raised)
@@ -252,7 +261,7 @@ class BulkConsumer:
         while bulk.messages:
             try:
                 with shared.store.transaction(shared.abandoned) as connection:
-                    return self._write_joined(replace(bulk, connection=connection), span)
+                    return self._write_joined(bulk, connection, span)
             except _RolledBack as end:
                 if end.stored is None:
                     return end.results, None
@@ -265,21 +274,18 @@ class BulkConsumer:
                 return self._results(bulk, None, error), None
         return [], None
 
-    def _write_joined(self, bulk: Bulk, span: Span) -> tuple[list[Result], Stored]:
-        connection, shared = bulk.connection, self._shared
-        assert connection is not None, "the executor joins a transaction"
-        answer, raised = self._call(bulk, span)
+    def _write_joined(self, bulk: Bulk, connection: sa.Connection, span: Span) -> tuple[list[Result], Stored]:
+        results, raised = self._called(replace(bulk, connection=connection), span)
         if connection.invalidated or connection.closed:
             raise DatabaseUnavailable("the executor's transaction was lost") from raised
         if not connection.in_transaction():
             raise ConfigurationError(
                 "the executor ended the transaction that stores its results: its writes are not atomic with them"
             ) from raised
-        results = self._results(bulk, answer, raised)
         if raised is not None:
             raise _RolledBack(results, None)
         results = self._buried(bulk, results, lambda run: run())
-        stored = shared.store.finish(shared.member, bulk.id, results, connection=connection)
+        stored = self._shared.store.finish(self._shared.member, bulk.id, results, connection=connection)
         if len(stored.places) < len(results):
             raise _RolledBack(results, stored)
         return results, stored
@@ -311,10 +317,11 @@ class BulkConsumer:
         reasons = {result.place: result.reason or "" for result in results if result.status is OutcomeStatus.DEAD}
         if not reasons:
             return results
-        assert self._dead_letters is not None, "messages are dead only if there is a dead-letter stream"
+        dead_letters = self._shared.streams.dead_letters
+        assert dead_letters is not None, "messages are dead only if there is a dead-letter stream"
         letters = [(message.message, reasons[message.place]) for message in bulk.messages if message.place in reasons]
         # One for all repetitions: it remembers which letters were confirmed.
-        refused = publish(DeadLetterPublisher(self._dead_letters, letters).run)
+        refused = publish(DeadLetterPublisher(dead_letters, letters).run)
 
         def failed(result: Result) -> Result:
             both = Failure(f"{result.reason}; no dead letter: {refused[result.place]}")

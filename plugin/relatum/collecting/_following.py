@@ -1,23 +1,40 @@
-"""The streams that a collector follows: one task for each, and the calls to PostgreSQL and the broker about them."""
+"""The streams that a collector follows: which exist, a task for each, and the calls to servers about them."""
 
 import asyncio
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
-from relatum.collecting._bulk import Collected, TypeOf, describe_followed, type_of_property
+from relatum.checks import shown
+from relatum.collecting._bulk import Collected, TypeOf, describe_followed, id_of, id_of_place, type_of_property
 from relatum.collecting._collector_core import Abandoned, Followed, Lot
 from relatum.collecting._handlers import logger
-from relatum.collecting._named_streams import NamedStreams, last_agreed
-from relatum.errors import Conflict
+from relatum.errors import (
+    AccessRefused,
+    ConfigurationError,
+    Conflict,
+    InvalidInput,
+    NotAStream,
+    OffsetExpired,
+    OffsetNotFound,
+    StreamNotFound,
+    Transient,
+)
 from relatum.following import Attached, Event, Failed, Hole, Records, Replaced, StreamFollower
-from relatum.reading import BrokerAddress, RecordBatch, ends_of_known
+from relatum.ids import MessageId
+from relatum.limits import INTEGER_MAX
+from relatum.publishing import DeadLetters
+from relatum.reading import BrokerAddress, Message, SharedReader, StreamReader, ends_of_known
 from relatum.waiting import Pauses, ended
 
 if TYPE_CHECKING:
     from relatum.collecting._collector_loop import CollectorLoop
+
+StartAt = Literal["first", "next"] | int
+"""Where to begin in a new stream: its first message, the next message to be published, or an offset."""
 
 STANDBY_S: Final = 1.0
 """Seconds between queries for streams that other members have released; one query for all streams."""
@@ -29,7 +46,74 @@ PARTITIONS_S: Final = 30.0
 """Seconds between searches for new partitions."""
 
 TAKE_MESSAGES: Final = 500
-"""A transaction with this number of messages takes no further chunk. Small chunks share a transaction."""
+"""A transaction with this number of messages takes no further chunk, and does not wait for more."""
+
+
+class NamedStreams:
+    """The named streams and super streams, where to begin in each, and the dead letters. Methods block."""
+
+    def __init__(
+        self, address: BrokerAddress | None, names: Sequence[str], start: StartAt, dead_letter_stream: str | None
+    ) -> None:
+        self.names = list(dict.fromkeys(names))
+        self.start: StartAt = start
+        self.address = address
+        self._plain: set[str] = set()
+        self._reader: SharedReader | None = None
+        is_offset = isinstance(start, int) and not isinstance(start, bool) and 0 <= start <= INTEGER_MAX
+        if start not in ("first", "next") and not is_offset:
+            raise InvalidInput(f"start= takes 'first', 'next' or an offset, not {shown(start)}")
+        if address is None and (names or dead_letter_stream):
+            raise ConfigurationError("streams= and dead_letter_stream= need a broker: give broker=")
+        self.dead_letters = DeadLetters(address, dead_letter_stream) if address and dead_letter_stream else None
+        self._without_dead_letters(self.names)
+
+    def _without_dead_letters(self, names: list[str]) -> list[str]:
+        if self.dead_letters is not None and self.dead_letters.stream in names:
+            raise ConfigurationError(
+                f"the dead-letter stream {self.dead_letters.stream!r} is also followed: each dead letter would be "
+                "collected again, for ever"
+            )
+        return names
+
+    def open(self) -> None:
+        """Have a new reader for each start; it connects when it is needed."""
+        self._reader = None if self.address is None else SharedReader(self.address)
+
+    def reader(self) -> StreamReader:
+        """Return the reader for bodies and for questions about streams; `close` closes it."""
+        assert self._reader is not None, "nothing is read without a broker"
+        return self._reader.get()
+
+    def close(self) -> None:
+        for each in (self._reader, self.dead_letters):
+            if each is not None:
+                each.close()
+
+    def find(self) -> list[str]:
+        """Return the streams to follow: the named streams, and the partitions of the named super streams."""
+        if self._plain.issuperset(self.names):
+            return self.names
+        reader, found = self.reader(), list[str]()
+        for name in self.names:
+            partitions = [] if name in self._plain else reader.partitions(name)
+            if not partitions and name not in self._plain and reader.routes("", name) != []:
+                # A plain stream: do not ask again, since the broker logs an error each time.
+                self._plain.add(name)
+            found += partitions or [name]
+        return self._without_dead_letters(found)
+
+    def checked(self) -> list[str]:
+        """As `find`, but refuse queues of other kinds. Missing or unreachable streams are waited for later."""
+        if self.dead_letters is not None:
+            with suppress(NotAStream):
+                self.reader().bounds(self.dead_letters.stream)
+        names = self.find()
+        for name in set(names) - self._plain:
+            with suppress(Transient, StreamNotFound, AccessRefused):
+                # Tells missing streams from other queues.
+                self.reader().bounds(name)
+        return names
 
 
 class Following:
@@ -38,11 +122,10 @@ class Following:
     Each stream has a task: a stream that waits for room, a server or another member blocks no other.
     """
 
-    def __init__(self, shared: "CollectorLoop", address: BrokerAddress, type_of: TypeOf, named: NamedStreams) -> None:
+    def __init__(self, shared: "CollectorLoop", address: BrokerAddress, type_of: TypeOf) -> None:
         self.shared = shared
         self.type_of = type_of
         self.follower = StreamFollower(shared.loop, address, self._on_event)
-        self._named = named
         self.streams: dict[str, CollectedStream] = {}
 
     def open(self, names: Iterable[str]) -> None:
@@ -53,7 +136,7 @@ class Following:
 
     def add(self, names: Iterable[str]) -> None:
         for name in names:
-            if name not in self.streams and not self.shared.is_stopping:
+            if name not in self.streams and not self.shared.core.is_stopping:
                 stream = self.streams[name] = CollectedStream(self, name)
                 stream.task.add_done_callback(lambda _: self.shared.notify())
 
@@ -69,7 +152,7 @@ class Following:
     def wake(self) -> None:
         """Make each stream check whether this member may still read it."""
         for stream in self.streams.values():
-            stream.wake()
+            stream.woken.set()
 
     def _on_event(self, event: Event) -> None:
         """Pass a follower's event to its stream, or to all streams if it names none."""
@@ -79,37 +162,17 @@ class Following:
     async def _look_for_free(self) -> float:
         """Wake the streams that no other member follows now."""
         shared = self.shared
-        if any(stream.is_standing_by for stream in self.streams.values()) and not shared.is_stopping:
+        if any(stream.is_standing_by for stream in self.streams.values()) and not shared.core.is_stopping:
             held = await shared.loop.ask(shared.store.held, shared.member)
             for stream in self.streams.values():
                 if stream.name not in held:
                     stream.is_standing_by = False
-                    stream.wake()
+                    stream.woken.set()
         return STANDBY_S
 
     async def _look_for_new(self) -> float:
-        self.add(await self.shared.loop.ask(self._named.find))
+        self.add(await self.shared.loop.ask(self.shared.streams.find))
         return PARTITIONS_S
-
-    # --- calls in threads ---------------------------------------------------------------------------------------------
-
-    def begin(self, stream: str, member: int, initial: int | None) -> tuple[int, Followed | None]:
-        """Follow a stream unless another member does; return where a new stream begins, and the store's answer."""
-        if initial is None:
-            initial = self._named.initial(self.follower.reader().bounds(stream))
-        return initial, self.shared.store.follow(member, stream, initial)
-
-    def find_again(self, stream: str, member: int) -> None:
-        """Set the position after the last unchanged message; if there is none, to the stream's beginning."""
-        store, reader = self.shared.store, self.follower.reader()
-        bounds = ends_of_known(reader, stream)
-        agreed = last_agreed(reader, stream, bounds, partial(store.last_collected, stream))
-        if agreed is None:
-            store.begin_anew(member, stream, bounds.first or 0)
-            return
-        text, extra = "collector %r: stream %r has lost its end: continuing after offset %d", {"stream": stream}
-        logger.warning(text, store.name, stream, agreed, extra={**extra, "agreed": agreed})
-        store.cut_back(member, stream, agreed)
 
 
 class CollectedStream:
@@ -128,7 +191,7 @@ class CollectedStream:
         self._follower = following.follower
         self._who = self._shared.label(f"following stream {name!r}")
         self._pauses = Pauses()
-        self._woken = asyncio.Event()
+        self.woken = asyncio.Event()
         self._events: deque[Event] = deque()
         self._initial: int | None = None
         self._next_offset = 0
@@ -141,16 +204,13 @@ class CollectedStream:
         """Queue a follower's event; `done` releases it later."""
         if self._is_read:
             self._events.append(event)
-            self._woken.set()
-
-    def wake(self) -> None:
-        self._woken.set()
+            self.woken.set()
 
     # --- the task -----------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         """Follow the stream until the collector stops; resume after any error."""
-        while not self._shared.is_stopping:
+        while not self._shared.core.is_stopping:
             try:
                 pause_s = await self._follow()
             except Abandoned:
@@ -165,17 +225,17 @@ class CollectedStream:
             # Others may follow the stream now.
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
-                    while not self._shared.is_stopping:
+                    while not self._shared.core.is_stopping:
                         await self._wait()
 
     async def _follow(self) -> float:
         """Follow the stream, or wait until no other member does; return the seconds before the next attempt."""
         shared, member = self._shared, self._shared.member
-        self._initial, followed = await shared.loop.ask(self._following.begin, self.name, member, self._initial)
+        followed = await shared.loop.ask(self._begin, member)
         if followed is None:
             shared.outages.over(self._who)
             self.is_standing_by, self.is_cut_off = True, False
-            while self.is_standing_by and not shared.is_stopping:
+            while self.is_standing_by and not shared.core.is_stopping:
                 await self._wait()
             return 0.0
         try:
@@ -205,12 +265,12 @@ class CollectedStream:
                 await shared.changed()
 
     async def _wait(self) -> None:
-        await self._woken.wait()
-        self._woken.clear()
+        await self.woken.wait()
+        self.woken.clear()
 
     def _is_over(self, member: int) -> bool:
         shared = self._shared
-        return shared.is_stopping or shared.member != member
+        return shared.core.is_stopping or shared.member != member
 
     async def _read(self, member: int, followed: Followed) -> bool:
         """Read and store messages; return whether reading ended because the stream was replaced."""
@@ -265,16 +325,16 @@ class CollectedStream:
                 await self._describe(events, messages)
                 if not messages or self._is_over(member):
                     return
-                lot = Lot(self.name, self._next_offset)
-                del messages[: lot.take(shared.core, messages)]
+                lot = Lot()
+                del messages[: lot.take(shared.core, messages, self._next_offset)]
                 while events and (not messages or events[0].batch.last_offset < messages[0].place.offset):
                     # Let more arrive while these are stored.
                     self._follower.done(events.popleft())
-                if lot.last is None:
+                if lot.advance is None:
                     await shared.changed()
                     continue
                 await shared.store_lot(lot)
-                self._next_offset = lot.last.offset + 1
+                self._next_offset = lot.advance.to_offset
                 self._pauses = Pauses()
         finally:
             self._follower.done(*events)
@@ -285,11 +345,9 @@ class CollectedStream:
         while len(messages) < TAKE_MESSAGES and self._events and isinstance(event := self._events[0], Records):
             self._events.popleft()
             events.append(event)
-            if type_of is type_of_property:
-                messages += _described(event.batch, type_of)
-            else:
-                # The application's function may be slow.
-                messages += await self._shared.loop.ask(_described, event.batch, type_of)
+            describe = partial(describe_followed, event.batch.each_message(), type_of)
+            # The application's function may be slow.
+            messages += describe() if type_of is type_of_property else await self._shared.loop.ask(describe)
 
     async def _find_again(self, member: int) -> None:
         """Find where the old and new stream agree, after every held message of the old one was consumed."""
@@ -298,12 +356,45 @@ class CollectedStream:
             if self._is_over(member):
                 return
             await shared.changed()
-        await shared.loop.ask(self._following.find_again, self.name, member)
+        await shared.loop.ask(self._go_back, member)
 
     def _warn(self, text: str, *values: object, **fields: object) -> None:
-        extra = {"stream": self.name, **fields}
-        logger.warning(f"collector %r: {text}", self._shared.store.name, *values, extra=extra)
+        logger.warning(f"collector %r: {text}", self._shared.store.name, *values, extra={"stream": self.name, **fields})
 
+    # --- calls in threads ---------------------------------------------------------------------------------------------
 
-def _described(batch: RecordBatch, type_of: TypeOf) -> list[Collected]:
-    return [describe_followed(each, type_of) for each in batch.each_message()]
+    def _begin(self, member: int) -> Followed | None:
+        """Follow the stream unless another member does."""
+        if self._initial is None:
+            start, bounds = self._shared.streams.start, self._follower.reader().bounds(self.name)
+            self._initial = start if isinstance(start, int) else bounds.end if start == "next" else bounds.first or 0
+        return self._shared.store.follow(member, self.name, self._initial)
+
+    def _go_back(self, member: int) -> None:
+        """Set the position after the last unchanged message; if there is none, to the stream's beginning.
+
+        A binary search: the unchanged messages are a prefix. Only messages with a `message_id` can be recognised.
+        """
+        name, store, reader = self.name, self._shared.store, self._follower.reader()
+        bounds = ends_of_known(reader, name)
+        offsets = range(bounds.first or 0, 0 if bounds.last is None else bounds.last + 1)
+
+        def is_changed(offset: int) -> bool:
+            row = store.last_collected(name, offset)
+            if row is None or row[0] not in offsets:
+                return False
+            place = MessageId(name, row[0])
+            (found,) = reader.read_all([place])
+            if isinstance(found, Message):
+                return not id_of(place, found.properties.message_id) == row[1] != id_of_place(place)
+            if isinstance(found, OffsetExpired) or (isinstance(found, OffsetNotFound) and found.is_proven):
+                return True
+            raise found
+
+        unchanged = bisect_left(offsets, True, key=is_changed)
+        last = store.last_collected(name, offsets.start + unchanged - 1)
+        if last is None or last[0] not in offsets:
+            store.set_back(member, name, offsets.start, is_new=True)
+            return
+        self._warn("stream %r has lost its end: continuing after offset %d", name, last[0], agreed=last[0])
+        store.set_back(member, name, last[0] + 1, is_new=False)

@@ -11,7 +11,7 @@ from datetime import datetime
 from inspect import isawaitable, iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
-from relatum.outcomes import Outcome, OutcomeStatus
+from relatum.outcomes import Outcome, OutcomeStatus, call_handler
 
 if TYPE_CHECKING:
     from relatum.collecting._bulk import Collected
@@ -49,11 +49,8 @@ class Handlers:
         """Call the handlers of each outcome. A handler's exception is logged and affects nothing else."""
         for outcome in outcomes:
             for handler in self._handlers_of(outcome):
-                try:
-                    handler(outcome)
-                except BaseException:
-                    # Exits included: they would end the call that stores results, not the program.
-                    logger.exception("a result handler failed", extra={"message_id": outcome.message_id})
+                # Exits included: they would end the call that stores results, not the program.
+                call_handler(handler, outcome, caught=BaseException)
 
     async def notify_async(self, outcomes: Iterable[Outcome]) -> None:
         """As `notify`, in the running loop. Awaits awaitables; an exit ends the loop, a cancellation the call."""
