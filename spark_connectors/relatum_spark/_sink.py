@@ -29,8 +29,8 @@ from relatum.wire import frames
 from relatum_spark._columns import PROPERTIES
 from relatum_spark._encode import encode_content, is_new_layout
 from relatum_spark._options import SinkOptions, parse_sink_options
-from relatum_spark._planning import Tails
 from relatum_spark._publisher import PUBLISHERS_MAX, Publisher, connect
+from relatum_spark._reading import Tails
 from relatum_spark._sequence import Numbering, other_rows, reference_of
 
 _log: Final = logging.getLogger("relatum.spark")
@@ -176,7 +176,7 @@ class _Writer:
         self.options = parsed = parse_sink_options(options, streaming=self._is_streaming)
         _check_columns(schema, parsed)
         self.definitions, self.keys = _keys(parsed)
-        with Tails(parsed, patience_s=parsed.poll_timeout_s if self._is_streaming else 0) as tails:
+        with closing(Tails(parsed, patience_s=parsed.poll_timeout_s if self._is_streaming else 0)) as tails:
             self.streams = tuple(tails.streams())
             for stream in parsed.streams:
                 tails.existing(stream, tails.bounds(stream))

@@ -18,8 +18,8 @@ from relatum.store.catalog import StreamRow
 pytest.importorskip("pyspark")
 
 from relatum_spark._backfill import Filling, cut
-from relatum_spark._cuts import cuts_of, ranges
-from relatum_spark._planning import Slice, plan_end, slices
+from relatum_spark._reading import Slice, plan_end, slices
+from relatum_spark._table import cuts_of, ranges
 
 RANGES = st.dictionaries(
     st.sampled_from("abc"), st.tuples(st.integers(0, 1000), st.integers(0, 1000)).map(lambda pair: tuple(sorted(pair)))
