@@ -17,7 +17,7 @@ from relatum.checks import checked_count
 from relatum.errors import InvalidInput
 from relatum.reading import Broker
 from relatum.store.catalog import check_recorded, streams_named
-from relatum_spark._columns import schema
+from relatum_spark._columns import PLACE, schema
 from relatum_spark._format import BatchReader
 from relatum_spark._options import SourceOptions
 from relatum_spark._resolve import resolve
@@ -29,9 +29,6 @@ GivenSide: TypeAlias = str | Sequence[str] | DataFrame
 
 GivenKeys: TypeAlias = str | Sequence[str]
 """The name of a key, or of several keys that must all be equal."""
-
-PLACE: Final = ("stream", "offset")
-"""The columns of a message's place."""
 
 PARTITIONS: Final = 8
 """Default number of tasks that read the table at once."""

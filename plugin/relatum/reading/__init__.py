@@ -30,6 +30,7 @@ from relatum.reading._message_parts import (
     is_header,
     message_time,
     parts_of_delivery,
+    parts_of_record,
     property_text,
     reply_to_text,
 )
@@ -93,6 +94,7 @@ __all__ = [
     "message_time",
     "other_nodes",
     "parts_of_delivery",
+    "parts_of_record",
     "position_of",
     "property_text",
     "refusal",
