@@ -125,12 +125,6 @@ class ColumnBuilder:
         count = len(records) + (streams.pop()[1] if streams and streams[-1][0] == batch.stream else 0)
         streams.append((batch.stream, count))
 
-    def add_message(self, message: Message) -> None:
-        """Add one message that was read from a stream."""
-        assert message.raw is not None, "a stream's message has its bytes"
-        offset = message.offset
-        self.add_batch(RecordBatch(message.stream, offset, [offset], [message.raw], message.chunk_ms))
-
     def _add_record(self, raw: bytes, chunk_ms: int | None) -> None:
         headers, properties, body, _ = parts_of_record(raw)
         stamped = headers.get(TIME_HEADER)
@@ -186,6 +180,12 @@ def _pieces(batch: RecordBatch, rows_max: int, bytes_max: int) -> Iterator[tuple
         yield from _pieces(rows_of(batch, range(half, len(batch))), rows_max, bytes_max)
     else:
         yield batch, size
+
+
+def batch_of(message: Message) -> RecordBatch:
+    """Return a batch of one message that was read from a stream."""
+    assert message.raw is not None, "a stream's message has its bytes"
+    return RecordBatch(message.stream, message.offset, [message.offset], [message.raw], message.chunk_ms)
 
 
 def rows_of(batch: RecordBatch, rows: Sequence[int]) -> RecordBatch:

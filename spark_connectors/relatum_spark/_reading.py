@@ -24,10 +24,10 @@ from relatum.errors import (
     Transient,
 )
 from relatum.keys import InvalidValue, KeyDefinition
-from relatum.reading import Message, RecordBatch, StreamBounds, StreamReader
+from relatum.reading import RecordBatch, StreamBounds, StreamReader
 from relatum.recording.extractor import Extractor
 from relatum.waiting import Outages, backoff
-from relatum_spark._columns import ColumnBuilder, rows_of
+from relatum_spark._columns import ColumnBuilder, batch_of, rows_of
 from relatum_spark._options import EARLIEST, LATEST, Options, Place, SourceOptions
 
 _log: Final = logging.getLogger("relatum.spark")
@@ -254,9 +254,6 @@ class KeyFilter:
             message = f"option keyValues: no message can have one of these values of {definition.name!r}: {error}"
             raise InvalidRelationshipKey(message, key=definition.name, reason=error.reason.value) from error
 
-    def passes(self, message: Message) -> bool:
-        return not self.values.isdisjoint(self.definition.values_of(message))
-
     def passing(self, batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
         """Yield the records with one of the values; only the key is decoded."""
         values, extract = self.values, Extractor([self.definition]).from_record
@@ -282,30 +279,22 @@ def read_slice(
         return
     columns = ColumnBuilder(value=options.include_value, headers=options.include_headers, keys=keys)
     with options.open_reader() as reader:
-        if wanted.offsets is not None:
-            yield from _picked(reader, options, wanted, columns, only)
-            return
-        found = _scanned(reader, wanted, options)
+        found = _scanned(reader, wanted, options) if wanted.offsets is None else _picked(reader, wanted, options)
+        # A filter also checks the table's answer.
         passing = found if only is None else only.passing(found)
         yield from columns.batches(passing, rows_max=options.batch_rows, bytes_max=options.batch_bytes)
 
 
-def _picked(
-    reader: StreamReader, options: SourceOptions, wanted: Slice, columns: ColumnBuilder, only: KeyFilter | None
-) -> Iterator[pa.RecordBatch]:
-    """Yield the messages at a slice's offsets that pass the filter, which checks the table's answer."""
+def _picked(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterator[RecordBatch]:
+    """Yield the messages at a slice's offsets."""
     ids = [MessageId(wanted.stream, offset) for offset in wanted.offsets or ()]
     for place, found in zip(ids, reader.read_many(ids), strict=True):
-        if isinstance(found, RelatumError):
-            if options.fail_on_data_loss or not isinstance(found, OffsetNotFound):
-                raise found
+        if not isinstance(found, RelatumError):
+            yield batch_of(found)
+        elif options.fail_on_data_loss or not isinstance(found, OffsetNotFound):
+            raise found
+        else:
             _log.warning("offset %d of %s is lost, reading continues: %s", place.offset, place.stream, found)
-        elif only is None or only.passes(found):
-            columns.add_message(found)
-            if len(columns) >= options.batch_rows or columns.bytes >= options.batch_bytes:
-                yield columns.take()
-    if len(columns):
-        yield columns.take()
 
 
 def _scanned(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterator[RecordBatch]:

@@ -20,7 +20,7 @@ from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetExpired,
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import Broker, Message, StreamReader, UnreadableRecord
-from relatum_spark._columns import PLACE, ColumnBuilder, check_new, schema
+from relatum_spark._columns import PLACE, ColumnBuilder, batch_of, check_new, schema
 from relatum_spark._options import BYTES_MAX, ROWS_MAX
 from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, open_reader
 
@@ -187,19 +187,12 @@ class Resolver:
         reader: StreamReader | None = None
         with ExitStack() as stack:
             for batch in batches:
-                places = self._places(batch)
+                columns = (batch.column(self.stream_at).to_pylist(), batch.column(self.offset_at).to_pylist())
+                places = [None if None in place else MessageId(*place) for place in zip(*columns, strict=True)]
                 ids = [place for place in places if place is not None]
                 if ids and reader is None:
                     reader = stack.enter_context(open_reader(self.broker))
                 yield from self._resolved(reader, batch, places, ids)
-
-    def _places(self, batch: pa.RecordBatch) -> list[MessageId | None]:
-        streams = batch.column(self.stream_at).to_pylist()
-        offsets = batch.column(self.offset_at).to_pylist()
-        return [
-            None if stream is None or offset is None else MessageId(stream, offset)
-            for stream, offset in zip(streams, offsets, strict=True)
-        ]
 
     def _resolved(
         self, reader: StreamReader | None, batch: pa.RecordBatch, places: list[MessageId | None], ids: list[MessageId]
@@ -217,7 +210,7 @@ class Resolver:
                     if any(found[row] is not None and found[row] not in key.values_of(result) for key, found in wanted):
                         status = "replaced"
                     if status == "found":
-                        builder.add_message(result)
+                        builder.add_batch(batch_of(result))
             statuses.append(status)
             if len(statuses) >= ROWS_MAX or builder.bytes >= BYTES_MAX:
                 yield self._with_messages(batch.slice(start, len(statuses)), builder.take(), statuses)
