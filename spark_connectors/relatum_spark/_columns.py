@@ -14,12 +14,15 @@ from pyspark.sql.types import DataType, MapType, StringType, StructType
 from relatum.errors import InvalidInput
 from relatum.headers import TIME_HEADER
 from relatum.keys import KeyDefinition
-from relatum.reading import Message, Properties, RecordBatch, message_time, parts_of_record
+from relatum.reading import Message, Properties, RecordBatch, message_time, values_of_record
 from relatum.recording.extractor import Extracted, Extractor
 from relatum.wire.scalars import Opaque
 
 PROPERTY_NAMES: Final = tuple(field.name for field in fields(Properties))
 """The fields of the column `properties`, in order."""
+
+_TIMESTAMP: Final = PROPERTY_NAMES.index("timestamp")
+_MESSAGE_ID: Final = PROPERTY_NAMES.index("message_id")
 
 EMPTY_ROW_BYTES: Final = 16
 """Bytes counted for a row besides its payload: an offset and a time."""
@@ -88,7 +91,7 @@ class ColumnBuilder:
         self._header_ends: list[int] = [0]
         self._header_names: list[str] = []
         self._header_texts: list[str | None] = []
-        self._properties: list[Properties] = []
+        self._properties: list[tuple[Any, ...]] = []
         self._key_values: list[list[str | None]] = [[] for _ in self._keys]
 
     def __len__(self) -> int:
@@ -126,9 +129,9 @@ class ColumnBuilder:
         streams.append((batch.stream, count))
 
     def _add_record(self, raw: bytes, chunk_ms: int | None) -> None:
-        headers, properties, body, _ = parts_of_record(raw)
-        stamped = headers.get(TIME_HEADER)
-        self._times.append(message_time(stamped, properties.timestamp, properties.message_id, chunk_ms)[0])
+        headers, properties, body, _ = values_of_record(raw)
+        timestamp, message_id = properties[_TIMESTAMP], properties[_MESSAGE_ID]
+        self._times.append(message_time(headers.get(TIME_HEADER), timestamp, message_id, chunk_ms)[0])
         if self._with_value:
             self._values.append(body)
         self._header_names.extend(headers)
@@ -165,7 +168,8 @@ class ColumnBuilder:
         return pa.RecordBatch.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
 
     def _property_column(self) -> pa.Array:
-        columns = {name: [getattr(each, name) for each in self._properties] for name in PROPERTY_NAMES}
+        values = zip(*self._properties, strict=True) if self._properties else [()] * len(PROPERTY_NAMES)
+        columns = dict(zip(PROPERTY_NAMES, map(list, values), strict=True))
         # A stream client may send a priority of 64 bits.
         columns["priority"] = [each if -(2**31) <= (each or 0) < 2**31 else None for each in columns["priority"]]
         kinds = list(self._schema.field("properties").type)

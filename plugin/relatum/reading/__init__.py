@@ -30,9 +30,9 @@ from relatum.reading._message_parts import (
     is_header,
     message_time,
     parts_of_delivery,
-    parts_of_record,
     property_text,
     reply_to_text,
+    values_of_record,
 )
 from relatum.reading._message_values import Properties, TimeSource
 from relatum.reading._nodes import OUT_OF_REACH_S, PLACES_AT_ONCE, other_nodes
@@ -94,11 +94,11 @@ __all__ = [
     "message_time",
     "other_nodes",
     "parts_of_delivery",
-    "parts_of_record",
     "position_of",
     "property_text",
     "refusal",
     "reply_to_text",
     "stream_connection",
     "type_and_id_of",
+    "values_of_record",
 ]
