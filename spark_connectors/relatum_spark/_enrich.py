@@ -25,7 +25,7 @@ from relatum.keys import InvalidValue, KeyDefinition, Place
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer import Status
-from relatum_spark._columns import schema, struct_of
+from relatum_spark._columns import check_new, schema, struct_of
 from relatum_spark._resolve import resolve
 from relatum_spark._table import connected, status_of_missing
 from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, names_of, open_reader, span_us
@@ -169,12 +169,8 @@ class Enrichment:
         for name in (*self._value_columns, *times):
             if name not in df.columns:
                 raise InvalidInput(f"there is no column {name!r}; there are {', '.join(df.columns)}")
-        taken = {name.lower() for name in df.columns}
-        added = {f"{self._prefix}{name}" for name in schema().names}
-        added |= {"status", "attempts", *(field.name for field in _DECIDED)}
-        clashing = sorted(name for name in added if name.lower() in taken)
-        if clashing:
-            raise InvalidInput(f"the columns {', '.join(clashing)} already exist: rename them, or give a prefix=")
+        added = [f"{self._prefix}{name}" for name in schema().names]
+        check_new([*added, "status", "attempts", *(field.name for field in _DECIDED)], df.columns)
 
     def _parts(self, df: DataFrame, definition: KeyDefinition) -> list[Column]:
         names = self._value_columns or ((self._on,) if self._on in df.columns else ())

@@ -7,6 +7,7 @@ or in the partition. Connections are opened where they are used and never pickle
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any, Final
 
@@ -27,8 +28,7 @@ from relatum.store.parts import part_may_hold_offsets
 from relatum.store.translation import translated_errors
 from relatum_spark._columns import schema as columns
 from relatum_spark._options import SourceOptions, parse_options
-from relatum_spark._planning import Slice, Tails, check_named, lose, lose_range, slices
-from relatum_spark._reading import KeyFilter, read_slice
+from relatum_spark._reading import KeyFilter, Slice, Tails, check_named, lose, lose_range, read_slice, slices
 from relatum_spark._streaming import StreamSourceReader
 from relatum_spark._where import definitions_of, spare_collections
 
@@ -114,7 +114,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return the slices for the tasks; runs on the driver, once a query."""
         options, only = self._options, self._only
-        with Tails(options) as tails:
+        with closing(Tails(options)) as tails:
             streams = tails.streams()
             check_named(options, streams)
             whole = [_range_of(tails, stream, options) for stream in streams]

@@ -11,17 +11,8 @@ from pyspark.sql import functions as F
 from relatum.checks import checked_choice
 from relatum.errors import InvalidInput
 from relatum_consumer import Status
-from relatum_spark._sides import (
-    PLACE,
-    GivenKeys,
-    GivenSide,
-    Inputs,
-    Side,
-    key_columns,
-    keys_of,
-    prefixed,
-    side_of,
-)
+from relatum_spark._columns import PLACE
+from relatum_spark._sides import GivenKeys, GivenSide, Inputs, Side, key_columns, keys_of, prefixed, side_of
 from relatum_spark._table import connected, status_of_missing
 from relatum_spark._where import Where, open_reader, span_us
 

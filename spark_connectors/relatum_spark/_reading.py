@@ -1,24 +1,241 @@
-"""The tasks of the source: read a part of a stream and yield Arrow record batches."""
+"""Reading streams: where they begin and end, slices of their offsets, and the rows of a slice."""
 
-import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
 from relatum import MessageId
 from relatum.checks import seconds_text
-from relatum.errors import InvalidRelationshipKey, OffsetNotFound, ReadTimeout, RelatumError
+from relatum.errors import (
+    InvalidInput,
+    InvalidRelationshipKey,
+    OffsetExpired,
+    OffsetNotFound,
+    ReadTimeout,
+    RelatumError,
+    StreamNotFound,
+    Transient,
+)
 from relatum.keys import InvalidValue, KeyDefinition
-from relatum.reading import Message, RecordBatch, StreamReader
+from relatum.reading import RecordBatch, StreamBounds, StreamReader
 from relatum.recording.extractor import Extractor
-from relatum_spark._columns import ColumnBuilder, rows_of
-from relatum_spark._options import SourceOptions
-from relatum_spark._planning import Slice, lose_range
+from relatum.waiting import Outages, backoff
+from relatum_spark._columns import ColumnBuilder, batch_of, rows_of
+from relatum_spark._options import EARLIEST, LATEST, Options, Place, SourceOptions
 
 _log: Final = logging.getLogger("relatum.spark")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+_PAUSE_S_MAX: Final = 2.0
+"""Maximum seconds between two attempts to reach an unavailable broker."""
+
+_DOUBT_PAUSE_S: Final = 0.1
+"""Seconds between two queries about a stream whose end is doubtful."""
+
+_CONFIRM_S: Final = 2.0
+"""Seconds for which a stream must stay missing, empty or shorter before that is believed: a broker that just started or
+a lagging replica, may report this of healthy streams."""
+
+_QUESTION: Final = "asking where streams end"
+
+_Result = TypeVar("_Result")
+
+
+class Tails:
+    """Queries a broker about streams over one connection, which it keeps between queries.
+
+    It retries a query for `patience_s` seconds while the broker is unavailable.
+    """
+
+    def __init__(self, options: Options, *, patience_s: float = 0.0) -> None:
+        self._options = options
+        self._patience_s = patience_s
+        self._reader: StreamReader | None = None
+        self._outages = Outages(_log, broker=str(options.broker))
+
+    def ask(self, question: Callable[[StreamReader], _Result]) -> _Result:
+        """Return the answer to a query; raises `Transient` if the broker is unavailable for `patience_s`."""
+        limit, pauses = time.monotonic() + self._patience_s, backoff(_PAUSE_S_MAX)
+        while True:
+            pause_s = next(pauses)
+            try:
+                if self._reader is None:
+                    self._reader = self._options.open_reader()
+                answer = question(self._reader)
+            except RelatumError as error:
+                if isinstance(error, Transient):
+                    self.close()
+                    if time.monotonic() + pause_s <= limit:
+                        self._outages.failed(_QUESTION, error)
+                        time.sleep(pause_s)
+                        continue
+                self._outages.forget(_QUESTION)
+                raise
+            self._outages.over(_QUESTION)
+            return answer
+
+    def streams(self, known: Iterable[str] = ()) -> list[str]:
+        """Return the streams that the options name; raises `StreamNotFound` if a super stream does not exist.
+
+        `known` are streams that were read before. They count even after they were removed from the super stream.
+        """
+        name = self._options.super_stream
+        if name is None:
+            return list(self._options.streams)
+        found = list(dict.fromkeys((*self.ask(lambda reader: reader.partitions(name)), *known)))
+        if not found:
+            raise StreamNotFound(f"there is no super stream {name!r}", stream=name)
+        return found
+
+    def bounds(self, stream: str, *, read_to: int | None = None) -> StreamBounds | None:
+        """Return the first and the last offset; None if the stream does not exist.
+
+        If the stream is missing or ends before `read_to`, the query is repeated for `_CONFIRM_S`.
+        """
+        doubted_at: float | None = None
+        while True:
+            found: StreamBounds | None = None
+            with suppress(StreamNotFound):
+                found = self.ask(lambda reader: reader.bounds(stream))
+            if read_to is None or (found is not None and found.end >= read_to):
+                return found
+            now = time.monotonic()
+            if doubted_at is None:
+                doubted_at = now
+            elif now - doubted_at > _CONFIRM_S:
+                return found
+            self.close()
+            time.sleep(_DOUBT_PAUSE_S)
+
+    def existing(self, stream: str, bounds: StreamBounds | None) -> StreamBounds:
+        """Return the bounds, or raise `StreamNotFound`, with a hint if the name is that of a super stream."""
+        if bounds is not None:
+            return bounds
+        partitions: list[str] = []
+        with suppress(RelatumError):
+            partitions = self.ask(lambda reader: reader.partitions(stream))
+        hint = f"; {stream!r} is a super stream: give it as the option superStream" if partitions else ""
+        raise StreamNotFound(f"there is no stream {stream!r}{hint}", stream=stream)
+
+    def offset_of(self, stream: str, place: Place, bounds: StreamBounds, *, is_latest_allowed: bool) -> int | None:
+        """Return the offset of a place in a stream; None for the end of the stream."""
+        number = place.of(stream)
+        if not place.is_moment:
+            return None if number == LATEST else (bounds.first or 0) if number == EARLIEST else number
+        moment = _EPOCH + timedelta(milliseconds=number)
+        message = self.ask(lambda reader: next(reader.iterate(stream, moment), None))
+        if message is not None:
+            return message.offset
+        if is_latest_allowed:
+            return None
+        raise InvalidInput(
+            f"nothing was written to the stream {stream!r} at or after {moment}; set"
+            " startingOffsetsByTimestampStrategy to latest to begin at its end"
+        )
+
+    def close(self) -> None:
+        """Close the connection; the next query opens a new one."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+
+def check_named(options: SourceOptions, streams: list[str]) -> None:
+    """Raise `InvalidInput` if offsets or times name streams that are not read."""
+    for place in (options.starting, options.ending):
+        for stream in () if isinstance(place.number, int) else place.number:
+            if stream not in streams:
+                raise InvalidInput(f"option {place.option}: the stream {stream!r} is not read")
+
+
+def lose(options: SourceOptions, kind: Callable[..., RelatumError], message: str, **fields: Any) -> None:
+    """Raise an error about lost messages, or log it if `failOnDataLoss` is false."""
+    if options.fail_on_data_loss:
+        raise kind(f"{message}; set failOnDataLoss to false to continue without it", **fields)
+    _log.warning("reading continues after a loss: %s", message)
+
+
+def lose_range(options: SourceOptions, lost: "Slice", why: str, *, first: int | None = None) -> None:
+    """Call `lose` for offsets; `first` is the first available offset if retention has dropped them."""
+    message = f"offsets {lost.start} to {lost.stop - 1} of {lost.stream} are lost: {why}"
+    if first is None:
+        lose(options, OffsetNotFound, message, stream=lost.stream, offset=lost.start)
+    else:
+        message += f"; the first one available is {first}"
+        lose(options, OffsetExpired, message, stream=lost.stream, offset=lost.start, first=first)
+
+
+# --- ranges of offsets ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The part of a stream that one task reads: offsets from `start` to before `stop`, possibly with gaps."""
+
+    stream: str
+    start: int
+    stop: int
+    offsets: tuple[int, ...] | None = None
+    """The offsets to read, ascending; None for all."""
+
+    def __len__(self) -> int:
+        return max(0, self.stop - self.start)
+
+
+def slices(
+    ranges: Iterable[Slice], *, min_partitions: int | None = None, max_records: int | None = None
+) -> list[Slice]:
+    """Cut ranges into slices of even size, in order, without empty ones.
+
+    There are at least `min_partitions` slices, unless there are fewer offsets; none is longer than `max_records`.
+    """
+    whole = [each for each in ranges if len(each)]
+    counts = [1 if max_records is None else -(-len(each) // max_records) for each in whole]
+    total = sum(len(each) for each in whole)
+    if min_partitions is not None and sum(counts) < min_partitions:
+        # Each range gets its share of the minimum, rounded up, so the sum reaches it.
+        shares = [-(-len(each) * min_partitions // total) for each in whole]
+        counts = [max(pair) for pair in zip(counts, shares, strict=True)]
+    return [part for each, count in zip(whole, counts, strict=True) for part in _cut(each, count)]
+
+
+def _cut(whole: Slice, count: int) -> list[Slice]:
+    count = min(count, len(whole))
+    edges = [whole.start + len(whole) * number // count for number in range(count + 1)]
+    return [Slice(whole.stream, start, stop) for start, stop in pairwise(edges)]
+
+
+def plan_end(start: Mapping[str, int], ends: Mapping[str, int], limit: int | None) -> dict[str, int]:
+    """Return where a micro-batch ends in each stream: in total at most `limit` offsets after `start`.
+
+    Each lagging stream gets one offset, so that none starves, and a part of the rest in proportion to its lag. If more
+    streams lag than `limit`, they take turns with one offset each. An end below the start counts as the start.
+    """
+    lags = {stream: lag for stream, offset in sorted(start.items()) if (lag := ends[stream] - offset) > 0}
+    if limit is None or sum(lags.values()) <= limit:
+        return dict(start) | {stream: start[stream] + lag for stream, lag in lags.items()}
+    # The sum of all offsets advances by `limit` with each batch, and so does the turn.
+    streams, turn = list(lags), sum(start.values()) % len(lags)
+    chosen = (streams[turn:] + streams[:turn])[:limit]
+    rest, lag_rest = limit - len(chosen), sum(lags.values()) - len(lags)
+    end, seen, shared = dict(start), 0, 0
+    for stream in chosen:
+        # Shares of the sums so far, rounded down, add up to the whole.
+        seen += lags[stream] - 1
+        until = rest * seen // lag_rest if rest else 0
+        end[stream] += 1 + until - shared
+        shared = until
+    return end
+
+
+# --- in the tasks -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -36,9 +253,6 @@ class KeyFilter:
         except InvalidValue as error:
             message = f"option keyValues: no message can have one of these values of {definition.name!r}: {error}"
             raise InvalidRelationshipKey(message, key=definition.name, reason=error.reason.value) from error
-
-    def passes(self, message: Message) -> bool:
-        return not self.values.isdisjoint(self.definition.values_of(message))
 
     def passing(self, batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
         """Yield the records with one of the values; only the key is decoded."""
@@ -65,30 +279,22 @@ def read_slice(
         return
     columns = ColumnBuilder(value=options.include_value, headers=options.include_headers, keys=keys)
     with options.open_reader() as reader:
-        if wanted.offsets is not None:
-            yield from _picked(reader, options, wanted, columns, only)
-            return
-        found = _scanned(reader, wanted, options)
+        found = _scanned(reader, wanted, options) if wanted.offsets is None else _picked(reader, wanted, options)
+        # A filter also checks the table's answer.
         passing = found if only is None else only.passing(found)
         yield from columns.batches(passing, rows_max=options.batch_rows, bytes_max=options.batch_bytes)
 
 
-def _picked(
-    reader: StreamReader, options: SourceOptions, wanted: Slice, columns: ColumnBuilder, only: KeyFilter | None
-) -> Iterator[pa.RecordBatch]:
-    """Yield the messages at a slice's offsets that pass the filter, which checks the table's answer."""
+def _picked(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterator[RecordBatch]:
+    """Yield the messages at a slice's offsets."""
     ids = [MessageId(wanted.stream, offset) for offset in wanted.offsets or ()]
     for place, found in zip(ids, reader.read_many(ids), strict=True):
-        if isinstance(found, RelatumError):
-            if options.fail_on_data_loss or not isinstance(found, OffsetNotFound):
-                raise found
+        if not isinstance(found, RelatumError):
+            yield batch_of(found)
+        elif options.fail_on_data_loss or not isinstance(found, OffsetNotFound):
+            raise found
+        else:
             _log.warning("offset %d of %s is lost, reading continues: %s", place.offset, place.stream, found)
-        elif only is None or only.passes(found):
-            columns.add_message(found)
-            if len(columns) >= options.batch_rows or columns.bytes >= options.batch_bytes:
-                yield columns.take()
-    if len(columns):
-        yield columns.take()
 
 
 def _scanned(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterator[RecordBatch]:
@@ -102,7 +308,7 @@ def _scanned(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Ite
     while expected < wanted.stop:
         # A scan ends where the stream ended when the scan began; more messages of the slice may have arrived since.
         batches = reader.batches(wanted.stream, expected, stop=wanted.stop, follow=False, idle_s=options.poll_timeout_s)
-        with contextlib.closing(batches):
+        with closing(batches):
             for batch in batches:
                 if batch is None:
                     silence = seconds_text(options.poll_timeout_s)

@@ -20,7 +20,8 @@ from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetExpired,
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import Broker, Message, StreamReader, UnreadableRecord
-from relatum_spark._columns import ColumnBuilder, schema
+from relatum_spark._columns import PLACE, ColumnBuilder, batch_of, check_new, schema
+from relatum_spark._options import BYTES_MAX, ROWS_MAX
 from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, open_reader
 
 STRETCH_BITS: Final = 14
@@ -36,14 +37,6 @@ WINDOW_MESSAGES: Final = 16_384
 
 FEW_BYTES: Final = 64 << 20
 """Estimated bytes of the rows up to which they are distributed to as many tasks as run at once."""
-
-BATCH_ROWS: Final = 10_000
-"""Maximum rows of a batch returned to Spark: Spark's own default."""
-
-BATCH_BYTES: Final = 4 << 20
-"""Bytes of payload after which a batch is returned to Spark."""
-
-_PLACE: Final = ("stream", "offset")
 
 
 def resolve(
@@ -161,14 +154,10 @@ def _check_column(columns: StructType, name: str, types: tuple[str, ...], what: 
 
 
 def _added(columns: StructType, prefix: str, *, value: bool, headers: bool) -> list[StructField]:
-    fields = [field for field in schema(value=value, headers=headers).fields if field.name not in _PLACE]
+    fields = [field for field in schema(value=value, headers=headers).fields if field.name not in PLACE]
     fields.append(StructField("status", StringType()))
     added = [StructField(prefix + field.name, field.dataType) for field in fields]
-    # Spark ignores case in names.
-    taken = {name.lower() for name in columns.names}
-    clashing = [field.name for field in added if field.name.lower() in taken]
-    if clashing:
-        raise InvalidInput(f"the columns {', '.join(clashing)} already exist: give the new ones a prefix=")
+    check_new([field.name for field in added], columns.names)
     return added
 
 
@@ -198,19 +187,12 @@ class Resolver:
         reader: StreamReader | None = None
         with ExitStack() as stack:
             for batch in batches:
-                places = self._places(batch)
+                columns = (batch.column(self.stream_at).to_pylist(), batch.column(self.offset_at).to_pylist())
+                places = [None if None in place else MessageId(*place) for place in zip(*columns, strict=True)]
                 ids = [place for place in places if place is not None]
                 if ids and reader is None:
                     reader = stack.enter_context(open_reader(self.broker))
                 yield from self._resolved(reader, batch, places, ids)
-
-    def _places(self, batch: pa.RecordBatch) -> list[MessageId | None]:
-        streams = batch.column(self.stream_at).to_pylist()
-        offsets = batch.column(self.offset_at).to_pylist()
-        return [
-            None if stream is None or offset is None else MessageId(stream, offset)
-            for stream, offset in zip(streams, offsets, strict=True)
-        ]
 
     def _resolved(
         self, reader: StreamReader | None, batch: pa.RecordBatch, places: list[MessageId | None], ids: list[MessageId]
@@ -228,9 +210,9 @@ class Resolver:
                     if any(found[row] is not None and found[row] not in key.values_of(result) for key, found in wanted):
                         status = "replaced"
                     if status == "found":
-                        builder.add_message(result)
+                        builder.add_batch(batch_of(result))
             statuses.append(status)
-            if len(statuses) >= BATCH_ROWS or builder.bytes >= BATCH_BYTES:
+            if len(statuses) >= ROWS_MAX or builder.bytes >= BYTES_MAX:
                 yield self._with_messages(batch.slice(start, len(statuses)), builder.take(), statuses)
                 start, statuses = row + 1, []
         if statuses:
@@ -243,7 +225,7 @@ class Resolver:
         numbers = count()
         at = [next(numbers) if status == "found" else None for status in statuses]
         messages = messages.take(pa.array(at, pa.int64()))
-        columns = [messages.column(name) for name in messages.schema.names if name not in _PLACE]
+        columns = [messages.column(name) for name in messages.schema.names if name not in PLACE]
         columns.append(pa.array(statuses, pa.string()))
         fields = [pa.field(name, made.type) for name, made in zip(self.added, columns, strict=True)]
         return pa.RecordBatch.from_arrays([*rows.columns, *columns], schema=pa.schema([*rows.schema, *fields]))

@@ -17,7 +17,7 @@ from relatum.checks import checked_count
 from relatum.errors import InvalidInput
 from relatum.reading import Broker
 from relatum.store.catalog import check_recorded, streams_named
-from relatum_spark._columns import schema
+from relatum_spark._columns import PLACE, schema
 from relatum_spark._format import BatchReader
 from relatum_spark._options import SourceOptions
 from relatum_spark._resolve import resolve
@@ -29,9 +29,6 @@ GivenSide: TypeAlias = str | Sequence[str] | DataFrame
 
 GivenKeys: TypeAlias = str | Sequence[str]
 """The name of a key, or of several keys that must all be equal."""
-
-PLACE: Final = ("stream", "offset")
-"""The columns of a message's place."""
 
 PARTITIONS: Final = 8
 """Default number of tasks that read the table at once."""
@@ -113,9 +110,14 @@ class Inputs:
 
         Without `is_right_known`, the right side may name streams that the table does not have; they have no relations.
         """
-        named = [
-            self._recorded(side, is_known=known) for side, known in zip(sides, (True, is_right_known), strict=True)
-        ]
+        with connected(self.database, self.snapshot) as connection:
+            for side in sides if is_right_known else sides[:1]:
+                if isinstance(side, tuple):
+                    check_recorded(connection, self.vhost, side)
+            named = [
+                [row.name for row in streams_named(connection, self.vhost, side)] if isinstance(side, tuple) else None
+                for side in sides
+            ]
         streams = None if None in named else sorted({name for found in named for name in found or ()})
         table = self.relations(spark, streams or None, keys)
         return [
@@ -124,15 +126,6 @@ class Inputs:
             else keyed(table, keys).join(side, list(PLACE), "left_semi")
             for side, found in zip(sides, named, strict=True)
         ]
-
-    def _recorded(self, side: Side, *, is_known: bool) -> list[str] | None:
-        """Return the recorded streams of a side of names; None for a frame."""
-        if not isinstance(side, tuple):
-            return None
-        with connected(self.database, self.snapshot) as connection:
-            if is_known:
-                check_recorded(connection, self.vhost, side)
-            return [row.name for row in streams_named(connection, self.vhost, side)]
 
     def times(self, spark: SparkSession, side: Side) -> DataFrame:
         """Return the places and times of a side's messages, read from the streams: `stream`, `offset`, `time_us`.

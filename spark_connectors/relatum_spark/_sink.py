@@ -29,8 +29,8 @@ from relatum.wire import frames
 from relatum_spark._columns import PROPERTIES
 from relatum_spark._encode import encode_content, is_new_layout
 from relatum_spark._options import SinkOptions, parse_sink_options
-from relatum_spark._planning import Tails
 from relatum_spark._publisher import PUBLISHERS_MAX, Publisher, connect
+from relatum_spark._reading import Tails
 from relatum_spark._sequence import Numbering, other_rows, reference_of
 
 _log: Final = logging.getLogger("relatum.spark")
@@ -176,7 +176,7 @@ class _Writer:
         self.options = parsed = parse_sink_options(options, streaming=self._is_streaming)
         _check_columns(schema, parsed)
         self.definitions, self.keys = _keys(parsed)
-        with Tails(parsed, patience_s=parsed.poll_timeout_s if self._is_streaming else 0) as tails:
+        with closing(Tails(parsed, patience_s=parsed.poll_timeout_s if self._is_streaming else 0)) as tails:
             self.streams = tuple(tails.streams())
             for stream in parsed.streams:
                 tails.existing(stream, tails.bounds(stream))
@@ -206,6 +206,13 @@ class _Writer:
                 sent = _publish(publisher, spool, after)
         return Published(sent, spool.rows - sent)
 
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803 Spark's
+        """Log what was written; runs on the driver, when all tasks have ended well."""
+        done = [message for message in messages if isinstance(message, Published)]
+        what = f"batch {self.options.write_id}" if batchId is None else f"micro-batch {batchId}"
+        sent, found = sum(each.sent for each in done), sum(each.found for each in done)
+        _log.info("%s: %d messages published, %d already published before", what, sent, found)
+
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
@@ -213,10 +220,6 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         context = TaskContext.get()
         task = 0 if context is None else context.partitionId()
         return self._write(iterator, self.options.write_id, self.options.batch_id, task)
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log what was written; runs on the driver, when all tasks have ended well."""
-        _log_written(messages, f"batch {self.options.write_id}")
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -234,18 +237,8 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
             raise ConfigurationError("this task belongs to no streaming query: Spark gave it no query and batch id")
         return self._write(iterator, query, int(batch), context.partitionId())
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
-        """Log what was written; runs on the driver, when all tasks have ended well."""
-        _log_written(messages, f"micro-batch {batchId}")
-
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
         """Do nothing: published messages stay, and a retry continues after them."""
-
-
-def _log_written(messages: Sequence[WriterCommitMessage | None], what: str) -> None:
-    done = [message for message in messages if isinstance(message, Published)]
-    sent, found = sum(each.sent for each in done), sum(each.found for each in done)
-    _log.info("%s: %d messages published, %d already published before", what, sent, found)
 
 
 def _resume(publisher: Publisher, numberings: Sequence[Numbering], spool: "Spool") -> list[int]:

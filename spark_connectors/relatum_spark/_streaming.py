@@ -26,8 +26,7 @@ from relatum.keys import KeyDefinition
 from relatum.limits import INTEGER_MAX
 from relatum.reading import StreamBounds
 from relatum_spark._options import SourceOptions
-from relatum_spark._planning import Slice, Tails, check_named, lose, lose_range, plan_end, slices
-from relatum_spark._reading import read_slice
+from relatum_spark._reading import Slice, Tails, check_named, lose, lose_range, plan_end, read_slice, slices
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow

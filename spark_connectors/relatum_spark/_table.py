@@ -1,10 +1,12 @@
 """The relationship table as a DataFrame and as a Spark SQL catalog, and snapshots of it for several reads."""
 
 import re
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Final
 
 import psycopg
@@ -17,13 +19,13 @@ from relatum.errors import ConfigurationError, InvalidInput
 from relatum.reading import StreamReader
 from relatum.store.catalog import check_recorded, streams_named
 from relatum.store.coverage import TIME, coverage_of, covered
-from relatum.store.database import as_engine, make_engine
+from relatum.store.database import as_engine, make_engine, sql
+from relatum.store.parts import table_parts_of
 from relatum.store.translation import translated_errors
 from relatum_consumer import Status
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import evidence
 from relatum_consumer.lookups.servers import Servers
-from relatum_spark._cuts import predicates_of
 from relatum_spark._jdbc import jdbc_options, require_driver
 from relatum_spark._where import database_url, definitions_in, names_of
 
@@ -88,7 +90,7 @@ def relationships(
         stream_ids = sorted(row.stream_id for row in streams_named(connection, vhost, stream_names))
         key_ids = [definition.key_id for definition in definitions_in(connection, key_names)]
         table = _table(connection, stream_ids, key_ids)
-        predicates = predicates_of(connection, stream_ids, key_ids, partitions, is_steady=snapshot is not None)
+        predicates = _predicates(connection, stream_ids, key_ids, partitions, is_steady=snapshot is not None)
     # With nested loops, the planner would scan a part of the table once for each stream and key.
     options["sessionInitStatement"] = "SET enable_nestloop = off"
     if snapshot is not None:
@@ -288,3 +290,85 @@ _TABLE: Final = (
     "ON r.stream_id = c.stream_id AND r.key_id = c.key_id "
     "AND r.stream_offset >= c.from_offset AND r.stream_offset < c.to_offset) relations"
 )
+
+
+# --- shares of the tasks ----------------------------------------------------------------------------------
+
+# Neither ids nor offsets show how rows are distributed: streams differ in size, offsets have gaps, retention and prune
+# leave empty pages. A sample of the pages shows it.
+#
+# Rows are cut by their physical place (ctid), so that only one task reads a page. If they were cut by stream and
+# offset, each task would read all pages with a row of its streams: the whole table if streams were recorded side by
+# side. They are cut so only while PostgreSQL may move rows to another part, since streams and offsets do not change.
+
+SAMPLE_BYTES: Final = 16 << 20
+"""Bytes of the sampled pages: a third of a second."""
+
+TASK_BYTES: Final = 256 << 10
+"""Minimum bytes that a task reads: reading as many takes less time than starting a task."""
+
+_SAMPLE: Final = "FROM relatum.relationships TABLESAMPLE SYSTEM (:percent::real) REPEATABLE (0)"
+_WANTED: Final = "stream_id = ANY (:stream_ids::int[]) AND key_id = ANY (:key_ids::smallint[])"
+_BY_PAGE: Final = sql(f"""
+    SELECT part, (ctid::text::point)[0]::bigint, count(*) FILTER (WHERE {_WANTED}) {_SAMPLE}
+    GROUP BY 1, 2 ORDER BY 1, 2""")
+_BY_OFFSET: Final = sql(f"""
+    SELECT stream_id, stream_offset, count(*) {_SAMPLE} WHERE {_WANTED} GROUP BY 1, 2 ORDER BY 1, 2""")
+
+Place = tuple[int, int]
+"""A part of the table and a page in it, or a stream's id and an offset."""
+
+
+def _predicates(
+    connection: sa.Connection, stream_ids: Sequence[int], key_ids: Sequence[int], tasks: int, *, is_steady: bool
+) -> list[str]:
+    """Return at most `tasks` conditions; each row of these streams and keys meets exactly one of them.
+
+    With `is_steady` all tasks see one snapshot, in which no row moves.
+    """
+    parts = [part for part in table_parts_of(connection) if part.is_opened and part.size]
+    size = sum(part.size for part in parts)
+    by_page = is_steady or not any(part.is_leaving for part in parts)
+    percent = min(100.0, 100 * SAMPLE_BYTES / max(size, 1))
+    asked = {"percent": percent, "stream_ids": stream_ids, "key_ids": key_ids}
+    rows = connection.execute(_BY_PAGE if by_page else _BY_OFFSET, asked).all()
+    # If the sample found no rows, share its pages evenly.
+    is_seen = any(count for _, _, count in rows)
+    seen = [((first, second), count if is_seen else 1) for first, second, count in rows]
+    if by_page:
+        cuts = cuts_of(seen, min(tasks, size // TASK_BYTES))
+        return ranges([part.part for part in parts], cuts, "part", "place", "'({},0)'::tid")
+    return ranges(sorted(stream_ids), cuts_of(seen, tasks), "stream_id", "stream_offset", "{}")
+
+
+def cuts_of(seen: Sequence[tuple[Place, int]], tasks: int) -> list[Place]:
+    """Return the places where the second and later tasks begin, so that all have about the same number of rows.
+
+    `seen` has the places in order, with the number of rows at each.
+    """
+    before = [0, *accumulate(rows for _, rows in seen)]
+    at = (bisect_left(before, before[-1] * task / tasks) for task in range(1, tasks))
+    places = dict.fromkeys(seen[index][0] for index in at if index < len(seen))
+    return [place for place in places if place > seen[0][0]]
+
+
+def ranges(groups: Sequence[int], cuts: Sequence[Place], group: str, at: str, value: str) -> list[str]:
+    """Return conditions that cut rows in the order of two columns; the first and last ranges are unbounded outwards.
+
+    `groups` are all values of the first column, in order; `value` is the SQL format of the second column's values. A
+    range within one group is a plain AND, for which PostgreSQL reads only the pages between two places.
+    """
+    if not cuts:
+        return ["true"]
+    conditions = []
+    for (first, low), (last, high) in pairwise([(groups[0], None), *cuts, (groups[-1], None)]):
+        alternatives = []
+        for each in groups[bisect_left(groups, first) : bisect_right(groups, last)]:
+            bounds = [f"{group} = {each}"]
+            if each == first and low is not None:
+                bounds.append(f"{at} >= {value.format(low)}")
+            if each == last and high is not None:
+                bounds.append(f"{at} < {value.format(high)}")
+            alternatives.append(" AND ".join(bounds))
+        conditions.append(" OR ".join(alternatives))
+    return conditions

@@ -4,7 +4,6 @@ import gc
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict
@@ -127,19 +126,6 @@ def spare_collections() -> None:
         gc.freeze()
 
 
-@dataclass(frozen=True, slots=True)
-class _MappedInTask:
-    """Calls a function with each item by its number, for `mapInArrow`. Can be pickled."""
-
-    function: Callable[[Any], Iterable["pa.RecordBatch"]]
-    items: tuple[Any, ...]
-
-    def __call__(self, batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from self.function(self.items[number])
-
-
 def in_tasks(
     spark: "SparkSession",
     function: Callable[[Any], Iterable["pa.RecordBatch"]],
@@ -147,5 +133,10 @@ def in_tasks(
     schema: "StructType",
 ) -> "DataFrame":
     """Return the results of a function of each item, in a task of its own. Without RDDs, for Spark Connect."""
-    numbers = spark.range(0, len(items), 1, max(len(items), 1))
-    return numbers.mapInArrow(_MappedInTask(function, tuple(items)), schema)
+
+    def mapped(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from function(items[number])
+
+    return spark.range(0, len(items), 1, max(len(items), 1)).mapInArrow(mapped, schema)

@@ -191,13 +191,16 @@ def test_a_terminal_without_utf8_is_written_to_all_the_same(as_json: bool) -> No
 )
 def test_a_killed_command_can_be_run_again(relatum: Relatum, arguments: str, table: str, listed: str) -> None:
     """Killed while it writes, then run twice: it ends well, says the same, and nothing is there twice."""
-    exchange = unique_name("orders")
+    exchange, url = unique_name("orders"), relatum.database_url
     words = arguments.replace("EXCHANGE", exchange).split()
     relatum.ok("keys", "add", "order_id")
     with broker_connection(relatum.broker_url) as connection:
         connection.channel().exchange_declare(exchange, "topic", durable=True)
         try:
-            killed_while_it_writes(relatum, words, table)
+            with psycopg.connect(url) as held, psycopg.connect(url, autocommit=True) as watching:
+                held.execute(f"LOCK TABLE relatum.{table} IN ACCESS EXCLUSIVE MODE")
+                with relatum.running(*words):
+                    wait_until(lambda: watching.execute(WAITS).fetchone(), LIMIT_S, what="the command to wait")
             first = relatum.ok(*words)
             found = relatum.ok(*listed.split())
             assert relatum.ok(*words) == first
@@ -206,14 +209,6 @@ def test_a_killed_command_can_be_run_again(relatum: Relatum, arguments: str, tab
         finally:
             connection.channel().exchange_delete(exchange)
             delete_stream(relatum.broker_url, f"tap.{exchange}")
-
-
-def killed_while_it_writes(relatum: Relatum, words: list[str], table: str) -> None:
-    url = relatum.database_url
-    with psycopg.connect(url) as held, psycopg.connect(url, autocommit=True) as watching:
-        held.execute(f"LOCK TABLE relatum.{table} IN ACCESS EXCLUSIVE MODE")
-        with relatum.running(*words):
-            wait_until(lambda: watching.execute(WAITS).fetchone(), LIMIT_S, what="the command to wait")
 
 
 UNKNOWN = "relatum-test-nope"

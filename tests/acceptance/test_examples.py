@@ -220,16 +220,12 @@ def test_spark_works_as_shown(environment: dict[str, str], relatum: Relatum, amq
     assert flights[-1].endswith("with their plane: as pandas")
 
 
-def shown_commands() -> set[tuple[str, ...]]:
-    """Each line `relatum …` of README and docs, as words; comments are left out, and pictures in text."""
-    pages = (re.sub(r"^```text$.*?^```$", "", each.read_text(), flags=re.S | re.M) for each in DOCUMENTS)
-    lines = (line for page in pages for line in page.splitlines())
-    return {tuple(shlex.split(line, comments=True)[1:]) for line in lines if line.startswith("relatum ")}
-
-
 def test_commands_shown_exist() -> None:
     """Each `relatum …` that README and docs show is a command, with the options it is shown with."""
-    shown = shown_commands()
+    # Comments are left out, and pictures in text.
+    pages = (re.sub(r"^```text$.*?^```$", "", each.read_text(), flags=re.S | re.M) for each in DOCUMENTS)
+    lines = (line for page in pages for line in page.splitlines())
+    shown = {tuple(shlex.split(line, comments=True)[1:]) for line in lines if line.startswith("relatum ")}
     assert {words[0] for words in shown} >= {"migrate", "keys", "record", "status"}
     by_command: dict[tuple[str, ...], set[str]] = {}
     for words in shown:

@@ -41,11 +41,6 @@ def mixed(part: int) -> list[Plain]:
     return shuffled(incomplete + [message for number in others for message in whole_group(number, SIZE)], part)
 
 
-def message_of(number: int) -> Plain:
-    part, place = divmod(number - 1, MIXED * SIZE - 1)
-    return mixed(part)[place]
-
-
 def test_whatever_fails_each_complete_group_is_done_once(harm: Harm, tmp_path: Path) -> None:
     """Members and their recorder are killed, frozen and cut off: those that are left do all that is to be done."""
     stream = unique_name("groups")
@@ -54,7 +49,8 @@ def test_whatever_fails_each_complete_group_is_done_once(harm: Harm, tmp_path: P
     words = ["record", stream, "--holder", "recorder"]
 
     def message(number: int) -> tuple[str, BasicProperties]:
-        body, headers = message_of(number)
+        part, at = divmod(number - 1, MIXED * SIZE - 1)
+        body, headers = mixed(part)[at]
         return stream, BasicProperties(headers=headers, message_id=body.decode())
 
     def start(_: int) -> "subprocess.Popen[bytes]":

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
+from pyspark import cloudpickle
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -70,7 +71,7 @@ class Frame:
 
     def mapInArrow(self, function: Callable[[Iterable[pa.RecordBatch]], Any], schema: Any) -> "Frame":  # noqa: N802
         """What the function makes of the rows; its columns are those that the schema names."""
-        made = list(pickle.loads(pickle.dumps(function))(iter(self.batches)))
+        made = list(pickle.loads(cloudpickle.dumps(function))(iter(self.batches)))
         names = [part.split()[0] for part in schema.split(",")] if isinstance(schema, str) else schema.names
         assert all(batch.num_columns == len(names) for batch in made)
         named = [batch.rename_columns(names) for batch in made]

@@ -19,8 +19,7 @@ from relatum.keys import InvalidValue, KeyDefinition, KeyType, canonical
 from relatum.reading import Message, RecordBatch
 from relatum.uuid7 import uuid7
 from relatum.wire.scalars import Opaque
-from relatum_spark._columns import ColumnBuilder
-from relatum_spark._records import header_text
+from relatum_spark._columns import ColumnBuilder, batch_of, header_text
 from tests.unit.test_extract import damaged, messages
 
 KEYS = [
@@ -105,7 +104,7 @@ def test_columns_say_what_messages_say(records: Sequence[bytes], chunk_ms: int |
         columns = ColumnBuilder(value=value, headers=headers, keys=keys)
         columns.add_batch(batch)
         for message in batch.each_message():
-            columns.add_message(message)
+            columns.add_batch(batch_of(message))
         assert len(columns) == 2 * len(records)
         found = columns.take()
         found.validate(full=True)

@@ -36,13 +36,6 @@ def test_ids_grow_and_come_again(rows: list[bytes], epoch: int) -> None:
     assert before != after or max(found, default=0) < min(ids([b"a"] * 3, epoch + 1))
 
 
-@pytest.mark.parametrize(("epoch", "goes_on"), [(None, False), (6, False), (7, True)])
-def test_resuming(epoch: int | None, goes_on: bool) -> None:
-    """Nothing of this epoch: from the start. A last id of it: after that."""
-    last = 0 if epoch is None else ids([b"a", b"b"], epoch)[-1]
-    assert Numbering("r", 7, "s").resume_after(last) == (last if goes_on else 0)
-
-
 def test_message_ids_are_uuids_that_come_again() -> None:
     """A message without `message_id` gets a UUID that depends on stream, epoch, producer and number alone."""
     first, again, other = Numbering("r", 1, "s"), Numbering("r", 1, "s"), Numbering("r", 1, "t")

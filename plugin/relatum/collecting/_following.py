@@ -26,7 +26,7 @@ from relatum.errors import (
 from relatum.following import Attached, Event, Failed, Hole, Records, Replaced, StreamFollower
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
-from relatum.publishing import DeadLetters
+from relatum.own_messages import DeadLetters
 from relatum.reading import BrokerAddress, Message, SharedReader, StreamReader, ends_of_known
 from relatum.waiting import Pauses, ended
 

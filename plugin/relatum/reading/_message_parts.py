@@ -33,6 +33,8 @@ _FIELDS: Final = 13
 
 
 _NONE: Final = Properties()
+NO_VALUES: Final[tuple[Any, ...]] = tuple(getattr(_NONE, field.name) for field in fields(Properties))
+"""Those of a message without properties."""
 Parts: TypeAlias = tuple[dict[str, Any], Properties, bytes, bool]
 """Headers, properties, body, and whether it is an AMQP message."""
 
@@ -66,11 +68,17 @@ def whole_second(value: Any) -> datetime | None:
 
 
 def parts_of_record(raw: bytes) -> Parts:
+    headers, values, body, is_amqp = values_of_record(raw)
+    return headers, _NONE if values is NO_VALUES else Properties(*values), body, is_amqp
+
+
+def values_of_record(raw: bytes) -> tuple[dict[str, Any], tuple[Any, ...], bytes, bool]:
+    """Return a record's parts, the properties as a tuple in the order of `Properties`, which takes longer to make."""
     try:
         sections = amqp10.find_sections(raw)
         return _decode_sections(raw, sections)
     except UndecodableMessage:
-        return {}, _NONE, bytes(raw), False
+        return {}, NO_VALUES, bytes(raw), False
 
 
 def body_of_record(raw: bytes) -> bytes:
@@ -110,7 +118,7 @@ def _picked(raw: bytes, start: int, before: list[Any]) -> list[Any]:
     return found
 
 
-def _decode_sections(raw: bytes, sections: list[amqp10.Section]) -> Parts:
+def _decode_sections(raw: bytes, sections: list[amqp10.Section]) -> tuple[dict[str, Any], tuple[Any, ...], bytes, bool]:
     header: list[Any] = []
     listed: list[Any] = []
     annotations: dict[str, Any] = {}
@@ -136,30 +144,30 @@ def _decode_sections(raw: bytes, sections: list[amqp10.Section]) -> Parts:
 
 def _properties(
     header: list[Any], listed: list[Any], annotations: dict[str, Any], applied: dict[str, Any]
-) -> Properties:
-    """Read properties from where each version stores them.
+) -> tuple[Any, ...]:
+    """Read the values of properties from where each version stores them.
 
     RabbitMQ up to 3.12 stores what AMQP 1.0 has no field for as `x-basic-…` in annotations and application properties,
     4.x in the header section, annotations and `group-id` (rabbit_msg_record.erl, mc_amqpl.erl).
     """
     if not (header or listed or annotations) and _APPLIED_PROPERTIES.isdisjoint(applied):
-        return _NONE
+        return NO_VALUES
     at = [*listed, *[None] * (11 - len(listed))]
     durable, priority, ttl = [*header, None, None, None][:3]
     basic_mode = annotations.get("x-basic-delivery-mode")
-    return Properties(
-        content_type=property_text(at[6]),
-        content_encoding=property_text(at[7]),
-        delivery_mode=2 if durable is True or basic_mode == 2 else 1,
-        priority=_integer(priority if priority is not None else annotations.get("x-basic-priority")),
-        correlation_id=property_text(at[5]),
-        reply_to=reply_to_text(at[4]),
-        expiration=property_text(ttl if ttl is not None else annotations.get("x-basic-expiration")),
-        message_id=property_text(at[0]),
-        timestamp=whole_second(at[9]),
-        type=property_text(annotations.get("x-basic-type", applied.get("x-basic-type"))),
-        user_id=property_text(at[1]),
-        app_id=property_text(applied.get("x-basic-app-id", at[10])),
+    return (
+        property_text(at[6]),
+        property_text(at[7]),
+        2 if durable is True or basic_mode == 2 else 1,
+        _integer(priority if priority is not None else annotations.get("x-basic-priority")),
+        property_text(at[5]),
+        reply_to_text(at[4]),
+        property_text(ttl if ttl is not None else annotations.get("x-basic-expiration")),
+        property_text(at[0]),
+        whole_second(at[9]),
+        property_text(annotations.get("x-basic-type", applied.get("x-basic-type"))),
+        property_text(at[1]),
+        property_text(applied.get("x-basic-app-id", at[10])),
     )
 
 

@@ -38,6 +38,7 @@ SECTIONS_MAX: Final = 4096
 """The most sections of a message; RabbitMQ writes up to six, others a data section for each part of a body."""
 
 _NULL: Final = 0x40
+_SHORT_TEXT: Final = 0xA1
 _U32: Final = Struct(">I").unpack_from
 _SECTION_NAMES: Final = {
     b"amqp:header:list": HEADER,
@@ -254,11 +255,13 @@ def decode_value(raw: bytes, position: int, depth: int = 0, room: list[int] | No
     """
     end = end_of_value(raw, position)
     code = raw[position]
-    simple = SCALARS.get(code)
-    if simple is not None:
-        return simple(raw[position + 1 : end]), end
-    if code in TEXTS:
-        return TEXTS[code](raw[position + (2 if code < 0xB0 else 5) : end]), end
+    if code == _SHORT_TEXT:
+        return text_of(raw[position + 2 : end]), end
+    decode, start = SCALARS.get(code), position + 1
+    if decode is None:
+        decode, start = TEXTS.get(code), position + (2 if code < 0xB0 else 5)
+    if decode is not None:
+        return decode(raw[start:end]), end
     if depth >= _NESTING_MAX:
         return Opaque("nested too deep", b""), end
     if code == 0:

@@ -1,7 +1,6 @@
 """What docs/spark.md shows is run, as it stands there."""
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,10 +19,9 @@ from tests.support import (
     record,
     unique_name,
 )
+from tests.support.pages import blocks_of
 from tests.support.spark_python import spark_python
 
-PAGE = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SETTINGS = "--conf spark.ui.enabled=false --conf spark.driver.host=127.0.0.1 --conf spark.driver.memory=512m"
 LIMIT_S = 840
 
@@ -70,7 +68,7 @@ def names(amqp_url: str, engine: sa.Engine) -> Iterator[dict[str, str]]:
 @pytest.mark.timeout(LIMIT_S + 60)
 def test_what_the_page_shows_runs(names: dict[str, str], amqp_url: str, database_url: str, tmp_path: Path) -> None:
     """Its Python, from top to bottom, is a program; what it reads and writes is there."""
-    shown = "\n".join(BLOCKS).replace("\nquery = ", "\nsettle()\nquery = ")
+    shown = "\n".join(blocks_of("spark.md")).replace("\nquery = ", "\nsettle()\nquery = ")
     program = SETTLE + shown + CHECKED
     for name, own in names.items():
         program = program.replace(f'"{name}"', f'"{own}"')
