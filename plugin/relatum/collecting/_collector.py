@@ -35,7 +35,6 @@ from relatum.collecting._following import Following, NamedStreams, StartAt
 from relatum.collecting._handlers import Handler, current_call, is_coroutine_function
 from relatum.errors import ConfigurationError, InvalidInput, Transient
 from relatum.outcomes import Outcome
-from relatum.own_messages import DeadLetters
 from relatum.processes import of_one_process
 from relatum.reading import Broker, BrokerAddress, Message
 from relatum.store.database import AnyDatabase
