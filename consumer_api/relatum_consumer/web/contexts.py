@@ -36,12 +36,7 @@ class ContextsAnswer:
     total: int
 
 
-@endpoint(
-    "/contexts",
-    "Super streams with placed contexts: partitions with their contexts, and moves in progress.",
-    template="contexts.html",
-    page="contexts",
-)
+@endpoint("/contexts", "Super streams with placed contexts: partitions with their contexts, and moves in progress.")
 async def contexts(site: Site, _: NoParameters) -> ContextsAnswer:
     names = await site.in_thread(placed_super_streams, site.database, vhost=site.address.vhost)
     return ContextsAnswer(tuple([await _status(site, name) for name in names[:SUPER_STREAMS_LISTED]]), len(names))
@@ -87,8 +82,6 @@ class SuperStreamAnswer:
 @endpoint(
     "/contexts/super-stream",
     "The contexts of a super stream with their partitions, its latest moves, and its serial consumers.",
-    template="super_stream.html",
-    page="contexts",
 )
 async def super_stream(site: Site, asked: SuperStreamParameters) -> SuperStreamAnswer:
     status = await _status(site, asked.name)

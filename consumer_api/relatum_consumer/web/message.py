@@ -16,17 +16,20 @@ from relatum.keys import KeyDefinition
 from relatum.membership import membership
 from relatum.outcomes import Outcome
 from relatum.reading import Message
-from relatum_consumer.web.bodies import BodyKind, kind_of, text_of, whole_characters
 from relatum_consumer.web.collectors import outcomes_of
 from relatum_consumer.web.endpoint import endpoint, gathered, words_of
 from relatum_consumer.web.messages import (
+    BodyKind,
     KeyValue,
     MessageRow,
     Named,
     key_values,
+    kind_of,
     message_rows,
     named_values,
+    text_of,
     values_of,
+    whole_characters,
 )
 from relatum_consumer.web.parameters import Number
 from relatum_consumer.web.problems import Problem, Refused
@@ -110,7 +113,6 @@ class MessageAnswer:
 
 
 async def message(site: Site, asked: MessageParameters) -> MessageAnswer:
-    """Read a message, and look up its related messages."""
     found = await site.relations.read(asked.stream, asked.offset)
     await site.keys_last_known()
     keys = key_values(site, found)
@@ -235,8 +237,6 @@ async def _body_file(site: Site, asked: MessageParameters) -> Response:
 endpoint(
     "/message",
     "A message: time, keys, headers, properties, a part of its body, and its related messages by each key.",
-    template="message.html",
-    page="message",
     tool="read",
     known=ends,
     files={"body": _body_file},

@@ -101,7 +101,6 @@ def of_extra(extra: str = "web") -> Iterator[None]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is a loopback address."""
     if host == "localhost":
         return True
     try:

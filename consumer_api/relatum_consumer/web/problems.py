@@ -46,6 +46,9 @@ class Refused(Exception):
         self.problem = problem
 
 
+LESS: Final = "Ask for less: a shorter span of time, fewer streams, one key, a lower limit."
+"""What to do about a question that took too long."""
+
 _REPEAT: Final = "Nothing is lost: try again in a moment."
 
 # The first matching class counts, so subclasses come first.
