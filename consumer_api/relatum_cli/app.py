@@ -101,7 +101,6 @@ class _Lazy(TyperGroup):
 app = typer.Typer(
     name="relatum",
     cls=_Lazy,
-    help="Find the messages that belong together, across RabbitMQ streams, without scanning them.",
     epilog=EPILOG,
     no_args_is_help=True,
     add_completion=False,

@@ -186,13 +186,9 @@ def rebalance(
         planned = opened.plan(over or None)
         if not dry_run:
             given.show_moves(opened.rebalance, planned)
-        elif given.as_json:
-            print_json(planned.moves)
-        else:
-            for stream, names in planned.moves.items():
-                say(f"{counted(len(names), 'context')} would go to {stream}.")
-            if not len(planned):
-                say("The contexts are spread evenly.")
+            return
+    lines = [f"{counted(len(names), 'context')} would go to {stream}." for stream, names in planned.moves.items()]
+    answer(planned.moves, *(lines or ["The contexts are spread evenly."]), as_json=given.as_json)
 
 
 @contexts.command("moves")

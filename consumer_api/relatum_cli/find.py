@@ -245,7 +245,7 @@ _WORDS: Final = {
     "absent": "absent: nothing else is connected with it",
     "expired": "expired: there was something, and retention has dropped it",
     "deleted": "deleted: there was something, and its stream was deleted",
-    "not_recorded_yet": "not recorded yet: there may be more among {uncovered}; --complete reads them",
+    "not_recorded_yet": "not recorded yet: there may be more in what is not recorded; --complete reads that",
     "unproven": "unproven: there may be more, which cannot be proved or ruled out",
 }
 _STOPS: Final = {
@@ -323,22 +323,9 @@ def _trace_lines(found: Trace) -> list[str]:
         keys = first_few([each.key for each in found.missing_keys])
         lines.append(f"it has no value of {keys}: nothing was looked for")
     else:
-        lines.append(_words(found))
+        is_by_older = bool(found.new_keys) and found.status == "found"
+        lines.append(_WORDS[found.status] + (", by the older keys" if is_by_older else ""))
     return [*lines, found.explanation] if found.explanation else lines
-
-
-def _words(found: Trace) -> str:
-    """Return the status in words. Unrecorded offsets are mostly at the end of a stream that is being written."""
-    if found.new_keys and found.status == "found":
-        return f"{_WORDS['found']}, by the older keys"
-    new = {stream for each in found.new_keys for stream in each.streams}
-    gaps = [gap for gap in found.uncovered if gap.stream not in new]
-    uncovered = "older messages"
-    if gaps:
-        count = sum(gap.stop - gap.start for gap in gaps)
-        places = first_few([f"{gap.stream} {gap.start:,} to {gap.stop - 1:,}" for gap in gaps])
-        uncovered = f"{count:,} offsets that were not recorded when it began: {places}"
-    return _WORDS[found.status].format(uncovered=uncovered)
 
 
 _CONNECTED: Final = {"same": "same {0.key} = {0.value}", "caused": "▶ {0.key}", "cause": "◀ {0.key}"}

@@ -124,11 +124,11 @@ def print_table(
         console.print(table)
 
 
-def answer(value: Any, text: str, *, as_json: bool) -> None:
+def answer(value: Any, *lines: str, as_json: bool) -> None:
     if as_json:
         print_json(value)
     else:
-        say(text)
+        say("\n".join(lines))
 
 
 def print_json(value: Any, *, one_line: bool = False) -> None:

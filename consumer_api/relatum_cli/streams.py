@@ -91,11 +91,8 @@ def untap(
     `--json` prints one document, as `tap` does.
     """
     gone = tapping.untap(given.broker, given.database_url, exchanges, stream=stream)
-    if given.as_json:
-        print_json([_document(each) for each in gone])
-        return
-    for each in gone:
-        say(f"{each.exchange} is no longer tapped; the copies stay in {each.stream}.")
+    lines = (f"{each.exchange} is no longer tapped; the copies stay in {each.stream}." for each in gone)
+    answer([*map(_document, gone)], *lines, as_json=given.as_json)
 
 
 def _document(tap: tapping.Tap) -> dict[str, Any]:
@@ -182,8 +179,5 @@ def route(
     """
     layout = given.described() if partitions is None else Layout.numbered(given.name, partitions)
     routed = [(key, layout.route(key)) for key in keys]
-    if given.as_json:
-        print_json([{"key": key, **asdict(partition)} for key, partition in routed])
-    else:
-        for key, partition in routed:
-            say(f"{key}: {partition.stream}")
+    lines = (f"{key}: {partition.stream}" for key, partition in routed)
+    answer([{"key": key, **asdict(partition)} for key, partition in routed], *lines, as_json=given.as_json)

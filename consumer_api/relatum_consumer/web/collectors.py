@@ -65,7 +65,6 @@ class CollectorAnswer:
 
 @endpoint("/collectors/collector", "A collector's messages by state: what failed and why, what waits.")
 async def collector(site: Site, asked: CollectorParameters) -> CollectorAnswer:
-    await site.keys()  # loads what is masked
     after = read_cursor(asked.cursor, tuple[Moment | None, Number, Number])
     page = await site.in_thread(
         collected,

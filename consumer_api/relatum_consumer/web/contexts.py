@@ -85,7 +85,6 @@ class SuperStreamAnswer:
 )
 async def super_stream(site: Site, asked: SuperStreamParameters) -> SuperStreamAnswer:
     status = await _status(site, asked.name)
-    await site.keys()
     is_masked = site.masking.is_masked_place("header", status.header)
     found, latest = await site.in_thread(_contexts_of, site, asked)
     ask = partial(consumers, asked.name, database=site.database, broker=site.options.broker)
@@ -98,7 +97,7 @@ async def super_stream(site: Site, asked: SuperStreamParameters) -> SuperStreamA
         ),
         latest=tuple(latest),
         consumers=await site.with_broker(("consumers", asked.name), CONTEXTS_KEPT_S, ask, lambda: None),
-        key=next((key for key, each in site.definitions.items() if [*each.sources] == sources), None),
+        key=next((key for key, each in site.masking.definitions.items() if [*each.sources] == sources), None),
         next=asked.cursor + asked.limit if len(found) > asked.limit else None,
     )
 

@@ -5,7 +5,6 @@ async def collectors(site: Site, asked: NoParameters) -> CollectorsAnswer: ...
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
@@ -21,11 +20,9 @@ from relatum.errors import KeyNotDefined, ReadTimeout, RelatumError, StreamNotFo
 from relatum.waiting import within
 from relatum_consumer.lookups.answer import first_few
 from relatum_consumer.web.parameters import Parameters, parsed
-from relatum_consumer.web.problems import DEFINE_GROUPS, LESS, Problem, Refused, problem_of
+from relatum_consumer.web.problems import DEFINE_GROUPS, LESS, Problem, problem_of
 from relatum_consumer.web.rendering import Rendering
 from relatum_consumer.web.site import ANSWER_S, Site
-
-log = logging.getLogger(__name__)
 
 _Value = TypeVar("_Value")
 _Answering = TypeVar("_Answering", bound=Callable[..., Coroutine[Any, Any, Any]])
@@ -34,10 +31,6 @@ Known = tuple[str, str | None]
 """A fact that is known while one server is unavailable, in words; and a link, or None."""
 
 Handler = Callable[[Request], Awaitable[Response]]
-
-_FAULT: Final = Problem(
-    500, "unexpected", "the page failed unexpectedly", "The log has the traceback: please tell the administrator."
-)
 
 PATIENCE_S: Final = 3.0
 """How long a page waits for optional parts, such as suggestions for its form, in seconds."""
@@ -101,18 +94,19 @@ ENDPOINTS: Final[list[Endpoint]] = []
 """All endpoints, in the order in which their modules are imported."""
 
 
-def endpoint(path: str, summary: str, **options: Any) -> Callable[[_Answering], _Answering]:
-    """Declare a function as an endpoint; its annotations name the parameters' model and the answer's dataclass.
+def endpoint(path: str, summary: str, *, needs_keys: bool = True, **options: Any) -> Callable[[_Answering], _Answering]:
+    """Declare a function as an `Endpoint`; its annotations name the parameters' model and the answer's dataclass.
 
-    Args:
-        path: See `Endpoint`.
-        summary: See `Endpoint`.
-        options: Further attributes of `Endpoint`.
+    It is called once the page knows which keys are masked, unless it shows nothing that may be (`needs_keys`).
     """
 
     def declared(answer: _Answering) -> _Answering:
+        async def answer_masked(site: Site, parameters: Any) -> Any:
+            await site.keys_last_known()
+            return await answer(site, parameters)
+
         _, asked, gives = get_type_hints(answer).values()
-        ENDPOINTS.append(Endpoint(path, summary, asked, gives, answer, **options))
+        ENDPOINTS.append(Endpoint(path, summary, asked, gives, answer_masked if needs_keys else answer, **options))
         return answer
 
     return declared
@@ -200,7 +194,7 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
         try:
             return rendering.page(endpoint.template, values, status=status, headers=headers)
         except Exception as error:  # noqa: BLE001
-            return rendering.problem(problem_met(error), request.scope)
+            return rendering.problem(problem_of(error), request.scope)
 
     return handle
 
@@ -231,19 +225,9 @@ async def gathered(questions: Iterable[Callable[[], Awaitable[_Value]]], at_once
 # --- what went wrong --------------------------------------------------------------------------------------
 
 
-def problem_met(error: Exception) -> Problem:
-    """Return the problem that an error means for the user. Unexpected errors are logged with their tracebacks."""
-    if isinstance(error, Refused):
-        return error.problem
-    problem = problem_of(error) if isinstance(error, RelatumError) else _FAULT
-    if problem.status >= 500 and not problem.is_passing:
-        log.exception("a page failed", exc_info=error)
-    return problem
-
-
 async def why(site: Site, error: Exception, began: float) -> Problem:
     """Return the problem, blaming the unavailable server if there is one, or else the time limit if it was exceeded."""
-    problem, took_s = problem_met(error), time.monotonic() - began
+    problem, took_s = problem_of(error), time.monotonic() - began
     if isinstance(error, KeyNotDefined | StreamNotFound) and problem.hint != DEFINE_GROUPS:
         with suppress(RelatumError):
             return replace(problem, hint=await _offered(site, error))
@@ -274,4 +258,4 @@ async def _offered(site: Site, error: KeyNotDefined | StreamNotFound) -> str:
 def words_of(site: Site, error: RelatumError) -> str:
     """Return in one line why a part of an answer failed."""
     away = site.servers.away
-    return f"{away[0].name} does not answer" if away and isinstance(error, Transient) else problem_met(error).words
+    return f"{away[0].name} does not answer" if away and isinstance(error, Transient) else problem_of(error).words

@@ -106,7 +106,6 @@ class GroupsAnswer:
     empty="key_not_defined",
 )
 async def groups(site: Site, asked: GroupsParameters) -> GroupsAnswer:
-    await site.keys()  # loads what is masked
     page: Sequence[GroupReport]
     cursor = incomplete = contradictory = None
     if asked.show == "all":
@@ -191,7 +190,6 @@ class GroupAnswer:
 
 @endpoint("/groups/group", "A message group, with its messages by number.")
 async def group(site: Site, asked: GroupParameters) -> GroupAnswer:
-    await site.keys()
     group_id = asked.id
     if asked.of_offset is not None:
         group_id = await _id_at(site, MessageId(asked.of_stream, asked.of_offset))

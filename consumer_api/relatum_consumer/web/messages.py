@@ -79,7 +79,7 @@ def given_value(value: tuple[str, ...]) -> Any:
 
 def sought_text(site: Site, key: str, values: Sequence[Any]) -> str:
     """Return the searched value of a key for display; its digest if the key is masked."""
-    definition, texts = site.definitions.get(key), [*map(str, values)]
+    definition, texts = site.masking.definitions.get(key), [*map(str, values)]
     text = " + ".join(texts)
     if definition is None or not site.masking.is_masked(definition):
         return text
@@ -90,7 +90,7 @@ def sought_text(site: Site, key: str, values: Sequence[Any]) -> str:
 
 
 def shown_value(site: Site, key: str, value: str) -> str:
-    definition = site.definitions.get(key)
+    definition = site.masking.definitions.get(key)
     # A key that was removed may have been masked.
     return NOT_SAID if definition is None else site.masking.shown(definition, value)
 
@@ -99,7 +99,7 @@ def key_values(site: Site, message: Message) -> tuple[KeyValue, ...]:
     """Return the keys' values in a message; a key with several values has one entry for each."""
     return tuple(
         KeyValue(each.name, site.masking.shown(each, value), number)
-        for each in site.definitions.values()
+        for each in site.masking.definitions.values()
         for number, value in enumerate(each.values_of(message))
     )
 

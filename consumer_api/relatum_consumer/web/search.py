@@ -86,13 +86,12 @@ async def search(site: Site, asked: SearchParameters) -> SearchAnswer:
 
 async def _value_sought(site: Site, asked: SearchParameters) -> tuple[Any, Message | None]:
     """Return the value to search for, and the message that it comes from, or None."""
-    await site.keys()
     if not asked.key:
         raise InvalidInput("key is missing: the name of the key to search by")
     if not asked.of_stream or asked.of_offset is None:
         return given_value(asked.value), None
     message = await site.relations.read(asked.of_stream, asked.of_offset)
-    definition = site.definitions.get(asked.key)
+    definition = site.masking.definitions.get(asked.key)
     values = [] if definition is None else values_of(definition, message)
     if asked.of_value >= len(values):
         raise InvalidInput(f"the message {message.id} has no such value of the key {asked.key!r}")
@@ -185,7 +184,6 @@ async def around(site: Site, asked: AroundParameters) -> AroundAnswer:
     moment = start if isinstance(start, datetime) else start.time
     if moment is None:
         raise InvalidInput("this message has no time: give a moment")
-    await site.keys()
     answer = await site.relations.around(
         start,
         asked.streams or None,
@@ -225,8 +223,7 @@ class ValuesAnswer:
 async def values(site: Site, asked: ValuesParameters) -> ValuesAnswer:
     if not asked.key:
         raise InvalidInput("key is missing: the name of the key")
-    await site.keys()
-    definition = site.definitions.get(asked.key)
+    definition = site.masking.definitions.get(asked.key)
     if definition is not None and site.masking.is_masked(definition):
         return ValuesAnswer((), "values of a masked key are not listed")
     if definition is not None and definition.is_composite:

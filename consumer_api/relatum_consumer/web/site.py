@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -79,11 +79,8 @@ def _several(value: object) -> Iterable[str]:
 ANSWER_S: Final = 2.0
 """How long a server may take to answer a check before it counts as unavailable, in seconds."""
 
-EVERY_S: Final = 5.0
+EVERY_S: Final = 2.0
 """Seconds between two checks, so that `since` is right even if nobody has used the page for a while."""
-
-AGAIN_S: Final = 1.0
-"""Seconds between two checks while a server is unavailable."""
 
 _ANY_STREAM: Final = "relatum"
 """A stream that need not exist: any answer will do."""
@@ -136,7 +133,7 @@ class Servers:
     async def watch(self) -> None:
         while True:
             await self.ask()
-            await asyncio.sleep(AGAIN_S if self.away else EVERY_S)
+            await asyncio.sleep(EVERY_S)
 
     async def close(self) -> None:
         if self._reader is not None:
@@ -185,9 +182,6 @@ _READ_ONLY: Final = "-c default_transaction_read_only=on"
 _ORPHANED_S: Final = 5.0
 """Seconds that PostgreSQL waits beyond `timeout_s` before it ends a statement: for pages that were killed or hang."""
 
-_TIMEOUT_MS_MAX: Final = (1 << 31) - 1
-"""The largest `statement_timeout` of PostgreSQL."""
-
 KEPT_S: Final = 1.0
 """Seconds for which common results are cached: viewers of the same page share one query."""
 
@@ -213,10 +207,7 @@ class _CacheEntry:
 
 
 class Site:
-    """Both servers for all pages; made when the application starts, closed when it ends.
-
-    `database` is for blocking calls of other packages, see `in_thread`; `engine` for statements of the page itself.
-    """
+    """Both servers for all pages, while the application runs; `database` is for blocking calls, see `in_thread`."""
 
     def __init__(self, options: WebOptions, links: Links) -> None:
         self.options = options
@@ -232,7 +223,6 @@ class Site:
         )
         self.servers = Servers(options.broker, database)
         self.database = Database(database, refusing=None, connections_max=_THREADS, statement_s=options.timeout_s)
-        self.engine = self.database.engine
         self._reader: AsyncStreamReader | None = None
         self._opening = anyio.Lock()
         self._threads = anyio.CapacityLimiter(_THREADS)
@@ -264,11 +254,6 @@ class Site:
         self.masking.take(definitions)
         return definitions
 
-    @property
-    def definitions(self) -> Mapping[str, KeyDefinition]:
-        """The keys that `keys` returned last, by name."""
-        return self.masking.definitions
-
     async def keys_last_known(self) -> None:
         """Load the keys as `keys` does; while the database is unavailable, keep the last known keys, if any."""
         if not (self.servers.database.error and self.masking.is_known):
@@ -276,14 +261,14 @@ class Site:
 
     def hue(self, key: str) -> int:
         """Return the index of a key's colour and letter, which adding or removing other keys does not change."""
-        return (self.definitions[key].key_id - 1) % HUES if key in self.definitions else 0
+        return (self.masking.definitions[key].key_id - 1) % HUES if key in self.masking.definitions else 0
 
     def followed(self, each: Any, place: Any = None) -> str:
         """Return the URL of a search for a key's value: by the value, or by its message if it is masked or composite.
 
         It is empty if the key was removed, or if the message is needed and `place` is None.
         """
-        definition = self.definitions.get(each.key)
+        definition = self.masking.definitions.get(each.key)
         if definition is None:
             return ""
         if not self.masking.is_masked(definition) and not definition.is_composite:
@@ -296,7 +281,7 @@ class Site:
         )
 
     def _secret(self) -> bytes:
-        with translated_errors(), self.engine.connect() as connection:
+        with translated_errors(), self.database.engine.connect() as connection:
             return mask_secret(connection)
 
     async def away(self, *, now: bool = False) -> tuple[Server, ...]:
@@ -342,6 +327,6 @@ def read_only(database: str, statement_s: float) -> str:
     base, _, query = database.partition("?")
     given = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
     others = [(name, value) for name, value in given if name != "options"]
-    ours = f"{_READ_ONLY} -c statement_timeout={min(math.ceil(1e3 * statement_s), _TIMEOUT_MS_MAX)}"
+    ours = f"{_READ_ONLY} -c statement_timeout={math.ceil(1e3 * statement_s)}"
     options = " ".join([*(value for name, value in given if name == "options"), ours])
     return f"{base}?{urlencode([*others, ('options', options)], quote_via=quote)}"

@@ -16,7 +16,7 @@ from relatum.recording.stream_status import recorded_status
 from relatum_consumer.web.endpoint import Known, endpoint, gathered
 from relatum_consumer.web.messages import MessageRow, message_rows
 from relatum_consumer.web.parameters import NoParameters, Number, Parameters, Several
-from relatum_consumer.web.problems import Problem, Refused
+from relatum_consumer.web.problems import Problem
 from relatum_consumer.web.rendering import coverage_bar
 from relatum_consumer.web.site import KEPT_S, Site
 
@@ -41,7 +41,7 @@ async def statuses(site: Site, names: Sequence[str]) -> tuple[StreamStatus, ...]
     wanted = tuple(names)
     away = BrokerUnavailable("RabbitMQ does not answer now")
     both = partial(status, site.options.broker, site.database, wanted)
-    database_alone = partial(recorded_status, site.engine, site.address.vhost, wanted, away)
+    database_alone = partial(recorded_status, site.database.engine, site.address.vhost, wanted, away)
     found = await site.with_broker(("status", wanted), KEPT_S, both, database_alone) if wanted else []
     return tuple(replace(each, state="complete") if _is_complete(each) else each for each in found)
 
@@ -83,7 +83,6 @@ class KeysAnswer:
 
 @endpoint("/keys", "The defined keys, by which messages can be found, with their sizes.", is_page=False, tool="keys")
 async def keys(site: Site, _: NoParameters) -> KeysAnswer:
-    await site.keys()
     sizes = await site.cached("sizes", _SIZES_KEPT_S, partial(site.in_thread, key_sizes, site.database))
     return KeysAnswer(
         tuple(
@@ -190,7 +189,6 @@ async def _latest(site: Site, found: StreamStatus) -> tuple[MessageRow, ...]:
     """Return the last messages of a stream, newest first; none if the broker cannot answer."""
     if found.last is None:
         return ()
-    await site.keys()
     try:
         start = max(found.first or 0, found.last + 1 - _LATEST_OFFSETS)
         messages = await site.scan(found.stream, start, found.last + 1)
@@ -263,9 +261,9 @@ class HealthAnswer:
     is_well: bool
 
 
-@endpoint("/health", "Whether the database and the broker answer.", is_page=False)
+@endpoint("/health", "Whether the database and the broker answer.", is_page=False, needs_keys=False)
 async def health(site: Site, _: NoParameters) -> HealthAnswer:
     if away := await site.away(now=True):
         wrong = "; ".join(f"{each.name} does not answer: {each.error}" for each in away)
-        raise Refused(Problem(503, "not_well", wrong, "It may pass: try again.", {"Retry-After": "1"}))
+        raise Problem(503, "not_well", wrong, "It may pass: try again.", {"Retry-After": "1"})
     return HealthAnswer(is_well=True)

@@ -70,7 +70,6 @@ class TraceAnswer(Covered):
 )
 async def trace(site: Site, asked: TraceParameters) -> TraceAnswer:
     found = await _traced(site, asked)
-    await site.keys()
 
     def masked(each: _Valued) -> _Valued:
         if each.key is None:
