@@ -6,9 +6,8 @@ import typer
 
 from relatum.contexts import AffinitySet, AffinitySets
 from relatum.errors import InvalidInput
-from relatum_cli.moments import parse_span
-from relatum_cli.options import Commands, argument, option
-from relatum_cli.placed import LIST_MAX, Limit, Partition, Place, SuperStreamOptions
+from relatum_cli.contexts import LIST_MAX, Limit, Partition, Place, SuperStreamOptions
+from relatum_cli.options import Commands, argument, option, parse_span
 from relatum_cli.show import Cells, answer, print_json, show
 
 affinity = Commands()

@@ -21,13 +21,7 @@ OPERATE: Final = "Operate"
 
 
 class Listed(NamedTuple):
-    """A command in the list of the help.
-
-    Attributes:
-        module: The module of this package with the function, or the `typer.Typer`, of the command's name.
-        panel: The heading above it in the list.
-        help: The first paragraph of the command's own help.
-    """
+    """A command in the list of the help: where it is, the heading above it, and the first paragraph of its own help."""
 
     module: str
     panel: str
@@ -38,15 +32,15 @@ COMMANDS: Final = {
     "find": Listed("find", LOOK_UP, "Find the messages whose KEY has this VALUE."),
     "related": Listed("find", LOOK_UP, "Find the messages that share a key with a message, or are next to it in time."),
     "around": Listed("find", LOOK_UP, "Show what happened around a MOMENT, in all recorded streams, by time."),
-    "trace": Listed("trace", LOOK_UP, "Show all messages connected with one, or with a value, and what caused what."),
+    "trace": Listed("find", LOOK_UP, "Show all messages connected with one, or with a value, and what caused what."),
     "read": Listed("find", LOOK_UP, "Read messages at offsets, without the database."),
     "expect": Listed("missing", LOOK_UP, "Define which messages must be followed by others: see `relatum missing`."),
     "missing": Listed("missing", LOOK_UP, "List the messages that were not followed in time, as expected."),
     "web": Listed("web", LOOK_UP, "Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C."),
     "mcp": Listed("web", LOOK_UP, "Serve lookups to an agent over stdin and stdout (Model Context Protocol)."),
     "keys": Listed("keys", RECORD, "Define relationship keys, list and remove them."),
-    "tap": Listed("tap", RECORD, "Copy each message of exchanges into a stream; publishers do not change."),
-    "untap": Listed("tap", RECORD, "Stop copying exchanges. Streams and recorded rows stay."),
+    "tap": Listed("streams", RECORD, "Copy each message of exchanges into a stream; publishers do not change."),
+    "untap": Listed("streams", RECORD, "Stop copying exchanges. Streams and recorded rows stay."),
     "record": Listed("record", RECORD, "Record streams: catch up, then follow their ends, until SIGTERM or Ctrl-C."),
     "backfill": Listed("record", RECORD, "Record what is not recorded yet. It can be stopped, and resumes from there."),
     "verify": Listed("record", RECORD, "Compare streams with the recorded rows, in both directions."),
@@ -57,7 +51,7 @@ COMMANDS: Final = {
     "outcome": Listed("status", ORDER, "Show what became of messages that collectors took."),
     "contexts": Listed("contexts", ORDER, "Place serialization contexts, move them between partitions, verify order."),
     "affinity": Listed("affinity", ORDER, "List, show, close and move affinity sets."),
-    "super-stream": Listed("super_stream", ORDER, "Declare, describe and delete super streams; show where keys go."),
+    "super-stream": Listed("streams", ORDER, "Declare, describe and delete super streams; show where keys go."),
     "up": Listed("servers", OPERATE, "Run a private RabbitMQ and PostgreSQL, and print their URLs, until Ctrl-C."),
     "demo": Listed("demo", OPERATE, "Publish, record and find real messages: flights, planes and weather."),
     "migrate": Listed("servers", OPERATE, "Create the schema `relatum`, or bring it up to date. Safe to run again."),
@@ -107,7 +101,6 @@ class _Lazy(TyperGroup):
 app = typer.Typer(
     name="relatum",
     cls=_Lazy,
-    help="Find the messages that belong together, across RabbitMQ streams, without scanning them.",
     epilog=EPILOG,
     no_args_is_help=True,
     add_completion=False,

@@ -1,31 +1,89 @@
-"""`relatum contexts`: show, assign, move and verify the serialization contexts of a super stream."""
+"""`relatum contexts`: show, assign, move and verify the contexts of a super stream; what `affinity` shares with it."""
 
-import sys
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
-from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from relatum.contexts import HoldStatus, SerializationContexts, SerialReport, forget_consumer
+from relatum.contexts import HoldStatus, Move, MoveProgress, SerializationContexts, SerialReport, forget_consumer
 from relatum.contexts import consumers as read_consumers
 from relatum.contexts import verify as run_verify
 from relatum.superstreams import describe_super_stream
 from relatum_cli.exits import ExitCode
-from relatum_cli.options import Commands, argument, option, shared
-from relatum_cli.placed import LIST_MAX, Limit, Partition, Place, SuperStreamOptions, move_document, print_moves
+from relatum_cli.options import Commands, Json, ServerOptions, argument, option, shared
 from relatum_cli.show import Cells, answer, counted, print_error, print_json, progress_bars, say, show, with_properties
 
 contexts = Commands()
+
+T = TypeVar("T", bound=SerializationContexts)
+
+LIST_MAX: Final = 1_000
+"""How many contexts or sets are listed by default."""
 
 FINDINGS_SHOWN: Final = 20
 """The most findings printed as text."""
 
 HEADER: Final = "The header that names contexts; by default the one in the database, or serialization_context."
 
+Partition = Annotated[str | None, shared("Only in this partition.", metavar="STREAM")]
+Limit = Annotated[int, shared("The most to list.", min=1, shown=True)]
 Names = Annotated[list[str], argument("The contexts' names.", "CONTEXT…")]
 To = Annotated[str, shared("The partition to move them to.", "--to", metavar="STREAM")]
+
+
+@dataclass(frozen=True)
+class Place(ServerOptions):
+    """The super stream of a command for contexts or affinity sets."""
+
+    super_stream: str = argument("The super stream's name.", "SUPER_STREAM")
+
+    def looking(self, kind: type[T]) -> T:
+        """Open the contexts or sets in the database. The broker's URL is used only for its virtual host."""
+        return kind(self.super_stream, self.database_url, vhost=self.vhost)
+
+    def moving(self, kind: type[T]) -> T:
+        """Open the contexts or sets with the broker, which moves need."""
+        return kind(self.super_stream, self.database_url, broker=self.broker)
+
+
+@dataclass(frozen=True)
+class SuperStreamOptions(Place):
+    """The super stream of a command, and `--json`."""
+
+    as_json: Json = False
+
+    def show_moves(self, move: Callable[..., Sequence[Move]], *arguments: Any, what: str = "context") -> None:
+        """Call a function that moves contexts or sets, and print the result."""
+        with progress_bars(f"{what}s") as update:
+
+            def on_progress(progress: MoveProgress) -> None:
+                update("moving", progress.contexts_done, progress.contexts_all)
+
+            moves = move(*arguments, progress=on_progress)
+        print_moves(moves, as_json=self.as_json, empty="Nothing had to move.")
+        if moves and not self.as_json:
+            say(f"{counted(sum(each.contexts for each in moves), what)} in {counted(len(moves), 'move')}.")
+
+
+def move_document(move: Move) -> dict[str, Any]:
+    return with_properties(move, "pause_s", "is_attended")
+
+
+def print_moves(moves: Sequence[Move], *, as_json: bool = False, empty: str = "No move is in progress.") -> None:
+    columns: Cells = {
+        "move": lambda move: str(move.move_id),
+        "contexts": "contexts",
+        "from": "source",
+        "to": "target",
+        "state": lambda move: str(move.state) + (", going back" if move.aborting and not move.state.is_ended else ""),
+        "started": "started_at",
+        "pause": lambda move: None if move.pause_s is None else f"{move.pause_s * 1e3:,.0f} ms",
+        "held by": lambda move: None if move.state.is_ended else move.holder if move.is_attended else "none",
+    }
+    whole = ("move", "contexts", "state", "pause")
+    show(moves, columns, as_json=as_json, empty=empty, whole=whole, document_of=move_document)
 
 
 @contexts.command()
@@ -86,7 +144,7 @@ def move(
     *,
     to: To,
     names: list[str] | None = argument("The contexts' names.", "[CONTEXT]…", default=None),
-    file: Path | None = option(None, "A file of names, one a line; - is stdin."),
+    file: typer.FileText | None = option(None, "A file of names, one a line; - is stdin.", encoding="utf-8"),
     given: SuperStreamOptions,
 ) -> None:
     """Move contexts to a partition, while publishers publish and consumers consume.
@@ -95,18 +153,12 @@ def move(
     """
     if bool(names) == (file is not None):
         raise typer.BadParameter("give names, or --file")
-    wanted = _names_in(file) if file is not None else names
+    try:
+        wanted = names if file is None else [line for line in file.read().splitlines() if line]
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{str(file)!r} cannot be read: it is not UTF-8 text") from error
     with given.moving(SerializationContexts) as opened:
         given.show_moves(opened.move, wanted, to)
-
-
-def _names_in(file: Path) -> list[str]:
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise typer.BadParameter(f"{str(file)!r} cannot be read: {why}") from error
-    return [line for line in text.splitlines() if line]
 
 
 @contexts.command()
@@ -134,13 +186,9 @@ def rebalance(
         planned = opened.plan(over or None)
         if not dry_run:
             given.show_moves(opened.rebalance, planned)
-        elif given.as_json:
-            print_json(planned.moves)
-        else:
-            for stream, names in planned.moves.items():
-                say(f"{counted(len(names), 'context')} would go to {stream}.")
-            if not len(planned):
-                say("The contexts are spread evenly.")
+            return
+    lines = [f"{counted(len(names), 'context')} would go to {stream}." for stream, names in planned.moves.items()]
+    answer(planned.moves, *(lines or ["The contexts are spread evenly."]), as_json=given.as_json)
 
 
 @contexts.command("moves")

@@ -18,15 +18,18 @@ from relatum.errors import ConfigurationError
 from relatum.local import LocalServers, reader_url
 from relatum.reading import Broker, Message, StreamReader
 from relatum.recording import Recorder
-from relatum_cli.demo_questions import REPEATS, Asking, Difference, Timed
-from relatum_cli.demo_streams import (
+from relatum_cli.demo_flights import (
     FLIGHTS,
     PLANES,
+    REPEATS,
     STREAMS,
     WEATHER,
     WITHIN_S,
+    Asking,
     Data,
+    Difference,
     Servers,
+    Timed,
     load,
     publish_and_record,
 )
@@ -246,7 +249,7 @@ def _serve(running: Servers, port: int, flight: str, *, is_private: bool) -> Non
     try:
         stream, _, offset = flight.rpartition("@")
         options = WebOptions(running.broker, database, port=port, timeout_s=TIMEOUT_S)
-        serve(options, begin=(stream, int(offset)))
+        serve(options, begin={"stream": stream, "offset": offset})
     finally:
         stop.set()
         thread.join()

@@ -9,9 +9,8 @@ from relatum.membership import GroupPosition, membership
 from relatum.reading import Message
 from relatum_cli.exits import ExitCode
 from relatum_cli.find import open_relations
-from relatum_cli.moments import parse_span
-from relatum_cli.options import CommandOptions, StreamNames, option
-from relatum_cli.show import Cells, lease_text, print_facts, print_json, ranges_text, show, with_properties
+from relatum_cli.options import CommandOptions, StreamNames, option, parse_span
+from relatum_cli.show import Cells, lease_text, print_json, print_table, ranges_text, show, with_properties
 from relatum_consumer.groups import Group, GroupConsumerStatus, GroupReport
 
 OLDER_THAN_S: Final = 3600.0
@@ -78,16 +77,13 @@ def _position_document(position: GroupPosition) -> dict[str, Any]:
 
 def _print_group(group: Group, as_json: bool) -> None:
     position = group.position
+    messages, duplicates = ([*map(_message_document, each)] for each in (group, group.duplicates))
     if as_json:
-        messages = {
-            "messages": [_message_document(message) for message in group],
-            "duplicates": [_message_document(message) for message in group.duplicates],
-        }
-        print_json(_position_document(position) | messages | {"expired": group.expired})
+        lists = {"messages": messages, "duplicates": duplicates, "expired": group.expired}
+        print_json(_position_document(position) | lists)
     else:
-        print_facts(f"group {group.group_id}", _group_facts(group))
-        rows = [(_message_document(each), "") for each in group]
-        rows += [(_message_document(each), "duplicate") for each in group.duplicates]
+        print_table(_group_facts(group), title=f"group {group.group_id}")
+        rows = [*((each, "") for each in messages), *((each, "duplicate") for each in duplicates)]
         columns: Cells = {
             "number": lambda row: row[0]["sequence"],
             "stream": lambda row: row[0]["stream"],
@@ -145,7 +141,7 @@ def _print_consumer(status: GroupConsumerStatus, as_json: bool) -> None:
     streams = "all recorded ones" if status.streams is None else ", ".join(status.streams)
     counts = [(f"groups {state}", count) for state, count in status.counts.items()]
     oldest = ("oldest not acknowledged", status.oldest_waiting_at), ("oldest not complete", status.oldest_open_at)
-    print_facts(status.consumer, [("reads", f"{streams}, in {status.order} order"), *counts, *oldest])
+    print_table([("reads", f"{streams}, in {status.order} order"), *counts, *oldest], title=status.consumer)
     if status.members:
         show(status.members, {"member": "holder", "claimed": "claimed", "lease": lease_text})
     show(status.sources, "stream scanned_to lag_offsets")

@@ -11,7 +11,7 @@ from relatum.store.catalog import add_keys, backfill_command, key_definitions, m
 from relatum.store.catalog import set_record_time as switch_record_time
 from relatum.store.translation import translated_errors
 from relatum_cli.options import Commands, DatabaseOptions, Json, ServerOptions, argument, option
-from relatum_cli.show import Cells, moment_text, note, print_json, say, show
+from relatum_cli.show import Cells, answer, moment_text, note, say, show
 
 keys = Commands()
 
@@ -57,12 +57,9 @@ def add(
     for key in wanted:
         if key.hint:
             note(f"hint: {key.hint}")
-    if as_json:
-        print_json([_document(key) for key in stored])
-        return
-    for key in stored:
-        say(f"{key.name}: {key.meaning}, since {moment_text(key.since)}")
-    say(f"Messages recorded before: {backfill_command(key.name for key in stored)}")
+    lines = [f"{key.name}: {key.meaning}, since {moment_text(key.since)}" for key in stored]
+    lines.append(f"Messages recorded before: {backfill_command(key.name for key in stored)}")
+    answer([*map(_document, stored)], *lines, as_json=as_json)
 
 
 def _document(key: KeyDefinition) -> dict[str, Any]:

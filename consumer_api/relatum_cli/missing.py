@@ -1,13 +1,12 @@
 """`relatum missing` and `relatum expect`: messages that were not followed in time, and the expectations."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from relatum_cli.exits import ExitCode
 from relatum_cli.find import open_relations
-from relatum_cli.moments import parse_span
 from relatum_cli.options import (
     CommandOptions,
     Commands,
@@ -17,7 +16,7 @@ from relatum_cli.options import (
     Until,
     argument,
     option,
-    shared,
+    parse_span,
 )
 from relatum_cli.show import answer, moment_text, print_json, print_table, say, show
 from relatum_consumer import MissingReport, UnmetExpectation
@@ -105,9 +104,9 @@ def _lines(report: MissingReport) -> Iterator[str]:
 
 expect = Commands()
 
+WITHIN: Final = "How soon it follows: seconds, or 90s, 15m, 6h, 2d."
+
 Name = Annotated[str, argument("The expectation's name.")]
-Vhost = Annotated[str | None, shared("The streams' virtual host, if not the broker's.")]
-Span = Annotated[Any, shared("How soon it follows: seconds, or 90s, 15m, 6h, 2d.", metavar="SPAN", parser=parse_span)]
 
 
 @expect.command("add")
@@ -117,9 +116,8 @@ def add(
     of: str = option(..., "The stream or super stream to be followed.", metavar="STREAM"),
     by: str = option(..., "The key that both messages share.", metavar="KEY"),
     follows: str = option(..., "The stream or super stream that follows.", metavar="STREAM"),
-    within: Span,
+    within: float = option(..., WITHIN, metavar="SPAN", parser=parse_span),
     grace: str = option(f"{GRACE_S:g}s", "By how much publishers' clocks may differ.", metavar="SPAN"),
-    vhost: Vhost = None,
     given: CommandOptions,
 ) -> None:
     """Define that each message of one stream must be followed by one of another with the same key's value, in time.
@@ -127,21 +125,21 @@ def add(
     An equal existing expectation is kept. `--json` prints one document: the expectation.
     """
     wanted = Expectation(name, of=of, by=by, follows=follows, within_s=within, grace_s=parse_span(grace))
-    add_expectations(given.database_url, wanted, vhost=vhost or given.vhost)
+    add_expectations(given.database_url, wanted, vhost=given.vhost)
     answer(wanted, f"{name}: {wanted.meaning}", as_json=given.as_json)
 
 
 @expect.command("list")
-def list_expectations(*, vhost: Vhost = None, given: CommandOptions) -> None:
-    """List the expectations of a virtual host. `--json` prints one document, the list."""
-    found = defined_expectations(given.database_url, vhost=vhost or given.vhost)
+def list_expectations(*, given: CommandOptions) -> None:
+    """List the expectations of the broker's virtual host. `--json` prints one document, the list."""
+    found = defined_expectations(given.database_url, vhost=given.vhost)
     names = {name: name for name in ("name", "of", "by", "follows")}
     times = {"within": lambda each: f"{each.within_s:g} s", "clocks": lambda each: f"± {each.grace_s:g} s"}
     show(found, {**names, **times}, as_json=given.as_json, empty=NOTHING_EXPECTED)
 
 
 @expect.command("remove")
-def remove(*, name: Name, vhost: Vhost = None, servers: ServerOptions) -> None:
+def remove(*, name: Name, servers: ServerOptions) -> None:
     """Remove an expectation; code 6 if there is none of that name."""
-    remove_expectation(servers.database_url, name, vhost=vhost or servers.vhost)
+    remove_expectation(servers.database_url, name, vhost=servers.vhost)
     say(f"{name} is no longer expected.")

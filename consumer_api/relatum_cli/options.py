@@ -1,9 +1,13 @@
-"""Options that several commands share. URLs may contain passwords: the help never shows one as a default."""
+"""Options that several commands share, and times as people write them.
 
+URLs may contain passwords: the help never shows one as a default.
+"""
+
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from datetime import datetime
+from datetime import UTC, datetime, time, timedelta
 from functools import wraps
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, get_type_hints
@@ -12,8 +16,7 @@ import typer
 from typer.models import ArgumentInfo
 
 from relatum.errors import ConfigurationError
-from relatum_cli.log_lines import LogLevel
-from relatum_cli.moments import FORMS, parse_moment
+from relatum_cli.show import LogLevel, note
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -34,6 +37,55 @@ _DATABASE: Final = "PostgreSQL: postgresql://user:password@host:5432/name."
 _MISSING: Final = "no URL of {}: give {} or set {} to {}; to try it, `relatum up` runs both and prints their URLs"
 ALL_STREAMS: Final = "Streams and super streams; all recorded ones by default."
 LOOK_IN: Final = "Look in this stream or super stream; repeatable. All by default."
+
+
+# --- times ------------------------------------------------------------------------------------------------
+
+FORMS: Final = "2026-11-22T12:03, 2026-11-22, 12:03, -5m or now; in UTC, or with a zone such as +01:00 at the end"
+
+_SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
+_UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+"""The length of each unit, in seconds."""
+
+
+def parse_span(text: str) -> float:
+    """Return the seconds of a span: a number, or a number with s, m, h or d."""
+    found = _SPAN.fullmatch(text.strip())
+    if not found:
+        raise typer.BadParameter(f"{text!r} is not a span of time: give seconds, or 90s, 15m, 6h, 2d")
+    seconds = float(found[1]) * _UNITS[found[2]]
+    if seconds > timedelta.max.total_seconds():
+        raise typer.BadParameter(f"{text!r} is too long for a span of time")
+    return seconds
+
+
+def parse_moment(text: str, now: datetime | None = None) -> datetime:
+    """Return the moment that a text in one of `FORMS` means; if no zone was given, print on stderr how it was read.
+
+    A time without a day is the last one that has passed.
+    """
+    now = datetime.now(UTC) if now is None else now
+    text = text.strip()
+    if text.lower() == "now":
+        return now
+    try:
+        if text.startswith("-"):
+            return now - timedelta(seconds=parse_span(text[1:]))
+        if text[2:3] == ":":
+            clock = time.fromisoformat(text)
+            moment = datetime.combine(now.astimezone(clock.tzinfo or UTC), clock)
+            moment -= timedelta(moment.replace(tzinfo=clock.tzinfo or UTC) > now)
+        else:
+            moment = datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(f"{text!r} is not a time: write {FORMS}") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+        note(f"{text!r} is read as {moment.isoformat()} (UTC, since no zone was given)")
+    return moment
+
+
+# --- options ----------------------------------------------------------------------------------------------
 
 
 def argument(help: str, metavar: str | None = None, *, default: Any = ..., **more: Any) -> Any:  # noqa: A002
@@ -58,9 +110,6 @@ Json: TypeAlias = Annotated[bool, shared("Print JSON for programs.", "--json")]
 Yes: TypeAlias = Annotated[bool, shared("Do not ask.", "--yes")]
 StreamNames: TypeAlias = Annotated[list[str] | None, argument(ALL_STREAMS, "[STREAM…]")]
 LookIn: TypeAlias = Annotated[list[str] | None, shared(LOOK_IN, "--streams", "-s", metavar="STREAM")]
-Complete: TypeAlias = Annotated[
-    bool, shared("Also read what is not recorded yet, from the streams' tails.", "--complete")
-]
 Level: TypeAlias = Annotated[
     LogLevel | None, shared("The lowest level to log on stderr; debug includes the requests to servers.", "--log-level")
 ]
@@ -72,10 +121,6 @@ KeyNames: TypeAlias = Annotated[
     list[str] | None, shared("By this key; repeatable. Any key by default.", "--by", "-b", metavar="KEY")
 ]
 BatchRows: TypeAlias = Annotated[int, shared("Rows deleted in one transaction.", min=1, max=1_000_000, shown=True)]
-MetricsHost: TypeAlias = Annotated[str, shared("The address the metrics are served on.", shown=True)]
-MetricsPort: TypeAlias = Annotated[
-    int, shared("Serve Prometheus metrics on this port; 0 serves none.", min=0, max=65_535, shown=True)
-]
 Port: TypeAlias = Annotated[int, shared("The page's port; 0 for a free one.", min=0, max=65_535, shown=True)]
 
 

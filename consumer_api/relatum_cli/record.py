@@ -6,41 +6,31 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from relatum import metrics
+from relatum import metrics, recording
 from relatum.collecting import forget_finished
 from relatum.contexts import forget_placements
 from relatum.errors import AccessRefused, CoverageConflict, NotFound, RelatumError, StreamNotFound
 from relatum.limits import RECORDER_CONNECTIONS_MAX
 from relatum.reading import StreamReader
-from relatum.recording import (
-    BackfillProgress,
-    BackfillReport,
-    Recorder,
-    StreamVerified,
-    VerifyReport,
-    forget_origin,
-    repair,
-)
-from relatum.recording import backfill as run_backfill
-from relatum.recording import forget as run_forget
-from relatum.recording import prune as run_prune
-from relatum.recording import verify as run_verify
+from relatum.recording import BackfillProgress, BackfillReport, StreamVerified, VerifyReport
 from relatum.recording.forgetting import check_free
 from relatum.recording.verifying import meant_streams
 from relatum_cli.exits import ExitCode, stop_signals
-from relatum_cli.log_lines import LogFormat, LogLevel, set_up_logging
-from relatum_cli.options import (
-    BatchRows,
-    CommandOptions,
-    MetricsHost,
-    MetricsPort,
-    ServerOptions,
-    StreamNames,
-    Yes,
-    argument,
-    option,
+from relatum_cli.options import BatchRows, CommandOptions, ServerOptions, StreamNames, Yes, argument, option
+from relatum_cli.show import (
+    Cells,
+    LogFormat,
+    LogLevel,
+    answer,
+    confirm,
+    counted,
+    note,
+    print_json,
+    progress_bars,
+    say,
+    set_up_logging,
+    show,
 )
-from relatum_cli.show import Cells, answer, confirm, counted, note, print_json, progress_bars, say, show
 
 DIFFERENCES_SHOWN: Final = 20
 """The most differences printed for each stream as text."""
@@ -52,8 +42,8 @@ def record(
     *,
     streams: Streams,
     keys: list[str] | None = option(None, "Define this header as a key first.", "--keys", "-k", metavar="NAME"),
-    metrics_port: MetricsPort = 0,
-    metrics_host: MetricsHost = "127.0.0.1",
+    metrics_port: int = option(0, "Serve Prometheus metrics on this port; 0 serves none.", min=0, max=65_535),
+    metrics_host: str = option("127.0.0.1", "The address the metrics are served on."),
     holder: str | None = option(None, "This recorder's own name in `relatum status`; host and process by default."),
     database_connections: int = option(RECORDER_CONNECTIONS_MAX, "The most connections to PostgreSQL.", min=1),
     log_format: LogFormat = option(LogFormat.TEXT, "How log lines look."),
@@ -67,7 +57,7 @@ def record(
     """
     set_up_logging(log_format, log_level)
     options: dict[str, Any] = {"holder": holder, "database_connections_max": database_connections}
-    recorder = Recorder(servers.broker, servers.database_url, streams, keys=keys or (), **options)
+    recorder = recording.Recorder(servers.broker, servers.database_url, streams, keys=keys or (), **options)
     if metrics_port:
         metrics.serve(metrics_port, metrics_host)
     with stop_signals() as stop:
@@ -105,7 +95,7 @@ def backfill(
                 break
             options: dict[str, Any] = {"super_stream": super_stream, "progress": on_progress, "stop": stop}
             try:
-                reports.append(run_backfill(broker, url, name, keys=keys or None, **options))
+                reports.append(recording.backfill(broker, url, name, keys=keys or None, **options))
             except (NotFound, AccessRefused, CoverageConflict) as error:
                 if streams:
                     raise
@@ -142,8 +132,8 @@ def verify(
     differences), and with --repair dry_run and repaired (what was or would be done).
     """
     broker, url = given.broker, given.database_url
-    report = run_verify(broker, url, streams or None, sample=sample, seed=seed)
-    done = repair(report, url, vhost=broker.vhost, dry_run=dry_run) if repair_rows and not report.ok else None
+    report = recording.verify(broker, url, streams or None, sample=sample, seed=seed)
+    done = recording.repair(report, url, vhost=broker.vhost, dry_run=dry_run) if repair_rows and not report.ok else None
     if given.as_json:
         shown = {name: getattr(report, name) for name in ("ok", "exact", "seed", "streams", "failed")}
         print_json(shown if done is None else {**shown, "dry_run": dry_run, "repaired": done})
@@ -223,7 +213,7 @@ def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given:
     `--json` prints one document: rows deleted by stream; "" counts rows that belong to no recorded stream.
     """
     broker, url = given.broker, given.database_url
-    report = run_prune(broker, url, streams or None, batch_rows=batch_rows)
+    report = recording.prune(broker, url, streams or None, batch_rows=batch_rows)
     if not streams:
         with given.engine() as engine:
             forgotten = forget_finished(engine, batch_rows=batch_rows, seconds=None)
@@ -264,18 +254,18 @@ def forget(
     """
     url, vhost = given.database_url, given.vhost
     if origin:
-        forgotten = forget_origin(url, streams, vhost=vhost)
+        forgotten = recording.forget_origin(url, streams, vhost=vhost)
         answer(forgotten, f"The broker was forgotten for: {', '.join(forgotten)}.", as_json=given.as_json)
         return
     if not (sure or dry_run):
         if given.as_json:
             raise typer.BadParameter("--json deletes without asking, so it needs --yes")
-        found = run_forget(url, streams, vhost=vhost, dry_run=True)
+        found = recording.forget(url, streams, vhost=vhost, dry_run=True)
         for each in found:
             check_free(each.stream, each.needed)
         rows = sum(each.total for each in found)
         confirm(f"Forget {', '.join(each.stream for each in found)}: about {rows:,} rows?")
-    done = run_forget(url, streams, vhost=vhost, dry_run=dry_run, batch_rows=batch_rows)
+    done = recording.forget(url, streams, vhost=vhost, dry_run=dry_run, batch_rows=batch_rows)
     heading = "rows that would be deleted, about" if dry_run else "rows deleted"
     show(done, {"stream": "stream", heading: "total"}, as_json=given.as_json)
     for each in done:

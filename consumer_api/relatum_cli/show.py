@@ -1,4 +1,4 @@
-"""Output of commands: data goes to stdout, errors and progress to stderr.
+"""Output of commands: data goes to stdout; errors, logs and progress go to stderr.
 
 If stdout is not a terminal, nothing is cut, folded, boxed or coloured, and tables are tab-separated: a program may read
 the output, or a person may read it later on another terminal.
@@ -8,12 +8,13 @@ import base64
 import errno
 import io
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
-from enum import Enum
+from datetime import UTC, datetime
+from enum import Enum, StrEnum
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
 BODY_CHARACTERS_SHOWN: Final = 80
 """The most characters of a body in a table; `--json` has the whole body."""
-
-NAMES_SHOWN: Final = 5
-"""The most names in a line; the line counts the others."""
 
 _LINE_BREAKS: Final = str.maketrans({"\t": " ", "\n": " ", "\r": " "})
 """Newlines end rows and tabs end cells, so cells contain neither."""
@@ -88,14 +86,8 @@ def show(
 ) -> None:
     """Print a list as JSON, as a table on a terminal, or as tab-separated lines.
 
-    Args:
-        found: The rows.
-        columns: The columns of the table, or attributes' names separated by spaces.
-        as_json: Print one JSON document, a list.
-        empty: Text to print instead of a table without rows. Default: print the table's head.
-        whole: Headings of columns with short cells, which stay on one line on a terminal.
-        document_of: Converts a row for JSON.
-        json_lines: Print JSON lines instead of one document.
+    `columns` may be attributes' names separated by spaces. `empty` is printed instead of a table without rows, `whole`
+    names columns with short cells, `document_of` converts a row for JSON, `json_lines` prints a document a line.
     """
     rows = list(found)
     if as_json and json_lines:
@@ -114,14 +106,7 @@ def show(
 def print_table(
     rows: Iterable[Iterable[Any]], columns: Collection[str] = (), *, title: str = "", whole: Collection[str] = ()
 ) -> None:
-    """Print a table. Numbers have thousands separators, and long cells wrap.
-
-    Args:
-        rows: The cells of each row.
-        columns: The headings; empty for a table without headings.
-        title: Text above the table. Default: none.
-        whole: Headings of columns with short cells, which stay on one line.
-    """
+    """Print a table. Numbers have thousands separators; long cells wrap, except in the columns `whole`."""
     texts = [[_cell(value) for value in row] for row in rows]
     if title:
         say(title, style="bold")
@@ -139,15 +124,11 @@ def print_table(
         console.print(table)
 
 
-def print_facts(title: str, facts: Iterable[tuple[str, Any]]) -> None:
-    print_table(facts, title=title)
-
-
-def answer(value: Any, text: str, *, as_json: bool) -> None:
+def answer(value: Any, *lines: str, as_json: bool) -> None:
     if as_json:
         print_json(value)
     else:
-        say(text)
+        say("\n".join(lines))
 
 
 def print_json(value: Any, *, one_line: bool = False) -> None:
@@ -221,12 +202,6 @@ def ranges_text(ranges: Sequence[tuple[int, int]], most: int | None = 3) -> str:
     return (", ".join(shown) or "–") + (f" and {more:,} more" if more else "")
 
 
-def first_few(names: Sequence[Any]) -> str:
-    """Return the first names, and how many more there are."""
-    more = len(names) - NAMES_SHOWN
-    return ", ".join(map(str, names[:NAMES_SHOWN])) + (f" and {more:,} more" if more > 0 else "")
-
-
 def counted(number: int, what: str) -> str:
     """Return a number with its noun, in the plural unless the number is 1."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
@@ -247,6 +222,72 @@ def progress_bars(unit: str) -> Iterator[Callable[[str, int, int | None], None]]
             bars.update(tasks[name], completed=done, total=total)
 
         yield update
+
+
+# --- logs -------------------------------------------------------------------------------------------------
+
+_STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+"""Attributes of every record; all others come from `extra`, and are fields."""
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def _extra(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
+
+
+def _at(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one line of JSON: time, level, logger, message, its own fields, and an error's traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": _at(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_extra(record),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """Formats a record as text: time, level, message, then its own fields as name=value."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = "".join(f" {name}={value}" for name, value in _extra(record).items())
+        line = f"{_at(record)} {record.levelname.lower():7} {record.getMessage()}{fields}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def set_up_logging(log_format: LogFormat, level: str) -> None:
+    """Send the logs of this process to stderr.
+
+    `level`: The lowest level for Relatum; other packages log from WARNING on.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    # Relatum's own errors report what pika warns about.
+    logging.getLogger("pika").setLevel(logging.CRITICAL)
+    logging.getLogger("relatum").setLevel(level.upper())
 
 
 # --- stdin and stdout -------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from relatum_cli.options import CommandOptions, DatabaseOptions, Json, argument,
 from relatum_cli.show import (
     lease_text,
     moment_text,
-    print_facts,
     print_json,
+    print_table,
     ranges_text,
     say,
     show,
@@ -62,7 +62,7 @@ def status(
         say("No stream is recorded yet. `relatum record STREAM` records one.")
     else:
         for stream in found:
-            print_facts(_title(stream), _facts(stream))
+            print_table(_facts(stream), title=_title(stream))
     for stream in found if streams else ():
         # The error comes after all output. A missing stream is a normal status.
         if stream.error is not None and stream.state not in ("missing", "deleted"):
@@ -114,7 +114,7 @@ def _print_collector(status: CollectorStatus) -> None:
     facts.append(("oldest not finished", status.oldest_unfinished_at))
     facts += [(f"without a running executor: {each}", count) for each, count in sorted(status.unattended.items())]
     facts.append(("finished messages are kept", "for ever" if status.keep_s is None else f"{status.keep_s:,} s"))
-    print_facts(status.collector, facts)
+    print_table(facts, title=status.collector)
     if status.sources:
         show(status.sources, "stream position lag_offsets follower passed_over")
     if status.members:
@@ -166,4 +166,4 @@ _OUTCOME: Final = "collector type stream offset attempts collected_at forwarded_
 def print_outcome(outcome: Outcome) -> None:
     names = () if outcome.collector is None else _OUTCOME.split()
     facts = [(name.replace("_", " "), getattr(outcome, name)) for name in names]
-    print_facts(f"{outcome.message_id}: {outcome.status.value}", facts)
+    print_table(facts, title=f"{outcome.message_id}: {outcome.status.value}")

@@ -5,8 +5,10 @@ The packages of the extras `web` and `mcp` are imported when a command runs.
 
 import os
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
 
 import typer
 
@@ -84,26 +86,17 @@ def mcp(*, shown: DisplayOptions, servers: ServerOptions) -> None:
     anyio.run(over_stdio, shown.options(servers))
 
 
-def serve(options: WebOptions, begin: tuple[str, int] | None = None, *, query: str = "") -> None:
+def serve(options: WebOptions, begin: Mapping[str, str] | None = None, *, query: str = "") -> None:
     """Serve the page, and print its address, until SIGTERM or Ctrl-C.
 
-    Args:
-        options: The options of the page.
-        begin: The stream and offset of a message whose URL is printed, too. Default: none.
-        query: The query of the printed URL. Default: none.
-
-    Raises:
-        ConfigurationError: the extra is not installed.
-        ServerStartFailed: the page did not start, or ended by itself.
+    `begin`: `stream` and `offset` of a message whose URL is printed, too. `query`: the query of the printed URL.
     """
-    with of_extra():
-        from relatum_consumer.web.links import Links
     with stop_signals() as stopped:
         if stopped.is_set():
             return
         with served(options) as server:
             typer.echo(f"RELATUM_WEB_URL={server.url}{query}")
-            where = "" if begin is None else f" Begin at {server.url}{Links().message(*begin)[1:]}"
+            where = "" if begin is None else f" Begin at {server.url}message?{urlencode(begin)}"
             typer.echo(f"The page is served.{where} (Ctrl-C stops it)", err=True)
             if options.mcp:
                 typer.echo(f"Tools for agents are at {server.url}mcp", err=True)

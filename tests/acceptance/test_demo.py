@@ -22,8 +22,18 @@ import pytest
 import relatum_cli
 from relatum import Broker
 from relatum.reading import StreamReader
-from relatum_cli.demo_questions import Asking
-from relatum_cli.demo_streams import FLIGHTS, PLANES, STREAMS, WEATHER, Data, Row, Servers, load, publish_and_record
+from relatum_cli.demo_flights import (
+    FLIGHTS,
+    PLANES,
+    STREAMS,
+    WEATHER,
+    Asking,
+    Data,
+    Row,
+    Servers,
+    load,
+    publish_and_record,
+)
 from relatum_cli.exits import ExitCode
 from relatum_consumer import Relations
 from tests.acceptance._command import COMMAND, LIMIT_S, Relatum, run

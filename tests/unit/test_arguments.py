@@ -15,7 +15,7 @@ from relatum.reading import BrokerAddress
 from relatum.store.address import parse_database
 from relatum.store.translation import translated_errors
 from relatum.waiting import Deadline
-from relatum_cli.moments import parse_moment
+from relatum_cli.options import parse_moment
 
 COUNTS: list[Any] = [0, -1, True, 1.0, math.nan, math.inf, "1", None, 2**31, 2**63 - 1, 2**63, 10**5000]
 SECONDS: list[Any] = [-1, -0.001, True, math.nan, math.inf, -math.inf, "1", None, 1e300, 2**63, 10**5000]

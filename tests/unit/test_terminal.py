@@ -29,8 +29,8 @@ from relatum.reading import Message
 from relatum_cli import show
 from relatum_cli.app import COMMANDS, app
 from relatum_cli.exits import ExitCode, exit_code_of
-from relatum_cli.log_lines import JsonFormatter, TextFormatter
-from relatum_cli.moments import parse_span
+from relatum_cli.options import parse_span
+from relatum_cli.show import JsonFormatter, TextFormatter
 from relatum_cli.status import print_outcome
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "commands.md"

@@ -16,7 +16,7 @@ from hypothesis import strategies as some
 from relatum.errors import ConfigurationError
 from relatum_consumer.traces import CAUSE, CAUSED, SAME, KeyValue, Link, Row, places, stems_of
 from relatum_consumer.web import WebOptions, WebServer
-from relatum_consumer.web.bodies import (
+from relatum_consumer.web.messages import (
     HEX_BYTES_MAX,
     hex_lines,
     indented,
@@ -25,7 +25,7 @@ from relatum_consumer.web.bodies import (
     previews,
     text_of,
 )
-from relatum_consumer.web.coverage_bar import coverage_bar as bar
+from relatum_consumer.web.rendering import coverage_bar as bar
 from relatum_consumer.web.rendering import span_text, visible
 from tests.support.web import Asking, asking
 

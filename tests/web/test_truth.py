@@ -9,8 +9,7 @@ import anyio
 import pytest
 
 from relatum import Broker
-from relatum_consumer.web.links import Links
-from relatum_consumer.web.site import KEPT_MAX, Site
+from relatum_consumer.web.site import KEPT_MAX, Links, Site
 from tests.support import wait_until
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time, silent_database

@@ -31,9 +31,7 @@ class CollectorsAnswer:
     collectors: tuple[CollectorStatus, ...]
 
 
-@endpoint(
-    "/collectors", "Collectors: messages by state, members, streams.", template="collectors.html", page="collectors"
-)
+@endpoint("/collectors", "Collectors: messages by state, members, streams.")
 async def collectors(site: Site, _: NoParameters) -> CollectorsAnswer:
     return CollectorsAnswer(await _statuses(site))
 
@@ -65,14 +63,8 @@ class CollectorAnswer:
     next: str | None
 
 
-@endpoint(
-    "/collectors/collector",
-    "A collector's messages by state: what failed and why, what waits.",
-    template="collector.html",
-    page="collectors",
-)
+@endpoint("/collectors/collector", "A collector's messages by state: what failed and why, what waits.")
 async def collector(site: Site, asked: CollectorParameters) -> CollectorAnswer:
-    await site.keys()  # loads what is masked
     after = read_cursor(asked.cursor, tuple[Moment | None, Number, Number])
     page = await site.in_thread(
         collected,

@@ -36,12 +36,7 @@ class ContextsAnswer:
     total: int
 
 
-@endpoint(
-    "/contexts",
-    "Super streams with placed contexts: partitions with their contexts, and moves in progress.",
-    template="contexts.html",
-    page="contexts",
-)
+@endpoint("/contexts", "Super streams with placed contexts: partitions with their contexts, and moves in progress.")
 async def contexts(site: Site, _: NoParameters) -> ContextsAnswer:
     names = await site.in_thread(placed_super_streams, site.database, vhost=site.address.vhost)
     return ContextsAnswer(tuple([await _status(site, name) for name in names[:SUPER_STREAMS_LISTED]]), len(names))
@@ -87,12 +82,9 @@ class SuperStreamAnswer:
 @endpoint(
     "/contexts/super-stream",
     "The contexts of a super stream with their partitions, its latest moves, and its serial consumers.",
-    template="super_stream.html",
-    page="contexts",
 )
 async def super_stream(site: Site, asked: SuperStreamParameters) -> SuperStreamAnswer:
     status = await _status(site, asked.name)
-    await site.keys()
     is_masked = site.masking.is_masked_place("header", status.header)
     found, latest = await site.in_thread(_contexts_of, site, asked)
     ask = partial(consumers, asked.name, database=site.database, broker=site.options.broker)
@@ -105,7 +97,7 @@ async def super_stream(site: Site, asked: SuperStreamParameters) -> SuperStreamA
         ),
         latest=tuple(latest),
         consumers=await site.with_broker(("consumers", asked.name), CONTEXTS_KEPT_S, ask, lambda: None),
-        key=next((key for key, each in site.definitions.items() if [*each.sources] == sources), None),
+        key=next((key for key, each in site.masking.definitions.items() if [*each.sources] == sources), None),
         next=asked.cursor + asked.limit if len(found) > asked.limit else None,
     )
 

@@ -1,17 +1,15 @@
 """Endpoints: each is declared once, and becomes a page, a JSON document and an agent's tool, with descriptions.
 
-@endpoint("/collectors", "Collectors: messages by state.", template="collectors.html", page="collectors")
+@endpoint("/collectors", "Collectors: messages by state.")
 async def collectors(site: Site, asked: NoParameters) -> CollectorsAnswer: ...
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import partial
 from typing import Any, Final, TypeVar, get_type_hints
 
 from starlette.requests import Request
@@ -21,13 +19,10 @@ from relatum.documents import document
 from relatum.errors import KeyNotDefined, ReadTimeout, RelatumError, StreamNotFound, Transient
 from relatum.waiting import within
 from relatum_consumer.lookups.answer import first_few
-from relatum_consumer.web.parameters import Parameters, parsed, query_of
-from relatum_consumer.web.problems import DEFINE_GROUPS, Problem, Refused, problem_of
+from relatum_consumer.web.parameters import Parameters, parsed
+from relatum_consumer.web.problems import DEFINE_GROUPS, LESS, Problem, problem_of
 from relatum_consumer.web.rendering import Rendering
-from relatum_consumer.web.servers import ANSWER_S
-from relatum_consumer.web.site import Site
-
-log = logging.getLogger(__name__)
+from relatum_consumer.web.site import ANSWER_S, Site
 
 _Value = TypeVar("_Value")
 _Answering = TypeVar("_Answering", bound=Callable[..., Coroutine[Any, Any, Any]])
@@ -36,10 +31,6 @@ Known = tuple[str, str | None]
 """A fact that is known while one server is unavailable, in words; and a link, or None."""
 
 Handler = Callable[[Request], Awaitable[Response]]
-
-_FAULT: Final = Problem(
-    500, "unexpected", "the page failed unexpectedly", "The log has the traceback: please tell the administrator."
-)
 
 PATIENCE_S: Final = 3.0
 """How long a page waits for optional parts, such as suggestions for its form, in seconds."""
@@ -61,14 +52,11 @@ class Endpoint:
         asked: The model of the parameters.
         gives: The answer's dataclass.
         answer: The function that answers. A `RelatumError` that it raises becomes a `Problem`.
-        template: The page's template, which gets `asked`, `answer` (or None), `problem` and `typed`. Default: None,
-            no page.
-        page: The name that the page's menu marks.
+        is_page: Whether it is also a page. Its template gets `asked`, `answer` (or None), `problem` and `typed`.
         tool: The name of the tool for agents; empty for none.
         is_asked: Whether the parameters ask for an answer; if not, the page shows an empty form.
         unasked: Returns `start`, the first content of a page with an empty form.
         known: Returns the known facts for a page whose answer is missing or needs an unavailable server.
-        narrower: What to ask for instead of a question that timed out.
         files: Functions that return files about the same question, by the last part of their paths.
         empty: The code of a problem for which the page is served with status 200: the template shows the first step.
     """
@@ -78,13 +66,11 @@ class Endpoint:
     asked: type[Parameters]
     gives: type
     answer: Callable[[Site, Any], Coroutine[Any, Any, Any]]
-    template: str | None = None
-    page: str = ""
+    is_page: bool = True
     tool: str = ""
     is_asked: Callable[[Any], bool] = lambda _: True
     unasked: Callable[[Site], Awaitable[Any]] | None = None
     known: Callable[[Site, Any], Awaitable[tuple[Known, ...]]] | None = None
-    narrower: str = "Ask for less: a shorter span of time, fewer streams."
     files: Mapping[str, Callable[[Site, Any], Awaitable[Response]]] = field(default_factory=dict)
     empty: str = ""
 
@@ -93,23 +79,34 @@ class Endpoint:
         """The path of the page; the search is at `/`."""
         return "/" if self.path == "/search" else self.path
 
+    @property
+    def template(self) -> str:
+        """The page's template, named as the last part of the path."""
+        return f"{self.path.rpartition('/')[2].replace('-', '_')}.html"
+
+    @property
+    def menu(self) -> str:
+        """The name that the page's menu marks."""
+        return "streams" if self.path == "/stream" else self.path.split("/")[1]
+
 
 ENDPOINTS: Final[list[Endpoint]] = []
 """All endpoints, in the order in which their modules are imported."""
 
 
-def endpoint(path: str, summary: str, **options: Any) -> Callable[[_Answering], _Answering]:
-    """Declare a function as an endpoint; its annotations name the parameters' model and the answer's dataclass.
+def endpoint(path: str, summary: str, *, needs_keys: bool = True, **options: Any) -> Callable[[_Answering], _Answering]:
+    """Declare a function as an `Endpoint`; its annotations name the parameters' model and the answer's dataclass.
 
-    Args:
-        path: See `Endpoint`.
-        summary: See `Endpoint`.
-        options: Further attributes of `Endpoint`.
+    It is called once the page knows which keys are masked, unless it shows nothing that may be (`needs_keys`).
     """
 
     def declared(answer: _Answering) -> _Answering:
+        async def answer_masked(site: Site, parameters: Any) -> Any:
+            await site.keys_last_known()
+            return await answer(site, parameters)
+
         _, asked, gives = get_type_hints(answer).values()
-        ENDPOINTS.append(Endpoint(path, summary, asked, gives, answer, **options))
+        ENDPOINTS.append(Endpoint(path, summary, asked, gives, answer_masked if needs_keys else answer, **options))
         return answer
 
     return declared
@@ -133,12 +130,15 @@ def given_out(endpoint: Endpoint, respond: Callable[[Site, Any], Awaitable[Respo
     async def handle(request: Request) -> Response:
         site, began = request.app.state.site, time.monotonic()
         try:
-            asked = parsed(endpoint.asked, query_of(request.query_params.multi_items()))
-            return await respond(site, asked)
+            return await respond(site, parsed(endpoint.asked, _typed(request)))
         except Exception as error:  # noqa: BLE001
-            return rendering.problem(await why(endpoint, site, error, began), request.scope)
+            return rendering.problem(await why(site, error, began), request.scope)
 
     return handle
+
+
+def _typed(request: Request) -> dict[str, list[str]]:
+    return {name: request.query_params.getlist(name) for name in request.query_params}
 
 
 # --- pages ------------------------------------------------------------------------------------------------
@@ -146,26 +146,24 @@ def given_out(endpoint: Endpoint, respond: Callable[[Site, Any], Awaitable[Respo
 
 def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
     """Return the handler that responds with the page: the answer, or the problem, and the form as filled in."""
-    assert endpoint.template is not None, "it is a page"
-    template = endpoint.template
 
     async def handle(request: Request) -> Response:
         site: Site = request.app.state.site
-        typed = {name: request.query_params.getlist(name) for name in request.query_params}
+        typed = _typed(request)
         asked: Any = None
         answer = start = problem = None
         began = time.monotonic()
         # While a server is unavailable, an answer that needs it times out sooner.
         limit_s = ANSWER_S if await site.away() else None
         try:
-            asked = parsed(endpoint.asked, query_of(request.query_params.multi_items()))
+            asked = parsed(endpoint.asked, typed)
             with within(limit_s):
                 if endpoint.is_asked(asked):
                     answer = await endpoint.answer(site, asked)
                 elif endpoint.unasked is not None:
                     start = await _in_patience(endpoint.unasked(site))
         except Exception as error:  # noqa: BLE001
-            problem = await why(endpoint, site, error, began)
+            problem = await why(site, error, began)
         took_s = time.monotonic() - began
         known: tuple[Known, ...] = ()
         is_known = problem is not None and (problem.status in (404, 410) or bool(site.servers.away))
@@ -174,7 +172,7 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
         keys = None if site.servers.database.error else await _in_patience(site.keys())
         streams = None if keys is None else await _in_patience(site.relations.streams())
         values = {
-            "page": endpoint.page,
+            "page": endpoint.menu,
             "typed": typed,
             "given": lambda name: typed.get(name, [""])[0],
             "asked": asked,
@@ -183,28 +181,22 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
             "problem": problem,
             "known": known,
             "took_s": took_s,
-            "again": partial(_again, site, endpoint.page_path, typed),
+            # The page's URL with some parameters changed; it leads to the first page unless `cursor` is given.
+            "again": lambda **changes: site.links.to(endpoint.page_path, **{**typed, "cursor": None, **changes}),
             "are_keys_known": keys is not None,
             "offered_keys": keys or (),
             "offered_streams": (streams or ())[:_OFFERED_MAX],
-            "masking": site.masking,
-            "vhost": site.address.vhost,
-            "servers": site.servers,
+            "site": site,
             "away": await site.away(),
         }
         is_well = problem is None or problem.code == endpoint.empty
         status, headers = (200, {}) if is_well or problem is None else (problem.status, problem.headers)
         try:
-            return rendering.page(template, values, status=status, headers=headers)
+            return rendering.page(endpoint.template, values, status=status, headers=headers)
         except Exception as error:  # noqa: BLE001
-            return rendering.problem(problem_met(error), request.scope)
+            return rendering.problem(problem_of(error), request.scope)
 
     return handle
-
-
-def _again(site: Site, path: str, typed: Mapping[str, list[str]], **changes: object) -> str:
-    """Return the page's URL with some parameters changed; it leads to the first page unless `cursor` is given."""
-    return site.links.to(path, **{**typed, "cursor": None, **changes})
 
 
 async def _in_patience(asked: Awaitable[_Value]) -> _Value | None:
@@ -233,19 +225,9 @@ async def gathered(questions: Iterable[Callable[[], Awaitable[_Value]]], at_once
 # --- what went wrong --------------------------------------------------------------------------------------
 
 
-def problem_met(error: Exception) -> Problem:
-    """Return the problem that an error means for the user. Unexpected errors are logged with their tracebacks."""
-    if isinstance(error, Refused):
-        return error.problem
-    problem = problem_of(error) if isinstance(error, RelatumError) else _FAULT
-    if problem.status >= 500 and not problem.is_passing:
-        log.exception("a page failed", exc_info=error)
-    return problem
-
-
-async def why(endpoint: Endpoint, site: Site, error: Exception, began: float) -> Problem:
+async def why(site: Site, error: Exception, began: float) -> Problem:
     """Return the problem, blaming the unavailable server if there is one, or else the time limit if it was exceeded."""
-    problem, took_s = problem_met(error), time.monotonic() - began
+    problem, took_s = problem_of(error), time.monotonic() - began
     if isinstance(error, KeyNotDefined | StreamNotFound) and problem.hint != DEFINE_GROUPS:
         with suppress(RelatumError):
             return replace(problem, hint=await _offered(site, error))
@@ -255,7 +237,7 @@ async def why(endpoint: Endpoint, site: Site, error: Exception, began: float) ->
         return replace(problem, message=f"this needs {away[0].name}, which does not answer")
     if isinstance(error, ReadTimeout) or took_s >= site.options.timeout_s:
         limit = f"the answer takes longer than its limit of {site.options.timeout_s:g} s"
-        return Problem(503, "took_too_long", limit, endpoint.narrower, problem.headers)
+        return Problem(503, "took_too_long", limit, LESS, problem.headers)
     return problem
 
 
@@ -276,4 +258,4 @@ async def _offered(site: Site, error: KeyNotDefined | StreamNotFound) -> str:
 def words_of(site: Site, error: RelatumError) -> str:
     """Return in one line why a part of an answer failed."""
     away = site.servers.away
-    return f"{away[0].name} does not answer" if away and isinstance(error, Transient) else problem_met(error).words
+    return f"{away[0].name} does not answer" if away and isinstance(error, Transient) else problem_of(error).words

@@ -31,8 +31,6 @@ UNRECORDED_READ: Final = 20_000
 """The most offsets unrecorded by the key of groups that are read from the streams: about 100 ms. A small lag of the
 recorder then leaves nothing open. If there are more, the answer covers the recorded part and names the rest."""
 
-_NARROWER: Final = "The query reads every row of the key: name one stream, or ask for older groups."
-
 _PLACES_LISTED: Final = 5
 _RANGES_LISTED: Final = 20
 _EXPIRED_LISTED: Final = 100
@@ -68,7 +66,7 @@ async def _id_at(site: Site, place: MessageId) -> str:
     return number.group_id
 
 
-# --- groups ----------------------------------------------------------------------------------------------
+# --- groups -----------------------------------------------------------------------------------------------
 
 
 class GroupsParameters(Parameters):
@@ -105,13 +103,9 @@ class GroupsAnswer:
 @endpoint(
     "/groups",
     "Unfinished message groups and what they lack, or all groups; and the group consumers.",
-    template="groups.html",
-    page="groups",
     empty="key_not_defined",
-    narrower=_NARROWER,
 )
 async def groups(site: Site, asked: GroupsParameters) -> GroupsAnswer:
-    await site.keys()  # loads what is masked
     page: Sequence[GroupReport]
     cursor = incomplete = contradictory = None
     if asked.show == "all":
@@ -194,15 +188,8 @@ class GroupAnswer:
     next: int | None
 
 
-@endpoint(
-    "/groups/group",
-    "A message group, with its messages by number.",
-    template="group.html",
-    page="groups",
-    narrower=_NARROWER,
-)
+@endpoint("/groups/group", "A message group, with its messages by number.")
 async def group(site: Site, asked: GroupParameters) -> GroupAnswer:
-    await site.keys()
     group_id = asked.id
     if asked.of_offset is not None:
         group_id = await _id_at(site, MessageId(asked.of_stream, asked.of_offset))

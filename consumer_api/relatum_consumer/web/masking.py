@@ -23,14 +23,8 @@ NOT_SAID: Final = "~"
 class Masking:
     """Decides what is masked, and computes digests.
 
-    Args:
-        keys: Names of keys that are masked in addition to those masked by definition.
-        bodies: Whether all bodies are masked.
-        show_bodies: Whether to show bodies that may contain a masked value.
-
-    Attributes:
-        definitions: The last known keys, by name; empty before the first `take`.
-        is_known: Whether `take` was called; before that, nothing can be shown.
+    `keys` are masked in addition to those masked by definition. `definitions` are the last known keys, by name; before
+    the first `take` (`is_known`), nothing can be shown.
     """
 
     def __init__(self, keys: Iterable[str], *, bodies: bool, show_bodies: bool) -> None:
@@ -48,7 +42,6 @@ class Masking:
         return self.secret is None and any(each.masked or each.name in self._keys for each in definitions)
 
     def take(self, definitions: tuple[KeyDefinition, ...]) -> None:
-        """Use these definitions from now on."""
         if not self.is_known or definitions != tuple(self.definitions.values()):
             self._places = masked_places(definitions, self._keys)
             self.definitions = {each.name: each for each in definitions}
@@ -59,8 +52,11 @@ class Masking:
         assert self.is_known, "definitions come from `Site.keys`"
         return not self._places.keys().isdisjoint(units_of(definition.components))
 
+    def is_masked_key(self, name: str) -> bool:
+        """Whether a key's values are digests; a removed key may have been masked, so it counts as masked."""
+        return name not in self.definitions or self.is_masked(self.definitions[name])
+
     def is_masked_place(self, kind: str, name: str) -> bool:
-        """Whether a header or property is masked."""
         assert self.is_known, "definitions come from `Site.keys`"
         return Place(kind, name) in self._places
 
@@ -80,7 +76,6 @@ class Masking:
         return self._bodies or (bool(self._places) and not self._show_bodies)
 
     def digest(self, value: str) -> str:
-        """Return the digest of a masked value."""
         assert self.secret is not None, "the secret comes with `Site.keys`"
         given = value.encode("utf-8", "surrogatepass")
         return f"~{hmac.new(self.secret, given, hashlib.sha256).hexdigest()[:_DIGITS]}"

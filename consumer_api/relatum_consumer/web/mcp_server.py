@@ -22,12 +22,11 @@ import relatum_consumer.web.application  # noqa: F401 - it imports all endpoints
 from relatum.checks import seconds_text
 from relatum.documents import document
 from relatum_consumer.web.endpoint import ENDPOINTS, Endpoint, why
-from relatum_consumer.web.links import Links
 from relatum_consumer.web.options import WebOptions
-from relatum_consumer.web.parameters import Parameters, parsed, properties_of, required_of
+from relatum_consumer.web.parameters import Parameters, Schemas, object_schema, parsed, properties_of, required_of
+from relatum_consumer.web.problems import LESS
 from relatum_consumer.web.rendering import visible
-from relatum_consumer.web.schemas import Schemas, object_schema
-from relatum_consumer.web.site import Site
+from relatum_consumer.web.site import Links, Site
 
 _INSTRUCTIONS: Final = """\
 Relatum finds messages that belong together across RabbitMQ streams, by keys (named values of messages) and by time. \
@@ -76,8 +75,6 @@ _ERROR_CHARACTERS_MAX: Final = 8_000
 
 _REQUEST_BYTES_MAX: Final = 256 << 10
 """The largest request over HTTP, in bytes."""
-
-_LESS: Final = "a narrower span of time, fewer streams, one key, a lower limit."
 
 _STOPPED: Final = {
     "limit": "a higher limit, or a narrower trace (by, since, until)",
@@ -172,9 +169,9 @@ async def _called(site: Site, tool: Endpoint, arguments: Mapping[str, Any]) -> t
             structured = await _answered(site, tool, parsed(tool.asked, arguments))
             return _text_of(structured), structured
     except TimeoutError:
-        return f"took_too_long: no answer within {seconds_text(patience_s)}. Ask for less: {_LESS}", None
+        return f"took_too_long: no answer within {seconds_text(patience_s)}. {LESS}", None
     except Exception as error:  # noqa: BLE001
-        problem = await why(tool, site, error, began)
+        problem = await why(site, error, began)
         words = _visible(f"{problem.code}: {problem.words}")
         return words if len(words) <= _ERROR_CHARACTERS_MAX else f"{words[: _ERROR_CHARACTERS_MAX - 1]}…", None
 

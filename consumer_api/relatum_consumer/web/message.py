@@ -16,20 +16,23 @@ from relatum.keys import KeyDefinition
 from relatum.membership import membership
 from relatum.outcomes import Outcome
 from relatum.reading import Message
-from relatum_consumer.web.bodies import BodyKind, kind_of, text_of, whole_characters
 from relatum_consumer.web.collectors import outcomes_of
 from relatum_consumer.web.endpoint import endpoint, gathered, words_of
 from relatum_consumer.web.messages import (
+    BodyKind,
     KeyValue,
     MessageRow,
     Named,
     key_values,
+    kind_of,
     message_rows,
     named_values,
+    text_of,
     values_of,
+    whole_characters,
 )
 from relatum_consumer.web.parameters import Number
-from relatum_consumer.web.problems import Problem, Refused
+from relatum_consumer.web.problems import Problem
 from relatum_consumer.web.site import Site
 from relatum_consumer.web.streams import StreamParameters, ends
 
@@ -110,9 +113,7 @@ class MessageAnswer:
 
 
 async def message(site: Site, asked: MessageParameters) -> MessageAnswer:
-    """Read a message, and look up its related messages."""
     found = await site.relations.read(asked.stream, asked.offset)
-    await site.keys_last_known()
     keys = key_values(site, found)
     # One lookup for each key covers all its values.
     related = gathered([partial(_related, site, found, key) for key in keys if not key.of_value])
@@ -157,7 +158,7 @@ async def _related(site: Site, found: Message, key: KeyValue) -> RelatedByKey:
     has_more = len(answer) > RELATED_SHOWN
     messages: Sequence[Message] = answer.messages
     if has_more:
-        messages = await _nearest(site, site.definitions[key.key], found) or answer[:RELATED_SHOWN]
+        messages = await _nearest(site, site.masking.definitions[key.key], found) or answer[:RELATED_SHOWN]
     by_time = sorted(messages, key=lambda each: (each.time_us or 0, each.stream, each.offset))
     return RelatedByKey(key, answer.status.value, answer.words, message_rows(site, by_time), has_more)
 
@@ -215,8 +216,6 @@ async def _neighbours(site: Site, found: Message) -> tuple[int | None, int | Non
 
 # --- its body as a file -----------------------------------------------------------------------------------
 
-_MASKED: Final = Problem(403, "bodies_masked", "this body is not shown here", "The page's administrator can allow it.")
-
 _ALONE: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 """A file opened by itself, too, gets its own origin and loads and runs nothing. Only the browser's styles apply."""
 
@@ -225,7 +224,7 @@ async def _body_file(site: Site, asked: MessageParameters) -> Response:
     await site.keys()
     found = await site.relations.read(asked.stream, asked.offset)
     if site.masking.hides_body(found):
-        raise Refused(_MASKED)
+        raise Problem(403, "bodies_masked", "this body is not shown here", "The page's administrator can allow it.")
     # Without the stream's name, which may have any characters.
     saved = f'attachment; filename="message-{asked.offset}.bin"'
     headers = {"Content-Security-Policy": _ALONE, "Content-Disposition": saved}
@@ -235,8 +234,6 @@ async def _body_file(site: Site, asked: MessageParameters) -> Response:
 endpoint(
     "/message",
     "A message: time, keys, headers, properties, a part of its body, and its related messages by each key.",
-    template="message.html",
-    page="message",
     tool="read",
     known=ends,
     files={"body": _body_file},

@@ -15,8 +15,8 @@ from relatum_consumer.web.messages import shown_value
 from relatum_consumer.web.parameters import Moment, Number, Parameters, cursor_of, read_cursor
 from relatum_consumer.web.site import Site
 
-SPANS: Final = {"5m": 300.0, "1h": 3_600.0, "1d": None, "all": None}
-"""How far back due messages are checked, in seconds. None: a day is the default of `missing`, all has no limit."""
+SPANS: Final = {"5m": 300.0, "1h": 3_600.0}
+"""How far back due messages are checked, in seconds; `missing` checks a day by default."""
 
 COUNTED_S: Final = 4.0
 """How long the counts of all expectations on a page may take, in seconds: messages are read for them."""
@@ -64,8 +64,6 @@ class MissingAnswer:
 @endpoint(
     "/missing",
     "The expectations, and how many messages did not meet each: missing, late, not known.",
-    template="missing.html",
-    page="missing",
     tool="expectations",
 )
 async def missing(site: Site, asked: MissingParameters) -> MissingAnswer:
@@ -97,10 +95,7 @@ def _since(expectation: Expectation, span: str) -> datetime | None:
     """Return the time of the first message to check; None for a day, the default of `missing`."""
     if span == "all":
         return datetime.fromtimestamp(0, UTC)
-    seconds = SPANS[span]
-    if seconds is None:
-        return None
-    return datetime.now(UTC) - timedelta(seconds=expectation.within_s + seconds)
+    return None if span == "1d" else datetime.now(UTC) - timedelta(seconds=expectation.within_s + SPANS[span])
 
 
 # --- one expectation --------------------------------------------------------------------------------------
@@ -132,15 +127,11 @@ class ExpectationAnswer:
 @endpoint(
     "/missing/expectation",
     "The messages that did not meet one expectation: missing, late, or not known and why.",
-    template="expectation.html",
-    page="missing",
     tool="missing",
-    narrower=_TOO_LONG,
 )
 async def expectation(site: Site, asked: ExpectationParameters) -> ExpectationAnswer:
     if not asked.name:
         raise InvalidInput("name is missing: the name of the expectation")
-    await site.keys()
     given = read_cursor(asked.cursor, tuple[ExpectationResult, Moment, Moment, Number])
     since = asked.since
     if since is None and asked.until is None and given is None:

@@ -13,6 +13,8 @@ from relatum.reading import Broker
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """Host names of a page on loopback. Others are refused: DNS rebinding points a foreign name at 127.0.0.1."""
 
+TIMEOUT_S_MAX: Final = 86_400.0
+
 TOKEN_MIN: Final = 16
 """The shortest token, in characters: the page does not limit guesses."""
 
@@ -36,7 +38,7 @@ class WebOptions:
         mask_bodies: Whether to hide all bodies. Default: False.
         show_bodies: Whether to show bodies that may contain a masked value. Default: False.
         mcp: Whether to serve tools for agents at `/mcp`; needs the extra `mcp`. Default: False.
-        timeout_s: How long one lookup may take, in seconds. Default: 10.
+        timeout_s: How long one lookup may take, in seconds, at most a day. Default: 10.
         database_connections_max: The most PostgreSQL sessions for lookups. Default: 6.
 
     Raises:
@@ -61,7 +63,7 @@ class WebOptions:
     def __post_init__(self) -> None:
         checked_count("database_connections_max", self.database_connections_max)
         checked_count("port", self.port, least=0, most=65_535)
-        checked_seconds("timeout_s", self.timeout_s)
+        checked_seconds("timeout_s", self.timeout_s, most=TIMEOUT_S_MAX)
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ConfigurationError(f"a root path begins with / and does not end with it, not {self.root_path!r}")
         if self.token is not None and not (len(self.token) >= TOKEN_MIN and self.token.isascii()):
@@ -70,21 +72,16 @@ class WebOptions:
             )
         if self.mask_bodies and self.show_bodies:
             raise ConfigurationError("bodies are masked (--mask-bodies) or shown (--show-bodies), not both")
-        if not self.is_loopback and self.token is None:
+        if not is_loopback(self.host) and self.token is None:
             raise ConfigurationError(
                 f"at {self.host} anyone could read all messages: give a token (`token=`, or RELATUM_WEB_TOKEN for "
                 "`relatum web`), or listen at 127.0.0.1"
             )
 
     @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can reach the page."""
-        return is_loopback(self.host)
-
-    @property
     def allowed_hosts(self) -> list[str]:
         """The host names of requests that the page accepts; `*` for any."""
-        return [*LOOPBACK_NAMES, *self.hosts] if self.is_loopback or self.hosts else ["*"]
+        return [*LOOPBACK_NAMES, *self.hosts] if is_loopback(self.host) or self.hosts else ["*"]
 
 
 @contextmanager
@@ -101,7 +98,7 @@ def of_extra(extra: str = "web") -> Iterator[None]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is a loopback address."""
+    """Whether only this machine can reach an address."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,6 @@
-"""An endpoint's parameters: a pydantic model, which parses a query or a tool's arguments, and has their schemas.
+"""An endpoint's parameters, its cursors, the schemas of its answer, and the OpenAPI description of `/api`.
+
+Parameters are a pydantic model, which parses a query or a tool's arguments, and has their schemas:
 
 class StreamParameters(Parameters):
     stream: str = Field(description="The stream.")
@@ -7,9 +9,13 @@ class StreamParameters(Parameters):
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, TypeVar
+from enum import Enum
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -22,8 +28,13 @@ from pydantic import (
     field_validator,
 )
 
-from relatum.errors import InvalidInput
+from relatum.documents import field_names
+from relatum.errors import InvalidInput, RelatumError
 from relatum.limits import INTEGER_MAX
+from relatum.reading import Message
+
+if TYPE_CHECKING:
+    from relatum_consumer.web.endpoint import Endpoint
 
 _TEXT_MAX: Final = 4_096
 """The longest value, in characters: a key's value has at most 1,024 bytes, and a stream's name 255."""
@@ -73,22 +84,16 @@ Number = Annotated[int, Field(ge=0, le=INTEGER_MAX)]
 _Question = TypeVar("_Question", bound=Parameters)
 
 
-def query_of(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Return a query's parameters: a text for each, or a list if it is repeated."""
-    given: dict[str, list[str]] = {}
-    for name, text in pairs:
-        given.setdefault(name, []).append(text)
-    return {name: texts if len(texts) > 1 else texts[0] for name, texts in given.items()}
-
-
 def parsed(kind: type[_Question], given: Mapping[str, Any]) -> _Question:
     """Parse parameters. Empty ones are left out, like the fields of a form that was not filled in.
 
     Raises:
         InvalidInput: a parameter is invalid, missing, or unknown.
     """
-    lists = {name: [each for each in value if each != ""] for name, value in given.items() if isinstance(value, list)}
-    filled = {name: value for name, value in {**given, **lists}.items() if value not in ("", None, [])}
+    # A query has a list for each parameter, of one text mostly.
+    lists = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
+    lists = {name: [each for each in values if each not in ("", None)] for name, values in lists.items()}
+    filled = {name: values[0] if len(values) == 1 else values for name, values in lists.items() if values}
     try:
         return kind.model_validate(filled)
     except ValidationError as error:
@@ -103,13 +108,11 @@ def parsed(kind: type[_Question], given: Mapping[str, Any]) -> _Question:
 
 
 def properties_of(kind: type[Parameters]) -> dict[str, dict[str, Any]]:
-    """Return the JSON schema of each parameter."""
     found: dict[str, dict[str, Any]] = kind.model_json_schema().get("properties", {})
     return {name: {key: value for key, value in schema.items() if key != "title"} for name, schema in found.items()}
 
 
 def required_of(kind: type[Parameters]) -> list[str]:
-    """Return the names of the required parameters."""
     return [name for name, field in kind.model_fields.items() if field.is_required()]
 
 
@@ -117,7 +120,6 @@ def required_of(kind: type[Parameters]) -> list[str]:
 
 
 def cursor_of(*values: str | int | datetime | None) -> str:
-    """Return the values as a cursor."""
     return base64.urlsafe_b64encode(json.dumps(values, default=datetime.isoformat).encode()).decode()
 
 
@@ -131,3 +133,117 @@ def read_cursor(text: str, kind: Any) -> Any:
         return TypeAdapter(kind).validate_json(base64.urlsafe_b64decode(text.encode())) if text else None
     except ValueError:
         raise InvalidInput("this cursor is invalid: take `next` of the previous page") from None
+
+
+# --- schemas of answers -----------------------------------------------------------------------------------
+
+_PLAIN: Final[dict[Any, dict[str, Any]]] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    datetime: {"type": "string", "format": "date-time"},
+    RelatumError: {"type": "string"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Schemas:
+    """The schemas of answers made so far, by class name; `at` is their path in the document."""
+
+    at: str = "#/components/schemas/"
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, kind: Any) -> dict[str, Any]:  # noqa: PLR0911
+        if kind in _PLAIN:
+            return _PLAIN[kind]
+        origin, arguments = get_origin(kind), get_args(kind)
+        if origin in (Union, UnionType):
+            return {"anyOf": [{"type": "null"} if each is NoneType else self.of(each) for each in arguments]}
+        if origin is Literal:
+            return {"type": "string", "enum": list(arguments)}
+        if origin is None and issubclass(kind, Enum):
+            return {"type": "string", "enum": [each.value for each in kind]}
+        if origin is None:
+            return self._reference(kind)
+        if issubclass(origin, Mapping):
+            return {"type": "object", "additionalProperties": self.of(arguments[1])}
+        if len(arguments) == 1 or arguments[1:] == (...,):
+            return {"type": "array", "items": self.of(arguments[0])}
+        return {"type": "array", "prefixItems": [self.of(each) for each in arguments], "items": False}
+
+    def _reference(self, kind: Any) -> dict[str, Any]:
+        if kind is Message:
+            raise TypeError("a message is shown by message_rows, which masks it")
+        name = kind.__name__
+        if name not in self.found:
+            self.found[name] = {}  # a class may contain itself
+            hints, names = get_type_hints(kind), field_names(kind)
+            self.found[name] = object_schema({each: self.of(hints[each]) for each in names}, _summary(kind))
+        return {"$ref": f"{self.at}{name}"}
+
+
+def object_schema(properties: dict[str, Any], description: str) -> dict[str, Any]:
+    """Return the schema of an object with exactly these properties."""
+    return {
+        "type": "object",
+        "description": description,
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def _summary(kind: Any) -> str:
+    """Return a class's docstring on one line, without its list of attributes."""
+    return " ".join((kind.__doc__ or "").partition("Attributes:")[0].split())
+
+
+# --- OpenAPI ----------------------------------------------------------------------------------------------
+
+_ERROR: Final = object_schema(
+    {
+        "error": object_schema(
+            {name: {"type": "string"} for name in ("code", "message", "hint")},
+            "A code for scripts, what failed, and what to do.",
+        )
+    },
+    "Why there is no answer.",
+)
+
+
+def openapi(endpoints: Iterable["Endpoint"], root_path: str, version: str) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 description of `/api`, made from the endpoints' declarations."""
+    schemas = Schemas(found={"Error": _ERROR})
+    description = "What the page shows, as JSON. Read-only."
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Relatum", "version": version, "description": description},
+        "servers": [{"url": f"{root_path}/api"}],
+        "paths": {endpoint.path: {"get": _operation(endpoint, schemas)} for endpoint in endpoints},
+        "components": {"schemas": schemas.found},
+    }
+
+
+def _operation(endpoint: "Endpoint", schemas: Schemas) -> dict[str, Any]:
+    def response(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+        return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+    return {
+        "summary": endpoint.summary,
+        "operationId": re.sub(r"\W+", "_", endpoint.path).strip("_"),
+        "parameters": [
+            {
+                "name": name,
+                "in": "query",
+                "required": name in required_of(endpoint.asked),
+                "description": schema["description"],
+                "schema": schema,
+            }
+            for name, schema in properties_of(endpoint.asked).items()
+        ],
+        "responses": {
+            "200": response(_summary(endpoint.gives), schemas.of(endpoint.gives)),
+            "default": response("There is no answer.", {"$ref": f"{schemas.at}Error"}),
+        },
+    }

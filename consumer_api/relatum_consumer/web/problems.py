@@ -1,5 +1,6 @@
 """Problems: errors for people and scripts, with an HTTP status, a code, what failed, and what to do next."""
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,18 +9,12 @@ from typing import Final
 from relatum import errors
 from relatum.membership import GROUP_KEY
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """The reason why there is no answer.
 
-    Attributes:
-        status: The HTTP status.
-        code: The error's name for scripts, such as `stream_not_found`.
-        message: What failed, with which value.
-        hint: What to do next. Default: empty.
-        headers: Headers of the response. Default: none.
-    """
+@dataclass(eq=False)
+class Problem(Exception):
+    """Why there is no answer, raised or shown: `code` is the name for scripts, `hint` says what to do next."""
 
     status: int
     code: str
@@ -32,21 +27,9 @@ class Problem:
         """What failed, and what to do."""
         return f"{self.message.rstrip('.')}. {self.hint}"
 
-    @property
-    def is_passing(self) -> bool:
-        """Whether the problem may pass by itself."""
-        return self.status == 503
 
-
-class Refused(Exception):
-    """Refuses a request with a problem."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.code)
-        self.problem = problem
-
-
-_REPEAT: Final = "Nothing is lost: try again in a moment."
+LESS: Final = "Ask for less: a shorter span of time, fewer streams, one key, a lower limit."
+"""What to do about a question that took too long."""
 
 # The first matching class counts, so subclasses come first.
 _KINDS: Final[tuple[tuple[type[errors.RelatumError], int, str], ...]] = (
@@ -62,10 +45,9 @@ _KINDS: Final[tuple[tuple[type[errors.RelatumError], int, str], ...]] = (
     (errors.AccessRefused, 403, "The page's user may not read this; the administrator can allow it."),
     (errors.StreamReplaced, 409, "Run a recorder on it: relatum record STREAM."),
     (errors.Conflict, 409, "Check the stream: relatum verify STREAM."),
-    (errors.Transient, 503, _REPEAT),
+    (errors.Transient, 503, "Nothing is lost: try again in a moment."),
     (errors.DataError, 502, "This cannot be repaired: recorders and readers continue after it."),
 )
-
 
 DEFINE_GROUPS: Final = (
     f"`relatum keys add {GROUP_KEY.name} "
@@ -74,9 +56,16 @@ DEFINE_GROUPS: Final = (
 )
 
 
-def problem_of(error: errors.RelatumError) -> Problem:
-    """Return the problem that a lookup's error means for the user."""
-    status, hint = next(((status, hint) for kind, status, hint in _KINDS if isinstance(error, kind)), (500, ""))
+def problem_of(error: Exception) -> Problem:
+    """Return the problem that an error means for the user. Unexpected errors are logged with their tracebacks."""
+    if isinstance(error, Problem):
+        return error
+    unknown = 500, "The log has the traceback: please tell the administrator."
+    status, hint = next(((status, hint) for kind, status, hint in _KINDS if isinstance(error, kind)), unknown)
+    if status in (500, 502):
+        log.exception("a page failed", exc_info=error)
+    if not isinstance(error, errors.RelatumError):
+        return Problem(status, "unexpected", "the page failed unexpectedly", hint)
     if isinstance(error, errors.KeyNotDefined) and error.key == GROUP_KEY.name:
         hint = DEFINE_GROUPS
     headers = {"Retry-After": "1"} if isinstance(error, errors.Transient) else {}

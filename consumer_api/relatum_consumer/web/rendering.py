@@ -1,32 +1,26 @@
 """Templates and responses: the only place that makes HTML, and it always escapes."""
 
-import hashlib
 import json
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
-from typing import Any, Final
+from itertools import pairwise
+from typing import Any, Final, Literal
 
 import jinja2
-from jinja2.runtime import Context
 from markupsafe import Markup
 from starlette.responses import Response
 from starlette.types import Scope
 
 from relatum.checks import size_text
-from relatum.keys import KeyDefinition
 from relatum.recording import StreamStatus
+from relatum.store.coverage import Range
 from relatum_consumer.traces import Tree
-from relatum_consumer.web.bodies import hex_lines, indented
-from relatum_consumer.web.coverage_bar import CoveragePiece, coverage_bar
-from relatum_consumer.web.links import FOR_PROGRAMS, Links
-from relatum_consumer.web.masking import Masking
-from relatum_consumer.web.messages import KeyValue
+from relatum_consumer.web.messages import KeyValue, hex_lines, indented
 from relatum_consumer.web.problems import Problem
-
-HUES: Final = 8
-"""How many colours keys have, each with a letter."""
+from relatum_consumer.web.site import FOR_PROGRAMS, Links
 
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
@@ -40,17 +34,8 @@ def static_files() -> dict[str, tuple[bytes, str]]:
     return {file.name: (file.read_bytes(), kind) for file, kind in kinds if kind}
 
 
-def version_of(static: Mapping[str, tuple[bytes, str]]) -> str:
-    """Return a hash of all static files, which changes when one of them does."""
-    return hashlib.sha256(repr(sorted(static.items())).encode()).hexdigest()[:16]
-
-
 class Rendering:
-    """Makes responses from templates, values and problems.
-
-    Args:
-        links: The paths of the page.
-    """
+    """Makes responses from templates, values and problems."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
@@ -61,22 +46,12 @@ class Rendering:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.globals |= {
-            "links": links,
-            "masking": None,
-            "problem": None,
-            "page": "",
-            "known": (),
-            "servers": None,
-        }
+        self._environment.globals |= {"links": links, "problem": None, "page": "", "known": (), "site": None}
         self._environment.filters |= {
             "bar": _bar,
             "commands": _commands,
             "count": lambda value: f"{value:,}",
-            "followed": _followed,
             "hex_lines": lambda part: hex_lines(bytes.fromhex(part)),
-            "hue": _hue,
-            "is_masked": _is_masked,
             "key_value": KeyValue,
             "indented": indented,
             "size": size_text,
@@ -91,7 +66,6 @@ class Rendering:
     def page(
         self, template: str, values: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> Response:
-        """Return an HTML response."""
         text = self._environment.get_template(template).render(values)
         return Response(text, status, dict(headers or {}), "text/html; charset=utf-8")
 
@@ -103,46 +77,80 @@ class Rendering:
         return self.page("problem.html", {"problem": problem}, status=problem.status, headers=problem.headers)
 
     def json(self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-        """Return a JSON response."""
         text = json.dumps(value, ensure_ascii=False)
         return Response(text.encode("utf-8", "replace"), status, dict(headers or {}), "application/json")
 
 
+# --- coverage as a bar ------------------------------------------------------------------------------------
+
+PieceKind = Literal["recorded", "partly", "hole", "unrecorded"]
+
+_WORST: Final[tuple[PieceKind, ...]] = ("hole", "unrecorded", "partly", "recorded")
+"""The order in which kinds win if a piece has several: faults must stay visible."""
+
+PIECES_MAX: Final = 200
+"""The most pieces of a bar. If there are more, the bar is cut evenly, and each piece shows the worst kind in it."""
+
+_LEAST: Final = 0.6
+"""The smallest width of a piece, in per cent of the bar, so that it can be seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoveragePiece:
+    """A part of a bar: offsets [start, end), and its position and width, in per cent of the bar."""
+
+    kind: PieceKind
+    start: int
+    end: int
+    x: float
+    width: float
+
+
+def coverage_bar(
+    within: Range, covered: Mapping[str, Sequence[Range]], holes: Sequence[Range]
+) -> tuple[CoveragePiece, ...]:
+    """Return the pieces of a bar in the order in which they are drawn, for the offsets that a stream retains.
+
+    A piece that all keys cover is `recorded`; that some cover, `partly`. `holes` were dropped before recording.
+    """
+    first, end = within
+    if end <= first:
+        return ()
+    edges = {first, end}
+    for ranges in (*covered.values(), holes):
+        edges.update(edge for each in ranges for edge in each if first < edge < end)
+    cuts = sorted(edges)
+    if len(cuts) > PIECES_MAX:
+        count = min(PIECES_MAX, end - first)
+        cuts = [first + (end - first) * n // count for n in range(count + 1)]
+    pieces: list[tuple[PieceKind, int, int]] = []
+    for start, stop in pairwise(cuts):
+        kind = _worst(start, stop, covered, holes)
+        begun = pieces.pop()[1] if pieces and pieces[-1][0] == kind else start
+        pieces.append((kind, begun, stop))
+    # Pieces overlap: faults are drawn last, so that their minimum width stays visible.
+    pieces.sort(key=lambda piece: (-_WORST.index(piece[0]), piece[1]))
+    return tuple(_drawn(within, *piece) for piece in pieces)
+
+
+def _worst(start: int, end: int, covered: Mapping[str, Sequence[Range]], holes: Sequence[Range]) -> PieceKind:
+    if any(a < end and start < b for a, b in holes):
+        return "hole"
+    whole = sum(any(a <= start and end <= b for a, b in ranges) for ranges in covered.values())
+    if not whole:
+        return "unrecorded"
+    return "recorded" if whole == len(covered) else "partly"
+
+
+def _drawn(within: Range, kind: PieceKind, start: int, end: int) -> CoveragePiece:
+    scale = 100.0 / (within[1] - within[0])
+    x, width = (start - within[0]) * scale, (end - start) * scale
+    if width < _LEAST:
+        x, width = min(x, 100.0 - _LEAST), _LEAST
+    return CoveragePiece(kind, start, end, round(x, 3), round(width, 3))
+
+
 # --- filters ----------------------------------------------------------------------------------------------
-
-
-@jinja2.pass_context
-def _hue(context: Context, key: str) -> int:
-    """Return the index of a key's colour and letter, which adding or removing other keys does not change."""
-    definition = _definition(context, key)
-    return 0 if definition is None else (definition.key_id - 1) % HUES
-
-
-@jinja2.pass_context
-def _is_masked(context: Context, key: str) -> bool:
-    """Whether a key's values are digests; a removed key may have been masked, so it counts as masked."""
-    definition = _definition(context, key)
-    return definition is None or context["masking"].is_masked(definition)
-
-
-def _definition(context: Context, key: str) -> KeyDefinition | None:
-    masking: Masking | None = context["masking"]
-    return None if masking is None else masking.definitions.get(key)
-
-
-@jinja2.pass_context
-def _followed(context: Context, each: Any, place: Any = None) -> str:
-    """Return the URL of a search for a key's value: by the value, or by its message if it is masked or composite."""
-    links: Links = context["links"]
-    definition = _definition(context, each.key)
-    if definition is None:
-        return ""
-    if not _is_masked(context, each.key) and not definition.is_composite:
-        return links.search(key=each.key, value=each.value)
-    if place is None:
-        return ""
-    of_value = getattr(each, "of_value", 0)
-    return links.search(key=each.key, of_stream=place.stream, of_offset=place.offset, of_value=of_value or None)
 
 
 def _bar(found: StreamStatus, key: str = "") -> tuple[CoveragePiece, ...]:

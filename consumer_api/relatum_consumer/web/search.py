@@ -1,9 +1,8 @@
 """Search: messages by a key's value, by the value of another message, or around a moment, ordered by time."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any, Final, Literal
 
 from pydantic import Field
@@ -55,6 +54,14 @@ class SearchAnswer(Covered):
     streams_count: int
 
 
+@endpoint(
+    "/search",
+    "The messages that carry a key's value, or share that of a message (of_stream, of_offset), by time, and "
+    "whether there may be others (`status`). Use it to follow masked values.",
+    tool="find",
+    is_asked=lambda asked: bool(asked.value or asked.of_stream),
+    unasked=lambda site: live(site, parsed(LiveParameters, {"limit": 500})),
+)
 async def search(site: Site, asked: SearchParameters) -> SearchAnswer:
     value, beside = await _value_sought(site, asked)
     answer, page, cursor = await _page(site, asked, value, beside)
@@ -79,13 +86,12 @@ async def search(site: Site, asked: SearchParameters) -> SearchAnswer:
 
 async def _value_sought(site: Site, asked: SearchParameters) -> tuple[Any, Message | None]:
     """Return the value to search for, and the message that it comes from, or None."""
-    await site.keys()
     if not asked.key:
         raise InvalidInput("key is missing: the name of the key to search by")
     if not asked.of_stream or asked.of_offset is None:
         return given_value(asked.value), None
     message = await site.relations.read(asked.of_stream, asked.of_offset)
-    definition = site.definitions.get(asked.key)
+    definition = site.masking.definitions.get(asked.key)
     values = [] if definition is None else values_of(definition, message)
     if asked.of_value >= len(values):
         raise InvalidInput(f"the message {message.id} has no such value of the key {asked.key!r}")
@@ -97,34 +103,30 @@ async def _page(
 ) -> tuple[Answer, Sequence[Message], str | None]:
     """Return the answer from a page's first moment on, the page, and the cursor of the next page.
 
-    A cursor is a moment, the number of its messages on earlier pages, and the number of all messages on earlier pages.
-    Messages without a time come last: their cursors have no moment, and skip all earlier messages.
+    A cursor is a moment, and the number of its messages on earlier pages.
     """
-    moment, shown, total = read_cursor(asked.cursor, tuple[Moment | None, Number, Number]) or (None, 0, 0)
-    since, until, is_by_time = asked.since, asked.until, moment is not None and asked.order == "oldest"
-    if is_by_time:
+    moment, shown = read_cursor(asked.cursor, tuple[Moment, Number]) or (None, 0)
+    since, until = asked.since, asked.until
+    if moment is not None and asked.order == "oldest":
         since = moment
     elif moment is not None:
         until = moment + _MICROSECOND
-    ask = partial(site.relations.find, asked.key, value, streams=asked.stream or None)
-    limit = shown + asked.limit + 1 + (beside is not None)
-    answer = await ask(since=since, until=until, order=asked.order, limit=limit, complete=asked.complete)
+    answer = await site.relations.find(
+        asked.key,
+        value,
+        streams=asked.stream or None,
+        since=since,
+        until=until,
+        order=asked.order,
+        limit=shown + asked.limit + 1 + (beside is not None),
+        complete=asked.complete,
+    )
     found = [each for each in answer.messages if beside is None or each.id != beside.id][shown:]
     page = found[: asked.limit]
-    total += len(page)
-    last = page[-1].time if page else None
-    if len(found) > len(page) and last is not None:
-        same = sum(each.time == last for each in page) + (shown if last == moment else 0)
-        return answer, page, cursor_of(last, same, total)
-    if len(found) > len(page) or (is_by_time and not (asked.since or asked.until) and await _has_untimed(ask)):
-        return answer, page, cursor_of(None, total, total)
-    return answer, page, None
-
-
-async def _has_untimed(ask: Callable[..., Awaitable[Answer]]) -> bool:
-    """Whether there are messages without a time."""
-    newest = await ask(limit=1, order="newest")
-    return bool(newest) and newest[0].time is None
+    if len(found) == len(page):
+        return answer, page, None
+    last = page[-1].time
+    return answer, page, cursor_of(last, sum(each.time == last for each in page) + (shown if last == moment else 0))
 
 
 def _words(answer: Answer, page: Sequence[Message], beside: Message | None) -> str:
@@ -141,18 +143,6 @@ def _advice(answer: Answer, asked: SearchParameters) -> str:
     if answer.status in ("not_recorded_yet", "unproven") and not asked.complete:
         return "It may be in what is not recorded yet, which can be read from the streams."
     return "" if answer.missing_keys else answer.explanation
-
-
-endpoint(
-    "/search",
-    "The messages that carry a key's value, or share that of a message (of_stream, of_offset), by time, and "
-    "whether there may be others (`status`). Use it to follow masked values.",
-    template="search.html",
-    page="search",
-    tool="find",
-    is_asked=lambda asked: bool(asked.value or asked.of_stream),
-    unasked=lambda site: live(site, parsed(LiveParameters, {"limit": 500})),
-)(search)
 
 
 # --- around a moment --------------------------------------------------------------------------------------
@@ -180,7 +170,12 @@ class AroundAnswer(Covered):
     may_be_more: bool
 
 
-@endpoint("/around", "The messages around a moment, or a message's time, in all streams, by time.", tool="around")
+@endpoint(
+    "/around",
+    "The messages around a moment, or a message's time, in all streams, by time.",
+    is_page=False,
+    tool="around",
+)
 async def around(site: Site, asked: AroundParameters) -> AroundAnswer:
     given = [asked.moment is not None, bool(asked.stream), asked.offset is not None]
     if given not in ([True, False, False], [False, True, True]):
@@ -189,7 +184,6 @@ async def around(site: Site, asked: AroundParameters) -> AroundAnswer:
     moment = start if isinstance(start, datetime) else start.time
     if moment is None:
         raise InvalidInput("this message has no time: give a moment")
-    await site.keys()
     answer = await site.relations.around(
         start,
         asked.streams or None,
@@ -225,12 +219,11 @@ class ValuesAnswer:
     reason: str
 
 
-@endpoint("/values", "The first recorded values of a key that begin with a prefix.", tool="values")
+@endpoint("/values", "The first recorded values of a key that begin with a prefix.", is_page=False, tool="values")
 async def values(site: Site, asked: ValuesParameters) -> ValuesAnswer:
     if not asked.key:
         raise InvalidInput("key is missing: the name of the key")
-    await site.keys()
-    definition = site.definitions.get(asked.key)
+    definition = site.masking.definitions.get(asked.key)
     if definition is not None and site.masking.is_masked(definition):
         return ValuesAnswer((), "values of a masked key are not listed")
     if definition is not None and definition.is_composite:

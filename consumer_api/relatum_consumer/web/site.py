@@ -1,9 +1,12 @@
-"""What all pages share: lookups, a stream reader, a read-only database, and cached results."""
+"""What all pages share: links, the state of both servers, lookups, a stream reader, a read-only database, a cache."""
 
+import asyncio
+import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
@@ -11,18 +14,167 @@ from urllib.parse import parse_qsl, quote, urlencode
 import anyio
 import anyio.to_thread
 
-from relatum.errors import BrokerUnavailable, ReadTimeout
+from relatum.errors import BrokerUnavailable, ReadTimeout, RelatumError
 from relatum.keys import KeyDefinition
-from relatum.reading import AsyncStreamReader, BrokerAddress, Message
-from relatum.store.catalog import mask_secret
+from relatum.reading import AsyncStreamReader, Broker, BrokerAddress, Message
+from relatum.store.catalog import KEYS_IN_FORCE, mask_secret
 from relatum.store.database import Database
 from relatum.store.translation import translated_errors
-from relatum.waiting import within
+from relatum.waiting import Threads, in_thread, within
 from relatum_consumer import AsyncRelations
-from relatum_consumer.web.links import Links
 from relatum_consumer.web.masking import Masking
 from relatum_consumer.web.options import WebOptions
-from relatum_consumer.web.servers import Server, Servers
+
+log = logging.getLogger(__name__)
+
+# --- links ------------------------------------------------------------------------------------------------
+
+MCP_PATH: Final = "/mcp"
+"""The path of the tools for agents."""
+
+FOR_PROGRAMS: Final = ("/api/", MCP_PATH)
+"""Paths for programs; errors there are JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Builds the page's paths, absolute on the host. `version` is the hash of the static files."""
+
+    root_path: str = ""
+    version: str = ""
+
+    def to(self, path: str, **query: object) -> str:
+        """Return a path with a query. None, False and empty values are left out; a list repeats the parameter."""
+        given = [(name, value) for name, values in query.items() for value in _several(values)]
+        return f"{self.root_path}{path}{'?' if given else ''}{urlencode(given)}"
+
+    def static(self, name: str) -> str:
+        """Return the path of a static file, which changes when a static file does."""
+        return self.to(f"/static/{self.version}/{name}")
+
+    def search(self, **query: object) -> str:
+        return self.to("/", **query)
+
+    def stream(self, stream: str) -> str:
+        return self.to("/stream", stream=stream)
+
+    def message(self, stream: str, offset: int, part: str = "", **query: object) -> str:
+        """Return the path of a message, or of its `body`. It is valid as long as the message exists."""
+        return self.to(f"/message{part and '/'}{part}", stream=stream, offset=offset, **query)
+
+
+def _several(value: object) -> Iterable[str]:
+    if isinstance(value, tuple | list):
+        return [text for each in value for text in _several(each)]
+    # An undefined value of a template is an empty text.
+    if value is None or value is False or str(value) == "":
+        return ()
+    if isinstance(value, datetime):
+        return [value.isoformat()]
+    return ["1" if value is True else str(value)]
+
+
+# --- the servers' state -----------------------------------------------------------------------------------
+
+ANSWER_S: Final = 2.0
+"""How long a server may take to answer a check before it counts as unavailable, in seconds."""
+
+EVERY_S: Final = 2.0
+"""Seconds between two checks, so that `since` is right even if nobody has used the page for a while."""
+
+_ANY_STREAM: Final = "relatum"
+"""A stream that need not exist: any answer will do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """RabbitMQ or PostgreSQL.
+
+    `called` is the cluster's name, empty while unknown; `where` has host, port, and virtual host or database. `error`
+    says why it counts as unavailable, `since` when; empty and None if it answers.
+    """
+
+    name: str
+    called: str
+    where: str
+    error: str = ""
+    since: datetime | None = None
+
+
+class Servers:
+    """Checks both servers, and remembers since when one is unavailable.
+
+    It uses its own connections, so a busy page does not look like an unavailable server.
+    """
+
+    def __init__(self, broker: str | Broker, database: str) -> None:
+        self._broker = broker
+        self._database = Database(database, connections_max=1)
+        self._threads = Threads(1, "relatum-servers")
+        self._reader: AsyncStreamReader | None = None
+        self._lock = asyncio.Lock()
+        self.broker = Server("RabbitMQ", "", _place_of(BrokerAddress.of(broker)))
+        self.database = Server("PostgreSQL", "", self._database.address.name)
+
+    @property
+    def away(self) -> tuple[Server, ...]:
+        """The servers that did not answer the last check."""
+        return tuple(each for each in (self.broker, self.database) if each.error)
+
+    async def ask(self) -> None:
+        """Check both servers, for at most `ANSWER_S`."""
+        async with self._lock:
+            asked = in_thread(self._threads, self._database.rows, KEYS_IN_FORCE, {})
+            broker, database = await asyncio.gather(_error_of(self._reach_broker()), _error_of(asked))
+            called = self.broker.called if self._reader is None else self._reader.cluster_name or ""
+            self.broker = _found(replace(self.broker, called=called), broker)
+            self.database = _found(self.database, database)
+
+    async def watch(self) -> None:
+        while True:
+            await self.ask()
+            await asyncio.sleep(EVERY_S)
+
+    async def close(self) -> None:
+        if self._reader is not None:
+            await self._reader.close()
+        self._threads.shutdown()
+        self._database.close()
+
+    async def _reach_broker(self) -> None:
+        if self._reader is None:
+            self._reader = await AsyncStreamReader.open(self._broker, timeout_s=ANSWER_S, broker_connections_max=2)
+        await self._reader.missing([_ANY_STREAM])
+
+
+async def _error_of(asked: Awaitable[object]) -> str:
+    """Return why a check failed; empty if the server answers in time."""
+    began = time.monotonic()
+    try:
+        with within(ANSWER_S):
+            await asked
+    except (RelatumError, TimeoutError) as error:
+        return str(error).rstrip(".") if time.monotonic() - began < ANSWER_S else f"no answer within {ANSWER_S:g} s"
+    return ""
+
+
+def _found(server: Server, error: str) -> Server:
+    """Return the server's state after a check, and log changes."""
+    if not error:
+        if server.error:
+            log.warning("%s at %s answers again", server.name, server.where)
+        return replace(server, error="", since=None)
+    if server.since is None:
+        log.warning("%s at %s is unavailable: %s. The page keeps checking it", server.name, server.where, error)
+    return replace(server, error=error, since=server.since or datetime.now(UTC))
+
+
+def _place_of(address: BrokerAddress) -> str:
+    hosts = [f"{each.host}:{each.amqp_port or each.stream_port}" for each in address.each]
+    return f"{','.join(hosts)}{'' if address.vhost == '/' else f', virtual host {address.vhost}'}"
+
+
+# --- all of it --------------------------------------------------------------------------------------------
 
 _READ_ONLY: Final = "-c default_transaction_read_only=on"
 """An option of all sessions: the page cannot write, whatever the role may do."""
@@ -30,14 +182,14 @@ _READ_ONLY: Final = "-c default_transaction_read_only=on"
 _ORPHANED_S: Final = 5.0
 """Seconds that PostgreSQL waits beyond `timeout_s` before it ends a statement: for pages that were killed or hang."""
 
-_TIMEOUT_MS_MAX: Final = (1 << 31) - 1
-"""The largest `statement_timeout` of PostgreSQL."""
-
 KEPT_S: Final = 1.0
 """Seconds for which common results are cached: viewers of the same page share one query."""
 
 SECRET_KEPT_S: Final = 30.0
 """Seconds for which the secret of digests is cached."""
+
+HUES: Final = 8
+"""How many colours keys have, each with a letter."""
 
 _THREADS: Final = 3
 """The most concurrent blocking calls: each uses its own session and connection."""
@@ -55,13 +207,7 @@ class _CacheEntry:
 
 
 class Site:
-    """Both servers for all pages; made when the application starts, closed when it ends.
-
-    Attributes:
-        database: The database for blocking calls of other packages; see `in_thread`.
-        engine: The database's engine, for statements of the page itself.
-        servers: The state of both servers.
-    """
+    """Both servers for all pages, while the application runs; `database` is for blocking calls, see `in_thread`."""
 
     def __init__(self, options: WebOptions, links: Links) -> None:
         self.options = options
@@ -77,14 +223,12 @@ class Site:
         )
         self.servers = Servers(options.broker, database)
         self.database = Database(database, refusing=None, connections_max=_THREADS, statement_s=options.timeout_s)
-        self.engine = self.database.engine
         self._reader: AsyncStreamReader | None = None
         self._opening = anyio.Lock()
         self._threads = anyio.CapacityLimiter(_THREADS)
         self._kept: dict[Any, _CacheEntry] = {}
 
     async def close(self) -> None:
-        """Close all connections."""
         await self.servers.close()
         await self.relations.close()
         if self._reader is not None:
@@ -110,18 +254,34 @@ class Site:
         self.masking.take(definitions)
         return definitions
 
-    @property
-    def definitions(self) -> Mapping[str, KeyDefinition]:
-        """The keys that `keys` returned last, by name."""
-        return self.masking.definitions
-
     async def keys_last_known(self) -> None:
         """Load the keys as `keys` does; while the database is unavailable, keep the last known keys, if any."""
         if not (self.servers.database.error and self.masking.is_known):
             await self.keys()
 
+    def hue(self, key: str) -> int:
+        """Return the index of a key's colour and letter, which adding or removing other keys does not change."""
+        return (self.masking.definitions[key].key_id - 1) % HUES if key in self.masking.definitions else 0
+
+    def followed(self, each: Any, place: Any = None) -> str:
+        """Return the URL of a search for a key's value: by the value, or by its message if it is masked or composite.
+
+        It is empty if the key was removed, or if the message is needed and `place` is None.
+        """
+        definition = self.masking.definitions.get(each.key)
+        if definition is None:
+            return ""
+        if not self.masking.is_masked(definition) and not definition.is_composite:
+            return self.links.search(key=each.key, value=each.value)
+        if place is None:
+            return ""
+        of_value = getattr(each, "of_value", 0)
+        return self.links.search(
+            key=each.key, of_stream=place.stream, of_offset=place.offset, of_value=of_value or None
+        )
+
     def _secret(self) -> bytes:
-        with translated_errors(), self.engine.connect() as connection:
+        with translated_errors(), self.database.engine.connect() as connection:
             return mask_secret(connection)
 
     async def away(self, *, now: bool = False) -> tuple[Server, ...]:
@@ -167,6 +327,6 @@ def read_only(database: str, statement_s: float) -> str:
     base, _, query = database.partition("?")
     given = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
     others = [(name, value) for name, value in given if name != "options"]
-    ours = f"{_READ_ONLY} -c statement_timeout={min(math.ceil(1e3 * statement_s), _TIMEOUT_MS_MAX)}"
+    ours = f"{_READ_ONLY} -c statement_timeout={math.ceil(1e3 * statement_s)}"
     options = " ".join([*(value for name, value in given if name == "options"), ours])
     return f"{base}?{urlencode([*others, ('options', options)], quote_via=quote)}"

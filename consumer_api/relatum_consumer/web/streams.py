@@ -13,11 +13,11 @@ from relatum.reading import Agreement, Message, agreement_of
 from relatum.recording import StreamStatus, status
 from relatum.recording.overview import RecordedEnd, RecorderMember, key_sizes, recorded_ends, recorder_list
 from relatum.recording.stream_status import recorded_status
-from relatum_consumer.web.coverage_bar import coverage_bar
 from relatum_consumer.web.endpoint import Known, endpoint, gathered
 from relatum_consumer.web.messages import MessageRow, message_rows
 from relatum_consumer.web.parameters import NoParameters, Number, Parameters, Several
-from relatum_consumer.web.problems import Problem, Refused
+from relatum_consumer.web.problems import Problem
+from relatum_consumer.web.rendering import coverage_bar
 from relatum_consumer.web.site import KEPT_S, Site
 
 _SIZES_KEPT_S: Final = 30.0
@@ -41,7 +41,7 @@ async def statuses(site: Site, names: Sequence[str]) -> tuple[StreamStatus, ...]
     wanted = tuple(names)
     away = BrokerUnavailable("RabbitMQ does not answer now")
     both = partial(status, site.options.broker, site.database, wanted)
-    database_alone = partial(recorded_status, site.engine, site.address.vhost, wanted, away)
+    database_alone = partial(recorded_status, site.database.engine, site.address.vhost, wanted, away)
     found = await site.with_broker(("status", wanted), KEPT_S, both, database_alone) if wanted else []
     return tuple(replace(each, state="complete") if _is_complete(each) else each for each in found)
 
@@ -81,9 +81,8 @@ class KeysAnswer:
     keys: tuple[KeyRow, ...]
 
 
-@endpoint("/keys", "The defined keys, by which messages can be found, with their sizes.", tool="keys")
+@endpoint("/keys", "The defined keys, by which messages can be found, with their sizes.", is_page=False, tool="keys")
 async def keys(site: Site, _: NoParameters) -> KeysAnswer:
-    await site.keys()
     sizes = await site.cached("sizes", _SIZES_KEPT_S, partial(site.in_thread, key_sizes, site.database))
     return KeysAnswer(
         tuple(
@@ -127,8 +126,6 @@ class StreamsAnswer:
 @endpoint(
     "/streams",
     "The recorded streams: ends, lag, coverage, state; keys with their sizes; recorders.",
-    template="streams.html",
-    page="streams",
     tool="streams",
 )
 async def streams(site: Site, asked: StreamsParameters) -> StreamsAnswer:
@@ -176,13 +173,7 @@ async def ends(site: Site, asked: StreamParameters) -> tuple[Known, ...]:
     )
 
 
-@endpoint(
-    "/stream",
-    "A stream: its latest messages, coverage by key, skipped messages, events.",
-    template="stream.html",
-    page="streams",
-    known=ends,
-)
+@endpoint("/stream", "A stream: its latest messages, coverage by key, skipped messages, events.", known=ends)
 async def stream(site: Site, asked: StreamParameters) -> StreamAnswer:
     found = await statuses(site, [asked.stream])
     if not found:
@@ -198,7 +189,6 @@ async def _latest(site: Site, found: StreamStatus) -> tuple[MessageRow, ...]:
     """Return the last messages of a stream, newest first; none if the broker cannot answer."""
     if found.last is None:
         return ()
-    await site.keys()
     try:
         start = max(found.first or 0, found.last + 1 - _LATEST_OFFSETS)
         messages = await site.scan(found.stream, start, found.last + 1)
@@ -228,7 +218,7 @@ class LiveAnswer:
     streams_count: int
 
 
-@endpoint("/live", "The recorded messages that arrived last.", template="live.html", page="live")
+@endpoint("/live", "The recorded messages that arrived last.")
 async def live(site: Site, asked: LiveParameters) -> LiveAnswer:
     """Return the latest messages; viewers of the same page share one read."""
     return await site.cached(("live", asked), KEPT_S, partial(_live, site, asked))
@@ -271,9 +261,9 @@ class HealthAnswer:
     is_well: bool
 
 
-@endpoint("/health", "Whether the database and the broker answer.")
+@endpoint("/health", "Whether the database and the broker answer.", is_page=False, needs_keys=False)
 async def health(site: Site, _: NoParameters) -> HealthAnswer:
     if away := await site.away(now=True):
         wrong = "; ".join(f"{each.name} does not answer: {each.error}" for each in away)
-        raise Refused(Problem(503, "not_well", wrong, "It may pass: try again.", {"Retry-After": "1"}))
+        raise Problem(503, "not_well", wrong, "It may pass: try again.", {"Retry-After": "1"})
     return HealthAnswer(is_well=True)

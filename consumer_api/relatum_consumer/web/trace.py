@@ -61,9 +61,15 @@ class TraceAnswer(Covered):
     streams_count: int
 
 
+@endpoint(
+    "/trace",
+    "A conversation: all messages that are connected with a message (stream, offset) or with a key's value (key, "
+    "value), hop by hop over all keys, and what a bound left out (`stopped`).",
+    tool="trace",
+    is_asked=lambda asked: bool(asked.stream or asked.key or asked.value or asked.offset is not None),
+)
 async def trace(site: Site, asked: TraceParameters) -> TraceAnswer:
     found = await _traced(site, asked)
-    await site.keys()
 
     def masked(each: _Valued) -> _Valued:
         if each.key is None:
@@ -137,14 +143,3 @@ def _advice(found: Trace, asked: TraceParameters) -> str:
     if found.explanation or not is_open or asked.complete:
         return found.explanation
     return "More may be in what is not recorded yet, which can be read from the streams."
-
-
-endpoint(
-    "/trace",
-    "A conversation: all messages that are connected with a message (stream, offset) or with a key's value (key, "
-    "value), hop by hop over all keys, and what a bound left out (`stopped`).",
-    template="trace.html",
-    page="trace",
-    tool="trace",
-    is_asked=lambda asked: bool(asked.stream or asked.key or asked.value or asked.offset is not None),
-)(trace)

