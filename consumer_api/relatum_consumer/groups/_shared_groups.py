@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from types import TracebackType
 from typing import Any, Final, Self
 
 from relatum import metrics
@@ -394,7 +393,5 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.aclose()

@@ -5,12 +5,13 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
+from operator import index
 from typing import Final, Literal
 
 from relatum.checks import checked_count, checked_name, shown
 from relatum.errors import InvalidInput, StreamNotFound, StreamNotHere, StreamUnavailable
 from relatum.limits import INTEGER_MAX
-from relatum.reading._bounds import check_integers, check_time
+from relatum.reading._bounds import check_time
 from relatum.reading._connection import GOODBYE_S, Attach, SocketConnection
 from relatum.reading._leaders import Leaders, NotSettled, NotTheLeader, attach_at_end, check_leading, not_settled
 from relatum.reading._message import Message
@@ -106,8 +107,11 @@ class Scan:
         """Check the arguments of a caller; `InvalidInput` if one is invalid."""
         checked_name("stream", stream)
         if stop is not None:
-            check_integers((stop,))
-            if not 0 <= stop <= INTEGER_MAX + 1:
+            try:
+                is_offset = not isinstance(stop, bool) and 0 <= index(stop) <= INTEGER_MAX + 1
+            except TypeError:
+                is_offset = False
+            if not is_offset:
                 raise InvalidInput(f"stop= takes an offset, or None, not {shown(stop)}")
         return cls(stream, *_beginning(start), stop, follow, checked_count("credit", credit, most=CREDIT_MAX))
 
