@@ -12,21 +12,20 @@ from functools import partial
 from typing import Final, Generic, TypeVar
 
 from relatum import metrics
-from relatum.errors import AccessRefused, CoverageConflict, NotFound, RelatumError
+from relatum.errors import CoverageConflict, RelatumError
 from relatum.following import Attached, CaughtUp, Failed, Hole, Replaced, StreamFollower
 from relatum.processes import new_holder
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import BrokerAddress, StreamBounds, StreamReader, bounds_or_error
 from relatum.recording.commit import Committer
 from relatum.recording.own_broker import OwnBroker
-from relatum.recording.recorder_membership import Membership
 from relatum.recording.statistics import RecorderMetrics
 from relatum.recording.stream_recording import OpenTail, StreamRecording
 from relatum.recording.tails import Opened, open_streams
-from relatum.recording.upkeep import Upkeep
+from relatum.recording.upkeep import Membership, Upkeep
 from relatum.store.catalog import StreamRow
 from relatum.store.database import IDLE_S, AnyDatabase, Database
 from relatum.store.members import LEASE_S, RECORDERS, Member
-from relatum.waiting import ComponentLoop, Deadline, Duty, Outages, Server, ended
+from relatum.waiting import ComponentLoop, Deadline, Duty, Outages, Server, ended, within
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -61,23 +60,22 @@ class Question(Generic[_Answer]):
     def __init__(
         self,
         group: "RecorderGroup",
+        what: str,
         call: Callable[[Sequence[StreamRecording]], Mapping[StreamRecording, _Answer | RelatumError]],
     ) -> None:
         self._group = group
+        self._what = what
         self._call = call
         self._waiting: dict[StreamRecording, asyncio.Future[_Answer]] = {}
         self._duty: Duty | None = None
-
-    def begin(self, what: str) -> None:
-        """Start asking."""
-        self._duty = self._group.repeat(self._ask, what)
 
     async def answer(self, stream: StreamRecording) -> _Answer:
         """Ask for a stream, and wait for its answer."""
         answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._waiting[stream] = answer
-        if self._duty is not None:
-            self._duty.wake()
+        if self._duty is None:
+            self._duty = self._group.repeat(self._ask, self._what)
+        self._duty.wake()
         return await answer
 
     async def _ask(self) -> float:
@@ -116,7 +114,6 @@ class RecorderGroup:
         holder: str | None = None,
         lease_s: float = LEASE_S,
     ) -> None:
-        self._address = address
         self.stopping = threading.Event()
         self._ending = Deadline(None)
         has_own = connections_max >= RESERVED_FROM and not isinstance(database, Database)
@@ -139,8 +136,8 @@ class RecorderGroup:
             who="reading of stream {!r}".format,
         )
         self.broker = OwnBroker(self.engine, address.vhost, self.follower.reader)
-        self.find: Question[StreamRow | None] = Question(self, self._find)
-        self.open: Question[Opened] = Question(self, self._open)
+        self.find: Question[StreamRow | None] = Question(self, "looking up streams", self._find)
+        self.open: Question[Opened] = Question(self, "opening streams", self._open)
         member = Member(RECORDERS, name or new_holder(), lease_s=lease_s, holder=holder)
         self.membership = Membership(self, lease_engine, member)
         self._committer = Committer(self, commit_engine, on_receipts)
@@ -177,8 +174,6 @@ class RecorderGroup:
 
     def _begin(self) -> None:
         if not self.stopping.is_set():
-            self.find.begin("looking up streams")
-            self.open.begin("opening streams")
             self.membership.begin()
             self._upkeep.begin()
 
@@ -230,17 +225,16 @@ class RecorderGroup:
 
     def drain(self, until: float) -> None:
         """Wait until the streams that this process records are recorded up to their present ends."""
-        streams = {stream.name: stream for stream in self.streams()}
         try:
-            # A separate reader, with a time limit.
-            with StreamReader.open(self._address, timeout_s=max(0.1, until - time.monotonic())) as reader:
-                ends = {name: _end_of(reader, name) for name in streams}
+            with within(max(0.1, until - time.monotonic())):
+                found = {stream: bounds_or_error(self.reader(), stream.name) for stream in self.streams()}
         except RelatumError as error:
             logger.info("not drained: %s", ended(error))
             return
-        for name, end in ends.items():
-            streams[name].progress.show(end)
-        while time.monotonic() < until and any(end >= 0 and streams[name].lacks(end) for name, end in ends.items()):
+        ends = {stream: bounds.last for stream, bounds in found.items() if isinstance(bounds, StreamBounds)}
+        for stream, end in ends.items():
+            stream.progress.show(end)
+        while time.monotonic() < until and any(end is not None and each.lacks(end) for each, end in ends.items()):
             time.sleep(DRAIN_LOOK_S)
 
     def left(self) -> dict[str, int | None]:
@@ -286,12 +280,3 @@ class RecorderGroup:
         if self._has_begun:
             await self.membership.leave()
         await asyncio.wait([closing], timeout=max(0.0, self._ending.left_s()))
-
-
-def _end_of(reader: StreamReader, stream: str) -> int:
-    """Return the offset of a stream's last message; -1 if there is none, or it cannot be read."""
-    try:
-        last = reader.bounds(stream).last
-    except (NotFound, AccessRefused):
-        return -1
-    return -1 if last is None else last
