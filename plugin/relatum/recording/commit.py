@@ -233,7 +233,7 @@ class Committer:
     def _extract(self, tail: "OpenTail", batch: RecordBatch) -> None:
         for part, reason in readable(batch):
             if reason is not None:
-                tail.stream.pass_over(part.last_offset + 1, reason)
+                tail.stream.pass_over(tail.row, part.last_offset + 1, reason)
                 return
             tail.add(part)
             tail.stream.progress.read(part.last_offset)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -14,6 +14,9 @@ from relatum.recording.tails import after_loss
 from relatum.store.catalog import StreamRow, ensure_streams, streams_named
 from relatum.store.database import sql, transaction
 from relatum.store.members import RECORDERS
+
+if TYPE_CHECKING:
+    from relatum.recording.stream_recording import StreamRecording
 
 UNKNOWN_S: Final = 60.0
 """Seconds before a broker whose id is unknown is asked for it again."""
@@ -53,18 +56,18 @@ class OwnBroker:
         """Return whether a broker id is known to be another broker's."""
         return BrokerIdentity(broker_id, "").contradicts(self._identity)
 
-    def find(self, sought: Sequence[tuple[str, str | None, bool]]) -> dict[str, StreamRow | RelatumError]:
-        """Return the rows of streams by name, or an error for a stream of another broker.
+    def find(self, streams: Sequence["StreamRecording"]) -> dict["StreamRecording", StreamRow | RelatumError | None]:
+        """Return the rows of streams, or an error for a stream of another broker.
 
-        `sought`: Each stream's name, its super stream, and whether the broker has confirmed that it exists: only then
-        is a missing row added.
+        A missing row is added only if the broker has confirmed that the stream exists.
         """
         self._identify()
         with transaction(self._engine) as connection:
-            have_one = {row.name for row in self._rows(connection, [name for name, _, _ in sought])}
-            ours = {name: super_stream for name, super_stream, is_there in sought if is_there or name in have_one}
+            have_one = {row.name for row in self._rows(connection, [each.name for each in streams])}
+            ours = {each.name: each.super_stream for each in streams if each.is_there or each.name in have_one}
             others = self._others(connection, ensure_streams(connection, self._vhost, ours))
-            return {row.name: row for row in self._rows(connection, list(ours))} | others
+            found = {row.name: row for row in self._rows(connection, list(ours))} | others
+        return {each: found.get(each.name) for each in streams}
 
     def check(self, names: Sequence[str]) -> None:
         """Raise if all streams belong to another broker."""

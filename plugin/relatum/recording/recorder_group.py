@@ -136,7 +136,7 @@ class RecorderGroup:
             who="reading of stream {!r}".format,
         )
         self.broker = OwnBroker(self.engine, address.vhost, self.follower.reader)
-        self.find: Question[StreamRow | None] = Question(self, "looking up streams", self._find)
+        self.find: Question[StreamRow | None] = Question(self, "looking up streams", self.broker.find)
         self.open: Question[Opened] = Question(self, "opening streams", self._open)
         member = Member(RECORDERS, name or new_holder(), lease_s=lease_s, holder=holder)
         self.membership = Membership(self, lease_engine, member)
@@ -188,13 +188,9 @@ class RecorderGroup:
         found = self._by_name.get(stream)
         return found if found is not None and found.following == following else None
 
-    def recorded(self) -> list[tuple[StreamRecording, StreamRow, OpenTail]]:
-        """Return the streams that are recorded now."""
-        return [
-            (stream, stream.row, stream.tail)
-            for stream in self.streams()
-            if stream.is_read and stream.row is not None and stream.tail is not None
-        ]
+    def recorded(self) -> list[OpenTail]:
+        """Return the tails that are recorded now."""
+        return [stream.tail for stream in self.streams() if stream.tail is not None and stream.is_read]
 
     def note(self, event: Attached | CaughtUp | Hole | Replaced | Failed) -> None:
         """Handle an event of the follower that holds no records."""
@@ -207,10 +203,6 @@ class RecorderGroup:
             stream.note(event)
 
     # --- in a thread --------------------------------------------------------------------------------------------------
-
-    def _find(self, streams: Sequence[StreamRecording]) -> Mapping[StreamRecording, StreamRow | RelatumError | None]:
-        found = self.broker.find([(each.name, each.super_stream, each.is_there) for each in streams])
-        return {each: found.get(each.name) for each in streams}
 
     def _open(self, streams: Sequence[StreamRecording]) -> Mapping[StreamRecording, Opened | RelatumError]:
         # Write nothing if the broker never answered.

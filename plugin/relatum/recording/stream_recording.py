@@ -189,7 +189,7 @@ class StreamRecording:
 
     def note(self, event: Attached | CaughtUp | Hole | Replaced | Failed) -> None:
         """Handle an event that holds no records."""
-        row, tail = self.row, self.tail
+        tail = self.tail
         if isinstance(event, CaughtUp):
             self.progress.show(event.next_offset - 1)
             if tail is not None and tail.is_whole:
@@ -199,16 +199,16 @@ class StreamRecording:
             self.progress.reconnects += 1
             if isinstance(event.error, NotFound | AccessRefused):
                 self._gone(event.error)
-        elif tail is None or row is None or tail.is_closing:
+        elif tail is None or tail.is_closing:
             # The stream exists, whatever is known of it.
             self.is_there = True
             self._changed.set()
         elif isinstance(event, Attached):
             self._attached(tail)
         elif isinstance(event, Hole):
-            self.close(partial(self._pass_hole, row, event.to_offset))
+            self.close(partial(self._pass_hole, tail.row, event.to_offset))
         else:
-            self.close(partial(self._check_same, row))
+            self.close(partial(self._check_same, tail.row))
 
     def _attached(self, tail: "OpenTail") -> None:
         start = tail.recorded_to + 1
@@ -219,19 +219,17 @@ class StreamRecording:
             "recording stream %r from offset %d on", self.name, start, extra={"stream": self.name, "from": start}
         )
 
-    def pass_over(self, to_offset: int, reason: str) -> None:
+    def pass_over(self, row: StreamRow, to_offset: int, reason: str) -> None:
         """Skip messages that cannot be unpacked here."""
-        if self.row is not None:
-            ask = self._group.loop.ask
-            self.close(partial(ask, pass_over, self._group.engine, self.row, to_offset, reason))
+        self.close(partial(self._group.loop.ask, pass_over, self._group.engine, row, to_offset, reason))
 
     def _gone(self, error: Exception) -> None:
         """Handle a stream that does not exist, or that this user may not read. The follower keeps trying."""
         self.progress.show(None)
         self.is_refused = True
-        if self.is_read and self.row is not None:
+        if self.tail is not None and self.is_read:
             self.is_there = False
-            self.close(partial(self._wait_until_back, self.row, error), is_followed=True)
+            self.close(partial(self._wait_until_back, self.tail.row, error), is_followed=True)
 
     # --- the end of a tail --------------------------------------------------------------------------------------------
 
@@ -288,6 +286,7 @@ class OpenTail:
 
     def __init__(self, stream: StreamRecording, opened: Opened) -> None:
         self.stream = stream
+        self.row = opened.stream
         self._extractor = Extractor(opened.definitions)
         self._is_known = opened.known is not None
         self._checkpoint_offset, self._checkpoint_at = -1, 0.0
@@ -306,8 +305,7 @@ class OpenTail:
         self._started_at = opened.tail.to_offset
         self.recorded_to = opened.tail.to_offset - 1
         self.first_offset = opened.stream.first_offset or 0
-        """The first retained offset when last asked. Not raised while nothing is recorded: the stream could be a
-        different one of the same name, and rows below it are pruned."""
+        """The first retained offset when last asked, while a message was recorded. Rows below it may be pruned."""
 
     def add(self, part: RecordBatch) -> None:
         """Add records."""

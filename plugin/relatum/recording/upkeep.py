@@ -81,7 +81,6 @@ class Membership:
         self._has_joined = False
         self._logged: tuple[int, int] | None = None
         self._begun_at = time.monotonic()
-        self._has_ended = asyncio.Event()
         self.duty: Duty | None = None
 
     def begin(self) -> None:
@@ -101,10 +100,8 @@ class Membership:
     async def in_time(self) -> None:
         """Renew first if a renewal is overdue: the process was suspended, and others may take its streams."""
         if time.monotonic() - self._begun_at > 2 * self._member.renewal_s and self.duty is not None:
-            self._has_ended.clear()
-            self.duty.wake()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._has_ended.wait(), self._member.renewal_s)
+            with suppress(Exception):  # Reported by the duty.
+                await asyncio.wait_for(self._renew(), self._member.renewal_s)
 
     async def _renew(self) -> float:
         """Renew the lease, and tell each stream whether this member holds it now."""
@@ -120,8 +117,6 @@ class Membership:
             for stream in self._group.streams():
                 stream.is_refused = stream.is_refused or not stream.is_mine
             raise
-        finally:
-            self._has_ended.set()
         self._has_joined = True
         if self._reach.may_take or self._reach.is_cut_off:
             self._log(found.share)
@@ -218,9 +213,6 @@ TEND_S: Final = 60.0
 """Seconds between two checks of closed parts and old receipts. An attempt that gives way to a reader delays lookups by
 50 ms."""
 
-Recorded = tuple[StreamRecording, StreamRow, OpenTail]
-"""A stream that is recorded now, with its row and tail."""
-
 
 class Upkeep:
     """Three duties; each makes one blocking call at a time, in a thread."""
@@ -255,7 +247,7 @@ class Upkeep:
             await self._loop.ask(self._tend_table, recorded)
         return min(ROUND_S, TURN_S)
 
-    def _tend_table(self, recorded: Sequence[Recorded]) -> None:
+    def _tend_table(self, recorded: Sequence[OpenTail]) -> None:
         """Maintain the table's parts, and delete what is too old. Every recorder does this. See docs/adr/0023."""
         now = time.monotonic()
         if now >= self._turn_at:
@@ -269,21 +261,22 @@ class Upkeep:
                 if rows := sum(drop_parts(self._engine).values()):
                     logger.info("dropped %d rows of messages that are no longer retained", rows, extra={"rows": rows})
                 prune_receipts(self._engine)
-        due = [(stream, row, tail.first_offset) for stream, row, tail in recorded]
-        if due := [(stream, row, first) for stream, row, first in due if first > stream.pruned_to]:
+        # Without a recorded message, it could be a different stream of the same name.
+        firsts = {tail: tail.first_offset for tail in recorded if tail.is_known}
+        if due := {tail: first for tail, first in firsts.items() if first > tail.stream.pruned_to}:
             self._prune(due)
 
-    def _prune(self, due: Sequence[tuple[StreamRecording, StreamRow, int]]) -> None:
+    def _prune(self, due: Mapping[OpenTail, int]) -> None:
         """Delete some rows of messages that retention dropped, in parts that are still written."""
         until = time.monotonic() + PRUNE_S
         with transaction(self._engine) as connection:
-            retain_from(connection, {row.stream_id: first for _, row, first in due})
+            retain_from(connection, {tail.row.stream_id: first for tail, first in due.items()})
             parts = [part.part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
-        for stream, row, first in due:
-            while prune_expired(self._engine, row, first, parts=parts):
+        for tail, first in due.items():
+            while prune_expired(self._engine, tail.row, first, parts=parts):
                 if time.monotonic() >= until:
                     return
-            stream.pruned_to = first
+            tail.stream.pruned_to = first
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 
@@ -321,16 +314,17 @@ class Upkeep:
 
     # --- gaps ---------------------------------------------------------------------------------------------------------
 
-    def _close(self, recorded: list[Recorded]) -> bool:
+    def _close(self, recorded: Sequence[OpenTail]) -> bool:
         """Close gaps that stayed unchanged long enough; return True if some were closed, or will be soon."""
         with transaction(self._engine) as connection:
             definitions = key_definitions(connection)
-            ranges = coverage_by_stream(connection, [row.stream_id for _, row, _ in recorded])
+            ranges = coverage_by_stream(connection, [tail.row.stream_id for tail in recorded])
         now, seen = time.monotonic(), self._seen
         self._seen = {}
         has_work = False
         failed: Exception | None = None
-        for stream, row, tail in recorded:
+        for tail in recorded:
+            row = tail.row
             found = gaps(ranges[row.stream_id], tail.first_offset)
             self._seen |= {(row.stream_id, gap): seen.get((row.stream_id, gap), now) for gap in found}
             due = [gap for gap in found if now - self._seen[row.stream_id, gap] >= UNTOUCHED_S]
@@ -350,7 +344,7 @@ class Upkeep:
             except Exception as error:  # noqa: BLE001 - an error of one stream stops no other
                 failed = error
             finally:
-                stream.progress.lost(filler.lost_offsets)
+                tail.stream.progress.lost(filler.lost_offsets)
         if failed is not None:
             raise failed
         return has_work
