@@ -170,16 +170,15 @@ class Gathering:
 
     def __init__(self, gather_s: float) -> None:
         self._gather_s = gather_s
-        self._window = 1
-        self._streams = self._bytes = 0
+        self._streams: set[Followed] = set()
+        self._bytes = 0
         self._until = 0.0
         self._is_pausing = False
 
     def note(self, followed: "Followed", bytes_: int) -> None:
-        self._bytes += bytes_
-        if followed.window != self._window:
-            followed.window = self._window
-            self._streams += 1
+        if self._gather_s:
+            self._bytes += bytes_
+            self._streams.add(followed)
 
     def pause_s(self) -> float:
         """Return the seconds to pause reading. Call this after each turn."""
@@ -187,9 +186,9 @@ class Gathering:
             return 0.0
         now = time.monotonic()
         if now >= self._until:
-            self._is_pausing = self._streams >= STREAMS and self._bytes < BYTES
-            self._window += 1
-            self._streams = self._bytes = 0
+            self._is_pausing = len(self._streams) >= STREAMS and self._bytes < BYTES
+            self._streams.clear()
+            self._bytes = 0
             self._until = now + self._gather_s
         return self._until - now if self._is_pausing else 0.0
 

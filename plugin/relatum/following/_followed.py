@@ -48,7 +48,7 @@ class Followed:
 
     `node`: The node to read from; None: the home node.
     `is_attached`: Whether `Attached` was reported since reading began.
-    `items`, `has_turn`, `given_bytes` and `window` belong to `Delivery`.
+    `items`, `has_turn` and `given_bytes` belong to `Delivery`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Followed:
         self.node: NodeAddress | None = None
         self.items: deque[Event | HeldChunk] = deque()
         self.has_turn = self.is_over = self.is_attached = False
-        self.given_bytes = self.window = 0
+        self.given_bytes = 0
         self._inbox: deque[HeldChunk | Exception | None] = deque()
         """Items to judge: chunks, None for "no more now", and exceptions that end reading."""
         self._came = asyncio.Event()

@@ -60,7 +60,7 @@ _ENDS: Final = sql("""
     SELECT s.name, c.to_offset, c.last_offset, c.last_fingerprint, c.last_chunk_ms
     FROM relatum.streams s JOIN relatum.coverage c ON c.stream_id = s.stream_id AND c.is_tail
     WHERE s.vhost = :vhost::text AND s.replaced_at IS NULL
-        AND (:is_all::boolean OR s.name = ANY (:names::text[]) OR s.super_stream = ANY (:names::text[]))
+        AND (:names::text[] IS NULL OR s.name = ANY (:names::text[]) OR s.super_stream = ANY (:names::text[]))
     ORDER BY c.recorded_at DESC, s.name""")
 
 _COUNTS: Final = {
@@ -84,10 +84,7 @@ def row_counts(connection: sa.Connection) -> Counter[int]:
 def _counts_by(
     connection: sa.Connection, column: str, parts: Sequence[Part], bytes_max: int
 ) -> tuple[Counter[int], bool]:
-    """Return rows of some parts by the values of a column, and whether they were counted, not estimated from a sample.
-
-    `bytes_max`: Up to so many bytes, rows are counted; otherwise the sample has this size.
-    """
+    """Return rows by a column: counted up to so many bytes, else estimated from as many. True if they were counted."""
     share = min(100.0, 100.0 * bytes_max / max(1, sum(part.size for part in parts)))
     rows = connection.execute(_COUNTS[column, share == 100.0], {"parts": [part.part for part in parts], "share": share})
     return Counter({value: round(count * 100.0 / share) for value, count in rows}), share == 100.0
@@ -158,7 +155,7 @@ def recorded_ends(database: AnyDatabase, vhost: str, names: Sequence[str]) -> li
     """
     with as_engine(database, statement_s=STATEMENT_S) as engine, transaction(engine) as connection:
         check_recorded(connection, vhost, names)
-        rows = connection.execute(_ENDS, {"vhost": vhost, "names": list(names), "is_all": not names})
+        rows = connection.execute(_ENDS, {"vhost": vhost, "names": list(names) or None})
         return [
             RecordedEnd(name, next_offset, None if None in last[:2] else Position(*last))
             for name, next_offset, *last in rows
