@@ -315,11 +315,11 @@ class BrokerReach:
         ):
             self._is_asking, self._asked_at = True, now
             self._follower.loop.spawn(self._ask(self._stream()))
-        self.is_cut_off = now - self._reached_at >= CUT_OFF_S
+        silent_s = now - self._reached_at
+        self.is_cut_off = silent_s >= CUT_OFF_S
         if self.is_cut_off:
             self._cut_off_at = now
-        is_unsure = now - min(self._reached_at, now) >= CUT_OFF_S / _ASKS
-        self.may_take = not is_unsure and now - self._cut_off_at >= RETURN_S
+        self.may_take = silent_s < CUT_OFF_S / _ASKS and now - self._cut_off_at >= RETURN_S
 
     async def _ask(self, stream: str) -> None:
         try:
