@@ -76,8 +76,7 @@ def row_counts(connection: sa.Connection) -> Counter[int]:
     """Return rows by stream: as counted when parts were closed; in other parts counted now, or estimated."""
     rest = [part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
     counts, _ = _counts_by(connection, "stream_id", rest, EXACT_BYTES_MAX)
-    for stream_id, count in connection.execute(_CLOSED_ROWS):
-        counts[stream_id] += int(count)
+    counts.update({stream_id: int(count) for stream_id, count in connection.execute(_CLOSED_ROWS)})
     return counts
 
 
@@ -290,7 +289,6 @@ def recorded_status(
 def _bounds(
     engine: sa.Engine, reader: StreamReader | RelatumError, stream: StreamRow, identity: BrokerIdentity | None
 ) -> StreamBounds | RelatumError:
-    """Return a stream's bounds, or why they are unknown."""
     if isinstance(reader, RelatumError):
         return reader
     try:
