@@ -73,9 +73,10 @@ class Question(Generic[_Answer]):
         """Ask for a stream, and wait for its answer."""
         answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._waiting[stream] = answer
-        if self._duty is None:
+        if self._duty is not None:
+            self._duty.wake()
+        elif not self._group.stopping.is_set():
             self._duty = self._group.repeat(self._ask, self._what)
-        self._duty.wake()
         return await answer
 
     async def _ask(self) -> float:
