@@ -1,5 +1,6 @@
 """The broker that streams are recorded from; another broker's stream of the same name is not. See docs/adr/0043."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -51,6 +52,7 @@ class OwnBroker:
         self._reader = reader
         self._identity = BrokerIdentity(None, "")
         self._ask_at = 0.0
+        self._asking = threading.Lock()
 
     def is_not_of(self, broker_id: UUID | None) -> bool:
         """Return whether a broker id is known to be another broker's."""
@@ -61,19 +63,21 @@ class OwnBroker:
 
         A missing row is added only if the broker has confirmed that the stream exists.
         """
-        self._identify()
+        have_one = {row.name for row in self._rows([each.name for each in streams])}
+        ours = {each.name: each.super_stream for each in streams if each.is_there or each.name in have_one}
         with transaction(self._engine) as connection:
-            have_one = {row.name for row in self._rows(connection, [each.name for each in streams])}
-            ours = {each.name: each.super_stream for each in streams if each.is_there or each.name in have_one}
-            others = self._others(connection, ensure_streams(connection, self._vhost, ours))
-            found = {row.name: row for row in self._rows(connection, list(ours))} | others
+            rows = ensure_streams(connection, self._vhost, ours)
+        doubted = [row for row in rows if row.broker_id is None or row.broker_id != self._identity.broker_id]
+        others: dict[str, RelatumError] = {}
+        if doubted:
+            others = self._others(doubted)
+            rows = self._rows(list(ours))
+        found = {row.name: row for row in rows} | others
         return {each: found.get(each.name) for each in streams}
 
     def check(self, names: Sequence[str]) -> None:
         """Raise if all streams belong to another broker."""
-        self._identify()
-        with transaction(self._engine) as connection:
-            others = self._others(connection, self._rows(connection, names))
+        others = self._others(self._rows(names))
         if others and len(others) == len(names):
             raise next(iter(others.values()))
 
@@ -83,24 +87,25 @@ class OwnBroker:
         self._identity = claimed_identity(self._reader())
         return not self.is_not_of(row.broker_id) and after_loss(self._engine, self._reader(), row)
 
-    def _identify(self) -> None:
-        if self._identity.broker_id is None and time.monotonic() >= self._ask_at:
-            with suppress(StreamUnavailable, ReadTimeout):
-                self._identity = claimed_identity(self._reader())
-            self._ask_at = time.monotonic() + UNKNOWN_S
+    def _rows(self, names: Sequence[str]) -> list[StreamRow]:
+        with transaction(self._engine) as connection:
+            return streams_named(connection, self._vhost, names, partitions=False)
 
-    def _rows(self, connection: sa.Connection, names: Sequence[str]) -> list[StreamRow]:
-        return streams_named(connection, self._vhost, names, partitions=False)
-
-    def _others(self, connection: sa.Connection, rows: Sequence[StreamRow]) -> dict[str, RelatumError]:
-        """Assign streams to this broker, and return errors for those that stay another broker's, by name."""
-        identity = self._identity
-        ids = [row.stream_id for row in rows if row.broker_id is None or row.broker_id != identity.broker_id]
-        if identity.broker_id is None or not ids:
+    def _others(self, rows: Sequence[StreamRow]) -> dict[str, RelatumError]:
+        reader = self._reader()
+        with self._asking:
+            if self._identity.broker_id is None and time.monotonic() >= self._ask_at:
+                with suppress(StreamUnavailable, ReadTimeout):
+                    self._identity = claimed_identity(reader)
+                self._ask_at = time.monotonic() + UNKNOWN_S
+            identity = self._identity
+        if identity.broker_id is None:
             return {}
-        connection.execute(_NOTE_BROKER, {"broker_id": identity.broker_id, "cluster_name": identity.cluster_name})
-        connection.execute(_ADOPT, {"stream_ids": ids, "broker_id": identity.broker_id})
-        return _strangers(connection, rows, identity)
+        adopted = {"stream_ids": [row.stream_id for row in rows], "broker_id": identity.broker_id}
+        with transaction(self._engine) as connection:
+            connection.execute(_NOTE_BROKER, {"broker_id": identity.broker_id, "cluster_name": identity.cluster_name})
+            connection.execute(_ADOPT, adopted)
+            return _strangers(connection, rows, identity)
 
 
 def _strangers(

@@ -60,14 +60,16 @@ class Question(Generic[_Answer]):
     def __init__(
         self,
         group: "RecorderGroup",
-        what: str,
         call: Callable[[Sequence[StreamRecording]], Mapping[StreamRecording, _Answer | RelatumError]],
     ) -> None:
         self._group = group
-        self._what = what
         self._call = call
         self._waiting: dict[StreamRecording, asyncio.Future[_Answer]] = {}
         self._duty: Duty | None = None
+
+    def begin(self, what: str) -> None:
+        """Start asking."""
+        self._duty = self._group.repeat(self._ask, what)
 
     async def answer(self, stream: StreamRecording) -> _Answer:
         """Ask for a stream, and wait for its answer."""
@@ -75,8 +77,6 @@ class Question(Generic[_Answer]):
         self._waiting[stream] = answer
         if self._duty is not None:
             self._duty.wake()
-        elif not self._group.stopping.is_set():
-            self._duty = self._group.repeat(self._ask, self._what)
         return await answer
 
     async def _ask(self) -> float:
@@ -137,8 +137,8 @@ class RecorderGroup:
             who="reading of stream {!r}".format,
         )
         self.broker = OwnBroker(self.engine, address.vhost, self.follower.reader)
-        self.find: Question[StreamRow | None] = Question(self, "looking up streams", self.broker.find)
-        self.open: Question[Opened] = Question(self, "opening streams", self._open)
+        self.find: Question[StreamRow | None] = Question(self, self.broker.find)
+        self.open: Question[Opened] = Question(self, self._open)
         member = Member(RECORDERS, name or new_holder(), lease_s=lease_s, holder=holder)
         self.membership = Membership(self, lease_engine, member)
         self._committer = Committer(self, commit_engine, on_receipts)
@@ -175,6 +175,8 @@ class RecorderGroup:
 
     def _begin(self) -> None:
         if not self.stopping.is_set():
+            self.find.begin("looking up streams")
+            self.open.begin("opening streams")
             self.membership.begin()
             self._upkeep.begin()
 

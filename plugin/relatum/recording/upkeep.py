@@ -289,9 +289,10 @@ class Upkeep:
             and not (each.tail is not None and each.tail.is_closing)
             and not (each.row is None and each.following)
         ]
-        if not looked_at:
-            return LOOK_S / 2
         self._looked += 1
+        if not looked_at or self._looked == 1:
+            # Not at the start, when the broker is asked for much else.
+            return LOOK_S / 2
         stream = looked_at[self._looked % len(looked_at)]
         tail = stream.tail
         is_known = tail is not None and tail.is_known
