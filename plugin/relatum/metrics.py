@@ -21,21 +21,10 @@ import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cache, reduce
 from itertools import accumulate
 from operator import add
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Final,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar, get_args, get_origin, get_type_hints
 
 from relatum.errors import ConfigurationError
 from relatum.processes import after_fork
@@ -96,14 +85,6 @@ class Histogram:
 # --- declaring fields of statistics as metrics ------------------------------------------------------------------------
 
 
-class Kind(StrEnum):
-    """Prometheus' types."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
 @dataclass(frozen=True)
 class Metric:
     """A metric: its name and help text, as Prometheus shows them. It annotates the field of statistics that it reports.
@@ -111,7 +92,6 @@ class Metric:
     With `by`, the field is a mapping whose keys are the values of this label. `labels` are taken from the statistics.
     """
 
-    kind: ClassVar[Kind]
     merge: ClassVar[Any] = staticmethod(lambda values: reduce(add, values))
     """Merges the values of several components with the same labels."""
     name: str
@@ -123,13 +103,9 @@ class Metric:
 class Counter(Metric):
     """A number that only increases."""
 
-    kind = Kind.COUNTER
-
 
 class Gauge(Metric):
     """A present number or truth value. None is left out. Values of several components are added."""
-
-    kind = Kind.GAUGE
 
 
 class MaxGauge(Gauge):
@@ -146,8 +122,6 @@ class MinGauge(Gauge):
 
 class Distribution(Metric):
     """A histogram: the field is an `Observed`, from `Histogram.observed()`."""
-
-    kind = Kind.HISTOGRAM
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +238,7 @@ class _Entry:
                 logger.exception("the metrics of a %s are left out after an error", type(source).__name__)
             self._has_failed = True
             return self.counted
-        self.counted = {what: values for what, values in found.items() if what[0].kind is not Kind.GAUGE}
+        self.counted = {what: values for what, values in found.items() if not isinstance(what[0], Gauge)}
         return found
 
 
@@ -285,13 +259,26 @@ class _Registry:
         self._entries: dict[int, _Entry] = {}
         self._past: _Values = {}
 
-    def report(self, source: Any, labels: Mapping[str, str]) -> None:
+    def report(self, source: Any, *, owner: object | None = None, **labels: str) -> None:
+        """Report a component from now on.
+
+        Args:
+            source: The component. Its `statistics()` returns a class declared with `reported`, without I/O or errors.
+            owner: None (default): the component is reported while it is referenced, or until `retire`. With an owner,
+                it is reported until the owner is garbage-collected, and no count is lost. The source must not refer to
+                its owner.
+            labels: The values of the labels that the statistics declare.
+        """
         key = id(source)
         entry = _Entry(weakref.ref(source, lambda _: self._end(key)), labels)
         with self._lock:
             self._entries[key] = entry
+        if owner is not None:
+            # Keeps the source alive until then, so that its final counters are read.
+            weakref.finalize(owner, self.retire, source).atexit = False
 
     def retire(self, source: Any) -> None:
+        """Stop reporting a component that has ended. Its counters are kept. Idempotent."""
         entry = self._entries.get(id(source))
         if entry is not None:
             entry.values()
@@ -317,26 +304,8 @@ class _Registry:
 
 
 _registry: Final = _Registry()
-
-
-def report(source: Any, *, owner: object | None = None, **labels: str) -> None:
-    """Report a component from now on.
-
-    Args:
-        source: The component. Its `statistics()` returns a class declared with `reported`, without I/O or errors.
-        owner: None (default): the component is reported while it is referenced, or until `retire`. With an owner, it is
-            reported until the owner is garbage-collected, and no count is lost. The source must not refer to its owner.
-        labels: The values of the labels that the statistics declare.
-    """
-    _registry.report(source, labels)
-    if owner is not None:
-        # Keeps the source alive until then, so that its final counters are read.
-        weakref.finalize(owner, retire, source).atexit = False
-
-
-def retire(source: Any) -> None:
-    """Stop reporting a component that has ended. Its counters are kept. Idempotent."""
-    _registry.retire(source)
+report: Final = _registry.report
+retire: Final = _registry.retire
 
 
 # --- for Prometheus ---------------------------------------------------------------------------------------------------
@@ -409,14 +378,14 @@ def _own_registry() -> "CollectorRegistry":
 def _family(metric: Metric, values: dict[tuple[str, ...], Any]) -> Any:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-    if metric.kind is Kind.HISTOGRAM:
+    if isinstance(metric, Distribution):
         histogram = HistogramMetricFamily(metric.name, metric.meaning, labels=metric.labels)
         for labels, observed in values.items():
             ends = [*map(str, observed.bounds), "+Inf"]
             counts = accumulate(map(float, observed.counts))
             histogram.add_metric(labels, list(zip(ends, counts, strict=True)), observed.sum)
         return histogram
-    of_kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    of_kind = CounterMetricFamily if isinstance(metric, Counter) else GaugeMetricFamily
     family = of_kind(metric.name, metric.meaning, labels=metric.labels)
     for labels, value in values.items():
         family.add_metric(labels, value)

@@ -15,7 +15,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -193,12 +193,6 @@ class Span:
                 self._span.set_attribute("error.type", error if isinstance(error, str) else _name_of(type(error)))
                 self._span.set_status(StatusCode.ERROR, str(error) if isinstance(error, _SERVERS) else None)
 
-    def end(self) -> None:
-        """End the span."""
-        if self._span is not None:
-            with _harmless("a span does not end"):
-                self._span.end()
-
 
 def _name_of(kind: type[BaseException]) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
@@ -206,24 +200,21 @@ def _name_of(kind: type[BaseException]) -> str:
 
 NO_SPAN: Final = Span(None, None)
 
-_NOTHING: Final[AbstractContextManager[Span]] = nullcontext(NO_SPAN)
-
 _current: ContextVar[Span] = ContextVar("relatum_span", default=NO_SPAN)
 """Relatum's current span: never the application's, even if Relatum's could not be made."""
 
 
-def span(part: Part, describe: Callable[[], Description]) -> AbstractContextManager[Span]:
-    """Return a context manager that opens a span around a block, if there is tracing, and returns the span.
+@contextmanager
+def span(part: Part, describe: Callable[[], Description]) -> Iterator[Span]:
+    """Open a span around a block, if there is tracing.
 
     An `Exception` that leaves the block becomes the span's error: its class and, if a server failed, its text.
     `describe` is called only if there is a span.
     """
     tracer = _tracer_of(part)
-    return _NOTHING if tracer is None else _opened(part, tracer, describe)
-
-
-@contextmanager
-def _opened(part: Part, tracer: Tracer, describe: Callable[[], Description]) -> Iterator[Span]:
+    if tracer is None:
+        yield NO_SPAN
+        return
     from opentelemetry import context
     from opentelemetry.trace import set_span_in_context
 
@@ -239,7 +230,8 @@ def _opened(part: Part, tracer: Tracer, describe: Callable[[], Description]) -> 
     finally:
         if theirs is not None:
             context.detach(theirs)
-        opened.end()
+            with _harmless("a span does not end"):
+                begun.end()
         with suppress(ValueError):  # Closed in another context, as an abandoned generator.
             _current.reset(ours)
 

@@ -24,6 +24,7 @@ from relatum.superstreams import Layout
 from tests.support import publish_plain, recording, rows_of, unique_name, wait_until
 from tests.support.cluster import Cluster, on_each_cluster
 from tests.support.collectors import COLLECTOR_FACES, collectors_of, is_attached
+from tests.support.following import Owner
 from tests.support.routing import confirming
 from tests.support.serial_consuming import SESSION, SerialBed, consume
 
@@ -170,6 +171,19 @@ def test_a_broker_of_three_nodes_has_one_id(cluster: Cluster) -> None:
     for address in addresses:
         with StreamReader.open(address) as reader:
             assert {reader.identity().broker_id} == found
+
+
+def test_streams_that_the_own_node_lacks_are_followed_at_another(cluster: Cluster) -> None:
+    """Each stream is read where it is, over one connection to each node that has some."""
+    streams = [unique_name() for _ in range(6)]
+    for number, stream in enumerate(streams):
+        cluster.declare(stream, leader=number % 3 + 1, x_initial_cluster_size=1)
+        publish_plain(cluster.amqp_url(1), stream, [b"%d" % number], confirm=True)
+    with Owner(broker_at(cluster, 1)) as owner:
+        owner.follow(*streams)
+        for number, stream in enumerate(streams):
+            owner.wait_bodies(stream, [b"%d" % number])
+        assert owner.statistics().connections == 3
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from relatum_consumer import Relations, Status
 from relatum_consumer.lookups.time_index import BLOCKS_BESIDE, BLOCKS_BETWEEN, WIDTH_CLASSES, WIDTHS_US, Block
 from tests.support import delete_stream, new_streams, publish_plain, unique_name
 from tests.support import times as slow
-from tests.support._recording import time_blocks
+from tests.support._recording import time_blocks, width_class
 from tests.support.place import Place
 from tests.support.super_streams import super_stream
 
@@ -85,7 +85,7 @@ def test_the_statements_find_the_blocks_that_looking_at_every_block_finds(place:
     with place.engine.begin() as connection:
         connection.execute(
             sa.text("INSERT INTO relatum.time_blocks VALUES (:min_us, :max_us, :first_offset, :last_offset, 1, :c)"),
-            [block._asdict() | {"c": block.width_class} for block in rows],
+            [block._asdict() | {"c": width_class(block.max_us - block.min_us)} for block in rows],
         )
     fixed = {"stream_id": 1, "classes": list(WIDTH_CLASSES), "widths": list(WIDTHS_US)}
 

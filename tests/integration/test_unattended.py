@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from relatum.errors import BrokerUnavailable
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
-from relatum.recording.stream_status import recorded_status
+from relatum.recording.overview import recorded_status
 from relatum.store.catalog import add_keys
 from relatum_cli.app import app
 from relatum_consumer import Answer, NewKey, Relations, Status

@@ -13,13 +13,13 @@ from relatum.recording import Recorder
 
 # What a recorder is made of, without its threads: tests have it from here alone.
 from relatum.recording.batch import Batch as Batch
+from relatum.recording.batch import TimeBlock as TimeBlock
+from relatum.recording.batch import time_blocks as time_blocks
+from relatum.recording.batch import width_class as width_class
 from relatum.recording.commit import Share as Share
 from relatum.recording.commit import add_checkpoints as add_checkpoints
 from relatum.recording.commit import commit_shares as commit_shares
 from relatum.recording.tails import open_streams as open_streams
-from relatum.recording.time_blocks import TimeBlock as TimeBlock
-from relatum.recording.time_blocks import time_blocks as time_blocks
-from relatum.recording.time_blocks import width_class as width_class
 from tests.support._waiting import LIMIT_S, wait_until
 
 Keys = Iterable[str | KeyDefinition]

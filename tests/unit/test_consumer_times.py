@@ -252,7 +252,7 @@ def test_every_message_lies_in_a_block_whose_ends_are_real(values: list[int], hi
     for block in blocks:
         inside = {t for o, t in zip(offsets, values, strict=True) if block.first_offset <= o <= block.last_offset}
         assert {block.min_us, block.max_us} <= inside
-        assert block.max_us - block.min_us <= 4**block.width_class
+        assert block.max_us - block.min_us <= 4 ** width_class(block.max_us - block.min_us)
     assert after == max(values if high is None else [*values, high])
 
 

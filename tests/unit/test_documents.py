@@ -13,7 +13,7 @@ import pytest
 
 import relatum
 import relatum_consumer
-from relatum.metrics import Kind, Metric, declared
+from relatum.metrics import Counter, Distribution, Metric, declared
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -89,8 +89,12 @@ def unit_of(metric: Metric) -> str:
     return found[1] if found else ""
 
 
+def type_of(metric: Metric) -> str:
+    return {Counter: "counter", Distribution: "histogram"}.get(type(metric), "gauge")
+
+
 def series_of(metric: Metric) -> list[str]:
-    parts = ("_bucket", "_sum", "_count") if metric.kind is Kind.HISTOGRAM else ("",)
+    parts = ("_bucket", "_sum", "_count") if isinstance(metric, Distribution) else ("",)
     return [metric.name + part for part in parts]
 
 
@@ -100,14 +104,14 @@ def test_names_follow_the_rules(metrics: list[Metric]) -> None:
     assert len(set(names)) == len(names)
     for metric in metrics:
         assert re.fullmatch(r"relatum(_[a-z]+)+", metric.name), metric
-        assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER), metric
-        assert metric.kind is not Kind.HISTOGRAM or unit_of(metric) == "seconds", metric
+        assert metric.name.endswith("_total") == isinstance(metric, Counter), metric
+        assert not isinstance(metric, Distribution) or unit_of(metric) == "seconds", metric
 
 
 def test_the_page_has_each_metric_as_it_is(metrics: list[Metric]) -> None:
     """Name, type, labels, unit and meaning; no metric is missing, and none is made up."""
     rows = {
-        f"| `{metric.name}` | {metric.kind} | {', '.join(f'`{label}`' for label in metric.labels) or '–'} "
+        f"| `{metric.name}` | {type_of(metric)} | {', '.join(f'`{label}`' for label in metric.labels) or '–'} "
         f"| {unit_of(metric) or '–'} | {metric.meaning} |"
         for metric in metrics
     }

@@ -11,8 +11,14 @@ from pydantic import Field
 from relatum.errors import BrokerUnavailable, NotFound, RelatumError, StreamNotFound
 from relatum.reading import Agreement, Message, agreement_of
 from relatum.recording import StreamStatus, status
-from relatum.recording.overview import RecordedEnd, RecorderMember, key_sizes, recorded_ends, recorder_list
-from relatum.recording.stream_status import recorded_status
+from relatum.recording.overview import (
+    RecordedEnd,
+    RecorderMember,
+    key_sizes,
+    recorded_ends,
+    recorded_status,
+    recorder_list,
+)
 from relatum_consumer.web.endpoint import Known, endpoint, gathered
 from relatum_consumer.web.messages import MessageRow, message_rows
 from relatum_consumer.web.parameters import NoParameters, Number, Parameters, Several

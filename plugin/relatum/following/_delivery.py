@@ -6,14 +6,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from relatum.reading import Agreement, Message, Position, RecordBatch, StreamBounds, UnreadableRecord
+from relatum.reading import Message, RecordBatch, UnreadableRecord
 from relatum.wire.chunk import Chunk, record_at, split, whole_records
 
 if TYPE_CHECKING:
+    from relatum.following._connection import Subscription
     from relatum.following._followed import Followed
-    from relatum.following._subscriptions import Subscription
 
 logger = logging.getLogger("relatum.follower")
 
@@ -32,14 +32,16 @@ class Attached:
     next_offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Records:
-    """Consecutive records that were not delivered before. `held` is only for `StreamFollower.done`."""
+    """Consecutive records that were not delivered before. The last three attributes are for `StreamFollower.done`."""
 
     stream: str
     following: int
     batch: RecordBatch
-    held: Any = field(repr=False, compare=False)
+    held: "HeldChunk" = field(repr=False)
+    bytes: int
+    is_done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +56,10 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The stream provably differs from what was read: it lost its end, or was declared again. The last event.
-
-    `found`: `OTHER` if another message has the offset of `known`, `ENDS_BEFORE` if the leader says that the stream ends
-    before it. `bounds`: The stream's bounds, if the follower queried them.
-    """
+    """The stream provably differs from what was read: it lost its end, or was declared again. The last event."""
 
     stream: str
     following: int
-    known: Position
-    found: Agreement
-    bounds: StreamBounds | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +98,14 @@ GIVEN_BYTES: Final = 8 << 20
 to a thousand times its size."""
 
 RESUMES_AT: Final = 0.75
-"""Fraction of `bytes_max` below which reading resumes after a pause."""
-
-AFTER_DEFECT_S: Final = 1.0
-"""Seconds before an event is delivered again after the owner raised an exception."""
+"""Fraction of `BYTES_MAX` below which reading resumes after a pause."""
 
 STREAMS: Final = 16
 """Reading pauses if at least this many streams have chunks in one window: a turn of the loop and of the owner costs
 more than a small chunk."""
+
+BYTES_MAX: Final = 64 << 20
+"""Maximum bytes held for all streams. Unpacked records come on top: `GIVEN_BYTES` for each stream."""
 
 BYTES: Final = 1 << 20
 """Reading does not pause if one window has at least this many bytes, since turns are already large."""
@@ -167,17 +162,6 @@ class HeldChunk:
         return RecordBatch(self.followed.stream, first, offsets, records, chunk.time_ms, chunk.epoch)
 
 
-class DeliveredPiece:
-    """A delivered piece, and its unpacked bytes. `done` releases it, once."""
-
-    __slots__ = ("bytes", "held", "is_done")
-
-    def __init__(self, held: HeldChunk, bytes_: int) -> None:
-        self.held = held
-        self.bytes = bytes_
-        self.is_done = False
-
-
 class Gathering:
     """Decides from the chunks in the last time window whether reading pauses until the end of the next one.
 
@@ -186,17 +170,15 @@ class Gathering:
 
     def __init__(self, gather_s: float) -> None:
         self._gather_s = gather_s
-        self._window = 1
-        self._streams = self._bytes = 0
+        self._streams: set[Followed] = set()
+        self._bytes = 0
         self._until = 0.0
         self._is_pausing = False
 
     def note(self, followed: "Followed", bytes_: int) -> None:
-        """Count a chunk of a stream."""
-        self._bytes += bytes_
-        if followed.window != self._window:
-            followed.window = self._window
-            self._streams += 1
+        if self._gather_s:
+            self._bytes += bytes_
+            self._streams.add(followed)
 
     def pause_s(self) -> float:
         """Return the seconds to pause reading. Call this after each turn."""
@@ -204,9 +186,9 @@ class Gathering:
             return 0.0
         now = time.monotonic()
         if now >= self._until:
-            self._is_pausing = self._streams >= STREAMS and self._bytes < BYTES
-            self._window += 1
-            self._streams = self._bytes = 0
+            self._is_pausing = len(self._streams) >= STREAMS and self._bytes < BYTES
+            self._streams.clear()
+            self._bytes = 0
             self._until = now + self._gather_s
         return self._until - now if self._is_pausing else 0.0
 
@@ -220,12 +202,10 @@ class Delivery:
     def __init__(
         self,
         on_event: Callable[[Event], object],
-        bytes_max: int,
         gathering: Gathering,
         pause: Callable[[bool], None],
     ) -> None:
         self._on_event = on_event
-        self._bytes_max = bytes_max
         self._gathering = gathering
         self._pause = pause
         self._turns: deque[Followed] = deque()
@@ -236,11 +216,10 @@ class Delivery:
     # --- held chunks --------------------------------------------------------------------------------------------------
 
     def hold(self, held: HeldChunk) -> None:
-        """Count a chunk that was read."""
         self.bytes += held.bytes
         self.count += 1
         self._gathering.note(held.followed, held.bytes)
-        if self.bytes >= self._bytes_max and not self._is_full:
+        if self.bytes >= BYTES_MAX and not self._is_full:
             self._is_full = True
             self._pause(True)
 
@@ -256,24 +235,21 @@ class Delivery:
         held.subscription.free()
         self.bytes -= held.bytes
         self.count -= 1
-        if self._is_full and self.bytes < self._bytes_max * RESUMES_AT:
+        if self._is_full and self.bytes < BYTES_MAX * RESUMES_AT:
             self._is_full = False
             self._pause(self._is_gathering)
 
     def done(self, events: Iterable[Event]) -> None:
-        """See `StreamFollower.done`."""
         touched: dict[Followed, None] = {}
         for event in events:
-            if isinstance(event, Records):
-                given: DeliveredPiece = event.held
-                if not given.is_done:
-                    touched[given.held.followed] = None
-                    self._end_given(given)
+            if isinstance(event, Records) and not event.is_done:
+                touched[event.held.followed] = None
+                self._end_given(event)
         for followed in touched:
             self._queue(followed)
             followed.grant()
 
-    def _end_given(self, given: DeliveredPiece) -> None:
+    def _end_given(self, given: Records) -> None:
         given.is_done = True
         given.held.out -= 1
         given.held.followed.given_bytes -= given.bytes
@@ -282,7 +258,6 @@ class Delivery:
     # --- turns --------------------------------------------------------------------------------------------------------
 
     def put(self, followed: "Followed", item: Event | HeldChunk) -> None:
-        """Queue an event or a chunk of a stream."""
         if not followed.is_over:
             followed.items.append(item)
             self._queue(followed)
@@ -294,7 +269,6 @@ class Delivery:
         asyncio.get_running_loop().call_soon(self._tell, event)
 
     def forget(self, followed: "Followed") -> None:
-        """Drop all queued items of a stream."""
         items, followed.items = followed.items, deque()
         for item in items:
             if isinstance(item, HeldChunk):
@@ -351,11 +325,11 @@ class Delivery:
             followed.grant()
             return
         batch, bytes_ = piece
-        given = DeliveredPiece(item, bytes_)
+        given = Records(followed.stream, followed.number, batch, item, bytes_)
         item.out += 1
         followed.given_bytes += bytes_
         item.begin = batch.last_offset + 1
-        defect = self._tell(Records(followed.stream, followed.number, batch, given))
+        defect = self._tell(given)
         if defect is None:
             followed.note_delivered(batch)
         else:
@@ -382,6 +356,6 @@ class Delivery:
         if defect is None or isinstance(event, Failed | Records):
             return
         if isinstance(event, Replaced):
-            asyncio.get_running_loop().call_later(AFTER_DEFECT_S, self.put, followed, event)
+            followed.begin_anew(followed.next_offset, defect)
         else:
             followed.begin_anew(event.from_offset if isinstance(event, Hole) else event.next_offset, defect)

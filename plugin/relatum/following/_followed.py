@@ -15,17 +15,15 @@ import asyncio
 import math
 import time
 from collections import deque
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from relatum.errors import StreamNotHere, StreamUnavailable
+from relatum.errors import StreamNotFound, StreamNotHere, StreamUnavailable
+from relatum.following._connection import Interrupted, Subscription
 from relatum.following._connections import SETTLED_S
 from relatum.following._delivery import Attached, CaughtUp, Event, HeldChunk, Hole, Replaced
-from relatum.following._subscriptions import Ended, Interrupted, Subscription
 from relatum.reading import Agreement, Message, NodeAddress, Position, RecordBatch, StreamBounds, position_of
 from relatum.waiting import Pauses, may_repeat
 from relatum.wire.chunk import Chunk
-from relatum.wire.frames import Code
 
 if TYPE_CHECKING:
     from relatum.following._follower import StreamFollower
@@ -44,18 +42,13 @@ class Finding(NamedTuple):
 class StreamDiffers(Exception):
     """Raised if the stream differs from the known one."""
 
-    def __init__(self, found: Agreement, bounds: StreamBounds | None) -> None:
-        super().__init__(found, bounds)
-        self.found = found
-        self.bounds = bounds
-
 
 class Followed:
     """A stream being followed: all before `next_offset` was read, and `known` is the last known message.
 
     `node`: The node to read from; None: the home node.
     `is_attached`: Whether `Attached` was reported since reading began.
-    `items`, `has_turn`, `given_bytes` and `window` belong to `Delivery`.
+    `items`, `has_turn` and `given_bytes` belong to `Delivery`.
     """
 
     def __init__(
@@ -69,7 +62,7 @@ class Followed:
         self.node: NodeAddress | None = None
         self.items: deque[Event | HeldChunk] = deque()
         self.has_turn = self.is_over = self.is_attached = False
-        self.given_bytes = self.window = 0
+        self.given_bytes = 0
         self._inbox: deque[HeldChunk | Exception | None] = deque()
         """Items to judge: chunks, None for "no more now", and exceptions that end reading."""
         self._came = asyncio.Event()
@@ -82,7 +75,6 @@ class Followed:
 
     @property
     def is_read(self) -> bool:
-        """Whether the stream is subscribed to."""
         return self._subscription is not None
 
     async def run(self) -> None:
@@ -92,35 +84,34 @@ class Followed:
                 await self._attempt()
             except Interrupted:
                 pass
-            except StreamDiffers as differs:
-                assert self.known is not None, "else nothing can differ"
-                self._put(Replaced(self.stream, self.number, self.known, differs.found, differs.bounds))
-                # The owner leaves soon. Otherwise an earlier event was not delivered, and this will be found again.
-                with suppress(Exception):
-                    await self._first()
             except Exception as error:  # noqa: BLE001 - reported, and retried
                 await self._pause(error)
 
     async def _attempt(self) -> None:
+        """Read over one subscription, until reading must start at another offset or on another node."""
         try:
-            ended = await self._read()
-        finally:
-            self.stop_reading()
-        if ended is None:
-            return
-        if isinstance(ended.error, StreamNotHere) and self.node is None:
+            try:
+                self._subscription = await self._follower.connections.subscribe(self)
+                while await self._judge():
+                    pass
+            finally:
+                self.stop_reading()
+        except StreamDiffers:
+            self._put(Replaced(self.stream, self.number))
+            # The owner leaves soon. Otherwise an event was not delivered, which is raised: this will be found again.
+            try:
+                await self._first()
+            finally:
+                self._inbox.clear()
+        except StreamNotHere:
+            if self.node is not None:
+                raise
             self.node = await self._follower.connections.other_node(self.stream)
-        elif ended.code == Code.STREAM_DOES_NOT_EXIST:
-            await self._ask_why()
-        else:
-            raise ended.error
-
-    async def _ask_why(self) -> None:
-        error = await self._follower.why_missing(self.stream)
-        if error is not None:
-            raise error
-        # The stream was declared just now.
-        await asyncio.sleep(self._pauses.after(StreamUnavailable("", stream=self.stream)))
+        except StreamNotFound as missing:
+            if error := await self._follower.why_missing(self.stream):
+                raise error from missing
+            # The stream was declared just now.
+            await asyncio.sleep(self._pauses.after(StreamUnavailable("", stream=self.stream)))
 
     async def _pause(self, error: Exception) -> None:
         """Report that the stream cannot be read now, and wait before the next attempt."""
@@ -133,16 +124,6 @@ class Followed:
         await asyncio.sleep(self._pauses.after(error))
 
     # --- one reading --------------------------------------------------------------------------------------------------
-
-    async def _read(self) -> Ended | None:
-        """Read over one subscription; return what ended it, or None if reading must start at another offset."""
-        self._subscription = await self._follower.connections.subscribe(self)
-        try:
-            while await self._judge():
-                pass
-        except Ended as ended:
-            return ended
-        return None
 
     def begin(self) -> int:
         """Prepare to read, for the first time or again; return the offset to start at."""
@@ -201,7 +182,6 @@ class Followed:
             self._tell(None)
 
     def on_ended(self, why: Exception) -> None:
-        """Note that the subscription has ended."""
         self._tell(why)
 
     def _tell(self, what: HeldChunk | Exception | None) -> None:
@@ -209,7 +189,6 @@ class Followed:
         self._came.set()
 
     def grant(self) -> None:
-        """Grant available credit."""
         if self._subscription is not None:
             self._follower.connections.grant(self._subscription)
 
@@ -266,7 +245,7 @@ class Followed:
             return True
         found = position_of(message)
         if not known.agrees(found.fingerprint, found.chunk_ms):
-            raise StreamDiffers(Agreement.OTHER, None)
+            raise StreamDiffers
         if known.offset >= self.next_offset:
             # The known message is at or after the wanted offset.
             self.known = None
@@ -290,7 +269,7 @@ class Followed:
             raise first
         assert first is held, "nothing else is judged before it"
         if finding.agreement in (Agreement.OTHER, Agreement.ENDS_BEFORE):
-            raise StreamDiffers(finding.agreement, finding.bounds)
+            raise StreamDiffers
         return finding
 
     def _pass_gap(self, held: HeldChunk, finding: Finding) -> None:

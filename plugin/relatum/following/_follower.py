@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Annotated, Final, TypeGuard, TypeVar
+from typing import Annotated, Any, Final, TypeGuard, TypeVar
 
 from relatum import metrics
 from relatum.errors import (
@@ -32,6 +32,7 @@ from relatum.reading import (
     Position,
     SharedReader,
     SocketConnection,
+    StreamPlaces,
     StreamReader,
     agreement,
 )
@@ -78,11 +79,8 @@ class StreamFollower:
     `on_event`: Called in the loop with each event, in order per stream, streams in turn. If it raises, the error is
     logged and the event is delivered again; records are read again for this.
     `gather_s`: Seconds that reading pauses while many streams send small chunks: together they cost less. Default: 0.
-    `bytes_max`: Maximum bytes held for all streams. Unpacked records come on top: about 8 MiB for each stream.
-    `window_bytes`: Approximate bytes of one stream in flight and held; at least one chunk.
-    `connections_max`: Maximum connections, for 256 streams each; other calls use their own connections.
-    `heartbeat_s`: A connection that is silent for 1.5 times this is dropped.
     `name`, `who`: The names in `outages` of following at all, and of following one stream.
+    `options`: Those of `StreamReader.open`. A connection that is silent for 1.5 times `heartbeat_s` is dropped.
     """
 
     def __init__(
@@ -92,33 +90,22 @@ class StreamFollower:
         on_event: Callable[[Event], object],
         *,
         gather_s: float = 0.0,
-        bytes_max: int = 64 << 20,
-        window_bytes: int = 1 << 20,
-        connections_max: int = 32,
-        timeout_s: float = 10.0,
-        heartbeat_s: int = 10,
         outages: Outages | None = None,
         name: str = "following of streams",
         who: Callable[[str], str] = "following of stream {!r}".format,
+        **options: Any,
     ) -> None:
         self.loop = loop
         self._outages = outages or Outages(_NOBODY)
         self._name = name
         self._who = who
-        self._reader = SharedReader(BrokerAddress.of(broker), timeout_s=timeout_s, heartbeat_s=heartbeat_s)
+        self._reader = SharedReader(BrokerAddress.of(broker), **options)
         # Separate from the owner's threads, whose calls to PostgreSQL must not queue behind these. One thread is left
         # for connecting, which must not queue behind queries about streams.
         self._threads = Threads(HELPERS_MAX, "relatum-follower-asks")
         self._asking = asyncio.Semaphore(HELPERS_MAX - 1)
-        self.connections = Connections(
-            loop,
-            self._link,
-            connections_max=connections_max,
-            window_bytes=window_bytes,
-            away=self._away,
-            back=self._back,
-        )
-        self.delivery = Delivery(on_event, bytes_max, Gathering(gather_s), self.connections.pause)
+        self.connections = Connections(self._link, self._places, away=self._away, back=self._back)
+        self.delivery = Delivery(on_event, Gathering(gather_s), self.connections.pause)
         self._current: dict[str, Followed] = {}
         self._numbers = count(1)
         self.is_closed = False
@@ -205,11 +192,8 @@ class StreamFollower:
 
     async def why_missing(self, stream: str) -> RelatumError | None:
         """Return why a node does not know a stream: it is missing, or a queue. None if it was declared just now."""
-        return await self._ask(self._why_missing, stream)
-
-    def _why_missing(self, stream: str) -> RelatumError | None:
         try:
-            self.reader().bounds(stream)
+            await self._ask(lambda: self.reader().bounds(stream))
         except StreamUnavailable:
             return None
         except RelatumError as error:
@@ -220,17 +204,18 @@ class StreamFollower:
         async with self._asking:
             return await self.loop.ask(function, *args, threads=self._threads)
 
+    async def _places(self, stream: str) -> StreamPlaces:
+        return await self._ask(lambda: self.reader().places(stream))
+
     async def _link(self, node: NodeAddress | None) -> SocketConnection:
         return await in_thread(self._threads, lambda: self.reader().link(node), returned=SocketConnection.close)
 
     # --- from streams and connections ---------------------------------------------------------------------------------
 
     def on_attached(self, followed: Followed) -> None:
-        """Report that a stream is being read and was recognised."""
         self._outages.over(self._who(followed.stream))
 
     def on_failed(self, followed: Followed, error: Exception) -> None:
-        """Report that a stream cannot be read now."""
         if not isinstance(error, RelatumError):
             logger.error("following of stream %r failed, and will be retried", followed.stream, exc_info=error)
         self._outages.failed(self._who(followed.stream), error)
@@ -330,11 +315,11 @@ class BrokerReach:
         ):
             self._is_asking, self._asked_at = True, now
             self._follower.loop.spawn(self._ask(self._stream()))
-        self.is_cut_off = now - self._reached_at >= CUT_OFF_S
+        silent_s = now - self._reached_at
+        self.is_cut_off = silent_s >= CUT_OFF_S
         if self.is_cut_off:
             self._cut_off_at = now
-        is_unsure = now - min(self._reached_at, now) >= CUT_OFF_S / _ASKS
-        self.may_take = not is_unsure and now - self._cut_off_at >= RETURN_S
+        self.may_take = silent_s < CUT_OFF_S / _ASKS and now - self._cut_off_at >= RETURN_S
 
     async def _ask(self, stream: str) -> None:
         try:

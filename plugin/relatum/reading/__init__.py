@@ -35,7 +35,7 @@ from relatum.reading._message_parts import (
     values_of_record,
 )
 from relatum.reading._message_values import Properties, TimeSource
-from relatum.reading._nodes import OUT_OF_REACH_S, PLACES_AT_ONCE, other_nodes
+from relatum.reading._nodes import OUT_OF_REACH_S, other_nodes
 from relatum.reading._plan import Result
 from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.reading._reader import StreamReader
@@ -50,7 +50,6 @@ __all__ = [
     "HEARTBEAT_S",
     "NOT_BY_STREAMS",
     "OUT_OF_REACH_S",
-    "PLACES_AT_ONCE",
     "RECEIVE_BYTES",
     "SILENCE_HEARTBEATS",
     "Agreement",

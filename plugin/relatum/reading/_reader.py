@@ -36,14 +36,14 @@ from relatum.reading._connection import Attach, SocketConnection, until
 from relatum.reading._leaders import Leaders
 from relatum.reading._many import ChunkCache, ManyReader
 from relatum.reading._message import Message
-from relatum.reading._nodes import Node, Nodes, missing
+from relatum.reading._nodes import Node, Nodes, missing, places_in
 from relatum.reading._plan import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, Turns, Use, check_limit
 from relatum.reading._scan import CREDIT, RecordBatch, Scan, Start, batches_of
 from relatum.waiting import current, has_passed
 from relatum.wire import frames
 from relatum.wire.chunk import record_at
-from relatum.wire.frames import StartSpec
+from relatum.wire.frames import StartSpec, StreamPlaces
 
 IDLE_S: Final = 60.0
 """Seconds between the wake-ups of a reader that waits for ever; any value will do."""
@@ -347,6 +347,14 @@ class StreamReader(Closing):
         checked_seconds("idle_s", idle_s)
         parts = batches_of(self._nodes, self._leaders, scan, idle_s, Use.FOLLOW if follow else Use.LENT)
         return ([*part] if part else [None] for part in parts)
+
+    def places(self, stream: str) -> StreamPlaces:
+        """Return the nodes that have a stream, for a caller with its own connections.
+
+        Args:
+            stream: The stream's name.
+        """
+        return self._nodes.ask(lambda connection: places_in(connection.answer(frames.metadata, [stream]).body, stream))
 
     def link(self, node: Node) -> SocketConnection:
         """Return a logged-in connection of the stream protocol, for a caller with its own loop.

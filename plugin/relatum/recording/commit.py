@@ -17,7 +17,7 @@ from relatum.errors import CoverageConflict, DatabaseUnavailable
 from relatum.following import Event, Records
 from relatum.otel import LINKS_MAX, Description, Part, Span
 from relatum.reading import Message, Position, RecordBatch
-from relatum.recording.batch import Batch, readable
+from relatum.recording.batch import Batch, readable, width_class
 from relatum.store.coverage import CoverageRow, advance_all
 from relatum.store.database import transaction
 from relatum.store.parts import copy_rows
@@ -33,11 +33,11 @@ logger = logging.getLogger("relatum.recorder")
 # --- the transaction --------------------------------------------------------------------------------------------------
 
 
-def add_links(batch: Batch, parts: Sequence[RecordBatch]) -> None:
-    """Add links to the spans that sent a batch's first messages."""
-    left = LINKS_MAX - (batch.messages - sum(len(part.offsets) for part in parts))
+def add_links(batch: Batch, part: RecordBatch) -> None:
+    """Add links to the spans that sent a batch's first messages; `part` was added last."""
+    left = LINKS_MAX - (batch.messages - len(part.offsets))
     if left > 0:
-        batch.links += otel.links_of(chain.from_iterable(map(_messages_of, parts)), left)
+        batch.links += otel.links_of(_messages_of(part), left)
 
 
 def _messages_of(part: RecordBatch) -> Iterator[Message]:
@@ -81,8 +81,8 @@ class Share:
 
     row: CoverageRow
     batch: Batch
-    high_us: int | None
-    """The greatest time recorded so far."""
+    high_us: int | None = None
+    """The greatest time recorded since the tail was opened. It affects the time index's size, not its results."""
     checkpoint: bool = False
     is_committed: bool = False
     is_held_up: bool = False
@@ -152,7 +152,7 @@ def write_rows(connection: sa.Connection, batches: Sequence[tuple[Batch, int | N
         highest.append(high_us)
         blocks.extend(
             f"{block.min_us}\t{block.max_us}\t{block.first_offset}\t{block.last_offset}"
-            f"\t{stream_id}\t{block.width_class}\n"
+            f"\t{stream_id}\t{width_class(block.max_us - block.min_us)}\n"
             for block in found
         )
         receipts.extend(f"{copy_text(message_id)}\t{stream_id}\t{offset}\n" for message_id, offset in batch.receipts)
@@ -231,20 +231,14 @@ class Committer:
         (self._done if has_room else tail.held).append(event)
 
     def _extract(self, tail: "OpenTail", batch: RecordBatch) -> None:
-        parts: list[RecordBatch] = []
-        unread: tuple[int, str] | None = None
         for part, reason in readable(batch):
             if reason is not None:
-                unread = part.last_offset + 1, reason
-                break
-            parts.append(part)
+                tail.stream.pass_over(tail.row, part.last_offset + 1, reason)
+                return
+            tail.add(part)
             tail.stream.progress.read(part.last_offset)
-        if parts:
-            tail.add(parts)
             if tail.committing is None:
                 self._ready[tail] = None
-        if unread is not None:
-            tail.stream.pass_over(*unread)
 
     # --- commits ------------------------------------------------------------------------------------------------------
 

@@ -17,9 +17,9 @@ from relatum.errors import RelatumError
 from relatum.keys import bases_of
 from relatum.limits import TIME_BLOCK_MESSAGES_MAX
 from relatum.reading import Broker, Message, TimeSource
-from relatum.recording.time_blocks import width_class
+from relatum.recording.batch import width_class
 from relatum.store.catalog import key_definitions
-from relatum.store.coverage import TIME, CoverageRow, Range, coverage_of, covered, merged, missing, proven
+from relatum.store.coverage import TIME, CoverageRow, Range, coverage_of, merged
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_offsets
 
@@ -162,20 +162,18 @@ class Stored:
         wanted = {"stream_id": stream_id, "start": window[0], "stop": window[1]}
         self.rows = [(Row(*row), int(count)) for *row, count in connection.execute(_ROWS_OF, wanted)]
         self.blocks = [Block(*block) for block in connection.execute(_BLOCKS_OF, wanted)]
-        self.covering = coverage_of(connection, [stream_id])
+        rows = coverage_of(connection, [stream_id])
+        self._covering = [row for row in rows if row.from_offset < window[1] and row.to_offset > window[0]]
         self.definitions = {definition.key_id: definition for definition in key_definitions(connection)}
         self.removed_key_ids = frozenset(connection.scalars(_REMOVED))
-        key_ids = [*self.definitions, TIME]
-        self._gaps = {key_id: missing(window, covered(self.covering, key_id)) for key_id in key_ids}
-        self._unproven = {key_id: missing(window, proven(self.covering, key_id)) for key_id in key_ids}
 
     def covers(self, offset: int, key_id: int) -> bool:
         """Return whether the offset is recorded for the key, or for `TIME`."""
-        return not _within(offset, self._gaps[key_id])
+        return any(row.from_offset <= offset < row.to_offset and row.holds(key_id) for row in self._covering)
 
     def proves(self, offset: int, key_id: int) -> bool:
         """Return whether a missing row proves a missing value; False if AMQP 0.9.1 was used to record it."""
-        return not _within(offset, self._unproven[key_id])
+        return any(row.from_offset <= offset < row.to_offset and row.proves(key_id) for row in self._covering)
 
     def values(self, message: Message) -> Iterator[tuple[int, str]]:
         """Yield the message's values by key id, recorded or not."""
@@ -185,10 +183,6 @@ class Stored:
         for key_id, definition in self.definitions.items():
             for value in definition.read(base_of)[0]:
                 yield key_id, value
-
-
-def _within(offset: int, ranges: Sequence[Range]) -> bool:
-    return any(start <= offset < end for start, end in ranges)
 
 
 def compare_window(
@@ -201,7 +195,7 @@ def compare_window(
 
 def _compare_rows(messages: Sequence[Message], stored: Stored) -> Iterator[Difference]:
     """Yield the differences between a window's rows and those its messages should have, by offset."""
-    wanted, allowed = wanted_rows(messages, stored)
+    wanted, allowed = _wanted_rows(messages, stored)
     found = [("missing", row) for row in wanted - {row for row, _ in stored.rows}]
     for row, count in stored.rows:
         if row.key_id in stored.removed_key_ids:
@@ -218,7 +212,7 @@ def _compare_rows(messages: Sequence[Message], stored: Stored) -> Iterator[Diffe
         yield Difference(kind, row.offset, name, row.value, row.time_us)
 
 
-def wanted_rows(messages: Sequence[Message], stored: Stored) -> tuple[set[Row], set[Row]]:
+def _wanted_rows(messages: Sequence[Message], stored: Stored) -> tuple[set[Row], set[Row]]:
     """Return rows that must exist, and rows that may exist."""
     wanted: set[Row] = set()
     allowed: set[Row] = set()

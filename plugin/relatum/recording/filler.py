@@ -106,11 +106,6 @@ class Filler:
         self.lost_offsets = 0
         """Offsets that retention dropped before they were filled."""
 
-    @property
-    def key_ids(self) -> frozenset[int]:
-        """The keys in force."""
-        return frozenset(key.key_id for key in self._definitions)
-
     def complete(self, segment: Segment) -> bool:
         """Fill a segment, except for parts that others fill; return whether anything was covered."""
         conflicts, least = 0, segment.to_offset - segment.from_offset
@@ -138,20 +133,20 @@ class Filler:
         for start in range(max(first, part[0]), part[1], WINDOW_OFFSETS):
             if self._stop.is_set():
                 return False
-            has_all &= self.rewrite((start, min(part[1], start + WINDOW_OFFSETS)))
+            has_all &= self._rewrite((start, min(part[1], start + WINDOW_OFFSETS)))
         return has_all
 
-    def rewrite(self, part: Range) -> bool:
+    def _rewrite(self, part: Range) -> bool:
         """Remove some offsets from the table and record them again, in one transaction.
 
         A lookup reads the coverage before the index, so it never misses a row that exists before and after. Returns
-        False if a message cannot be unpacked, or retention dropped the offsets: then nothing changes.
+        False if a message cannot be unpacked; nothing changes then, nor if retention dropped the offsets.
         """
         conflicts, wanted = 0, part
         while True:
             bounds = ends_of_known(self._reader, self._stream.name)
             if bounds.first is None or bounds.first >= wanted[1]:
-                return False
+                return True
             with transaction(self._engine) as connection:
                 part = widened(connection, self._stream.stream_id, wanted, bounds.first)
                 self._definitions = key_definitions(connection)
@@ -167,7 +162,7 @@ class Filler:
 
     def _read(self, part: Range) -> "_Work | None":
         """Read a part for all keys and the time; None if a message cannot be unpacked here."""
-        segment = Segment(*part, self._all_key_ids)
+        segment = self._whole(part)
         work = _Work(self._stream.stream_id, segment, Extractor(self._definitions))
         for records in self._records(segment):
             if any(reason is not None for _, reason in readable(records)):
@@ -193,13 +188,15 @@ class Filler:
         self._turn()
         return True
 
-    @property
-    def _all_key_ids(self) -> frozenset[int]:
-        return self.key_ids | ({TIME} if self._stream.record_time else set())
+    def _whole(self, part: Range) -> Segment:
+        """Return some offsets with all keys in force and the time."""
+        key_ids = frozenset(key.key_id for key in self._definitions)
+        return Segment(*part, key_ids | ({TIME} if self._stream.record_time else set()))
 
     def fill(self, part: Range) -> bool:
         """Fill some offsets for all keys in force and the time; return whether anything was covered."""
-        return bool(self._all_key_ids) and self.complete(Segment(*part, self._all_key_ids))
+        segment = self._whole(part)
+        return bool(segment.key_ids) and self.complete(segment)
 
     def _left_of(self, segment: Segment) -> list[Segment]:
         with transaction(self._engine) as connection:
@@ -234,8 +231,9 @@ class Filler:
 
     def _records(self, part: Segment) -> Iterator[RecordBatch]:
         """Iterate over a part's records. A scan ends where the stream ended when it began, so scan repeatedly."""
-        expected = before = part.from_offset
+        expected = part.from_offset
         while expected < part.to_offset:
+            before = expected
             for records in self._scan(expected, part.to_offset):
                 expected = records.last_offset + 1
                 yield records
@@ -248,7 +246,6 @@ class Filler:
             if expected == before:
                 self._check_end(part)
                 return
-            before = expected
 
     def _scan(self, start: int, stop: int) -> Iterator[RecordBatch]:
         silent_s = 0.0

@@ -6,7 +6,7 @@ last. A killed forget is completed by the next `forget` of that name, or by `pru
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -102,7 +102,6 @@ def forget(
     vhost: str = "/",
     dry_run: bool = False,
     batch_rows: int = BATCH_ROWS,
-    progress: Callable[[ForgottenStream], None] | None = None,
 ) -> list[ForgottenStream]:
     """Delete everything that was recorded of streams; lookups do not find them any more. Asks no broker.
 
@@ -115,7 +114,6 @@ def forget(
         vhost: Their virtual host.
         dry_run: Return what would be deleted, even for streams that are needed, and change nothing. Default: False.
         batch_rows: Maximum rows deleted in one transaction.
-        progress: Called after each transaction that deleted rows.
 
     Returns:
         The streams with the rows deleted, ordered by name.
@@ -136,16 +134,10 @@ def forget(
                 counts = row_counts(connection)
                 return [_counted(connection, name, rows, counts) for name, rows in found.items()]
             _retire(connection, vhost, list(found))
-        done = [ForgottenStream(name, rows[-1].super_stream) for name, rows in found.items()]
-        for each in done:
-
-            def tell(table: str, rows: int, each: ForgottenStream = each) -> None:
-                each.rows[table] += rows
-                if progress is not None:
-                    progress(each)
-
-            delete_ended(engine, tell, batch_rows, vhost, each.stream)
-        return done
+        return [
+            ForgottenStream(name, rows[-1].super_stream, delete_ended(engine, batch_rows, vhost, name))
+            for name, rows in found.items()
+        ]
 
 
 def forget_origin(database: AnyDatabase, names: Sequence[str], *, vhost: str = "/") -> list[str]:

@@ -1,43 +1,67 @@
-"""An overview of the whole table: the size of each key, the recorders, and how far streams are recorded."""
+"""What is recorded: the status of each stream, the size of each key, and the recorders."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 import sqlalchemy as sa
 
+from relatum.checks import checked_names
+from relatum.errors import (
+    AccessRefused,
+    AnotherBroker,
+    NotFound,
+    RelatumError,
+    StreamNotFound,
+    StreamUnavailable,
+    Transient,
+)
 from relatum.keys import KeyDefinition
-from relatum.reading import Position
-from relatum.store.catalog import check_recorded, key_definitions
+from relatum.reading import (
+    Broker,
+    BrokerAddress,
+    BrokerIdentity,
+    Position,
+    StreamBounds,
+    StreamReader,
+    bounds_or_error,
+    is_of_all,
+)
+from relatum.recording.own_broker import check_broker
+from relatum.recording.ranges import gaps
+from relatum.store.catalog import StreamRow, check_recorded, key_definitions, streams_named
+from relatum.store.coverage import TIME, CoverageRow, Range, coverage_by_stream, covered
 from relatum.store.database import STATEMENT_S, AnyDatabase, as_engine, sql, transaction
+from relatum.store.members import RECORDERS, holders_of
 from relatum.store.parts import Part, table_parts_of
+
+# --- sizes, recorders and ends ----------------------------------------------------------------------------------------
 
 EXACT_BYTES_MAX: Final = 400 << 20
 """Up to so many bytes, rows outside closed parts are counted; more rows are sampled."""
+
+SAMPLE_BYTES_MAX: Final = 64 << 20
+"""The same for the rows of each key, in all parts."""
 
 _CLOSED_ROWS: Final = sql("SELECT stream_id, sum(row_count) FROM relatum.part_streams GROUP BY stream_id")
 
 _TABLE_BYTES: Final = sql("SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree('relatum.relationships')")
 
 _MEMBERS: Final = sql("""
-    SELECT holder, name, lease_expires_at >= clock_timestamp(), lease_expires_at
-    FROM relatum.recorder_members
-    ORDER BY name, holder""")
-
-_HELD: Final = sql("""
-    SELECT lease_holder, vhost, name FROM relatum.streams
-    WHERE replaced_at IS NULL AND lease_holder IS NOT NULL
-    ORDER BY vhost, name""")
+    SELECT m.holder, m.name, m.lease_expires_at >= clock_timestamp(), m.lease_expires_at, held.vhosts, held.names
+    FROM relatum.recorder_members m CROSS JOIN LATERAL (
+        SELECT array_agg(vhost ORDER BY vhost, name) AS vhosts, array_agg(name ORDER BY vhost, name) AS names
+        FROM relatum.streams WHERE lease_holder = m.holder AND replaced_at IS NULL) AS held
+    ORDER BY m.name, m.holder""")
 
 _ENDS: Final = sql("""
     SELECT s.name, c.to_offset, c.last_offset, c.last_fingerprint, c.last_chunk_ms
     FROM relatum.streams s JOIN relatum.coverage c ON c.stream_id = s.stream_id AND c.is_tail
     WHERE s.vhost = :vhost::text AND s.replaced_at IS NULL
-        AND (:is_all::boolean OR s.name = ANY (:names::text[]) OR s.super_stream = ANY (:names::text[]))
+        AND (:names::text[] IS NULL OR s.name = ANY (:names::text[]) OR s.super_stream = ANY (:names::text[]))
     ORDER BY c.recorded_at DESC, s.name""")
-
 
 _COUNTS: Final = {
     (column, is_exact): sql(f"""
@@ -51,31 +75,22 @@ _COUNTS: Final = {
 def row_counts(connection: sa.Connection) -> Counter[int]:
     """Return rows by stream: as counted when parts were closed; in other parts counted now, or estimated."""
     rest = [part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
-    counts, _ = counts_by(connection, "stream_id", rest, EXACT_BYTES_MAX)
-    for stream_id, count in connection.execute(_CLOSED_ROWS):
-        counts[stream_id] += int(count)
+    counts, _ = _counts_by(connection, "stream_id", rest, EXACT_BYTES_MAX)
+    counts.update({stream_id: int(count) for stream_id, count in connection.execute(_CLOSED_ROWS)})
     return counts
 
 
-def counts_by(
+def _counts_by(
     connection: sa.Connection, column: str, parts: Sequence[Part], bytes_max: int
 ) -> tuple[Counter[int], bool]:
-    """Return rows of some parts by the values of a column, and whether they were counted, not estimated from a sample.
-
-    `bytes_max`: Up to so many bytes, rows are counted; otherwise the sample has this size.
-    """
+    """Return rows by a column: counted up to so many bytes, else estimated from as many. True if they were counted."""
     share = min(100.0, 100.0 * bytes_max / max(1, sum(part.size for part in parts)))
     rows = connection.execute(_COUNTS[column, share == 100.0], {"parts": [part.part for part in parts], "share": share})
     return Counter({value: round(count * 100.0 / share) for value, count in rows}), share == 100.0
 
 
-def bytes_of_a_row(connection: sa.Connection, rows: int) -> float:
-    """Return the bytes per row in the table and its indexes; `rows` is the number of all rows."""
+def _bytes_of_a_row(connection: sa.Connection, rows: int) -> float:
     return float(connection.execute(_TABLE_BYTES).scalar_one() or 0) / max(1, rows)
-
-
-SAMPLE_BYTES_MAX: Final = 64 << 20
-"""Up to so many bytes, rows are counted; otherwise a random sample of this size is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +129,8 @@ class RecordedEnd:
 def key_sizes(database: AnyDatabase) -> list[KeySize]:
     """Return the size of each key in the table, ordered by name. A large table is sampled, within a second."""
     with as_engine(database, statement_s=STATEMENT_S) as engine, transaction(engine) as connection:
-        rows, is_exact = counts_by(connection, "key_id", table_parts_of(connection), SAMPLE_BYTES_MAX)
-        of_one = bytes_of_a_row(connection, rows.total())
+        rows, is_exact = _counts_by(connection, "key_id", table_parts_of(connection), SAMPLE_BYTES_MAX)
+        of_one = _bytes_of_a_row(connection, rows.total())
         return [
             KeySize(each, rows[each.key_id], round(rows[each.key_id] * of_one), is_exact)
             for each in sorted(key_definitions(connection), key=lambda definition: definition.name)
@@ -125,12 +140,9 @@ def key_sizes(database: AnyDatabase) -> list[KeySize]:
 def recorder_list(database: AnyDatabase) -> list[RecorderMember]:
     """Return the recorders with a lease, valid or expired, and their streams, ordered by name and holder."""
     with as_engine(database, statement_s=STATEMENT_S) as engine, transaction(engine) as connection:
-        by_holder: dict[str, list[tuple[str, str]]] = {}
-        for holder, vhost, name in connection.execute(_HELD):
-            by_holder.setdefault(holder, []).append((vhost, name))
         return [
-            RecorderMember(holder, name, is_alive, expires_at, tuple(by_holder.get(holder, ())))
-            for holder, name, is_alive, expires_at in connection.execute(_MEMBERS)
+            RecorderMember(holder, name, is_alive, expires_at, tuple(zip(vhosts or (), names or (), strict=True)))
+            for holder, name, is_alive, expires_at, vhosts, names in connection.execute(_MEMBERS)
         ]
 
 
@@ -142,8 +154,247 @@ def recorded_ends(database: AnyDatabase, vhost: str, names: Sequence[str]) -> li
     """
     with as_engine(database, statement_s=STATEMENT_S) as engine, transaction(engine) as connection:
         check_recorded(connection, vhost, names)
-        rows = connection.execute(_ENDS, {"vhost": vhost, "names": list(names), "is_all": not names})
+        rows = connection.execute(_ENDS, {"vhost": vhost, "names": list(names) or None})
         return [
             RecordedEnd(name, next_offset, None if None in last[:2] else Position(*last))
             for name, next_offset, *last in rows
         ]
+
+
+# --- the status of streams --------------------------------------------------------------------------------------------
+
+_EVENTS_OF: Final = sql("""
+    SELECT stream_id, at, kind, from_offset, to_offset, detail
+    FROM unnest(:ids::integer[]) AS wanted(id) CROSS JOIN LATERAL (
+        SELECT * FROM relatum.events WHERE stream_id = id ORDER BY event_id DESC LIMIT 20) AS newest
+    ORDER BY event_id""")
+"""Selects the newest events of each stream, in order; no more are shown."""
+
+_SKIPS_OF: Final = sql(
+    "SELECT stream_id, key_id, reason, count FROM relatum.skips WHERE stream_id = ANY (:ids::integer[])"
+)
+
+_BROKERS: Final = sql("SELECT broker_id, cluster_name FROM relatum.brokers")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """An event of a stream, with offsets [from_offset, to_offset).
+
+    `kind` is `replaced`, `tail_lost`, `hole`, `missing`, or `unreadable` (batches that could not be unpacked).
+    """
+
+    at: datetime
+    kind: str
+    from_offset: int | None
+    to_offset: int | None
+    detail: str
+
+    @property
+    def words(self) -> str:
+        """The event's name for users, in a word or two."""
+        return _EVENTS.get(self.kind, (self.kind, ""))[0]
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it; empty if nothing helps."""
+        return _EVENTS.get(self.kind, ("", ""))[1]
+
+
+_EVENTS: Final = {
+    "replaced": ("declared again", "relatum prune removes what was recorded before"),
+    "tail_lost": ("tail lost", "its publishers know which messages were lost"),
+    "missing": ("deleted", "declare it again, or relatum forget removes what was recorded"),
+    "hole": ("hole", "retention was faster than recording: keep the stream longer, or record sooner"),
+    "unreadable": ("unreadable", "install the codec of these batches"),
+}
+"""An event's name for users, and what to do about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """The status of one stream, in the broker and in the table.
+
+    `state` is `recording`, `unattended` (it is recorded in part, and no recorder runs: new messages stay unrecorded),
+    `not_recorded` (nothing of it is recorded), or why the stream cannot be read: `missing` (the broker has no such
+    stream), `deleted` (the same, but it was recorded), `not_a_stream` (a queue of another kind), `refused` (this user
+    may not read it), `another_broker` (it was recorded from another broker), `unavailable` (temporary: no leader, or a
+    starting node) or `unreadable` (bad data). `error` is the error in these cases, else None. `first` and `last` are
+    the retained offsets, None if the stream is empty or cannot be read. `covered` holds the recorded ranges by key
+    name, including `time`. `holes` are ranges that retention dropped before they were recorded; `gaps` are retained
+    ranges without any recording, which a recorder closes. `lag_offsets` counts the offsets in gaps and after the
+    recorded end; `lag_s` is the age of the oldest unrecorded message in seconds; each is None if unknown. `rows` and
+    `bytes` (with indexes) are estimates in large tables. `recorder` is the holder of the lease, or None. `broker` is
+    the broker it was recorded from, as the cluster's name and the beginning of its id; None if unknown.
+    """
+
+    stream: str
+    super_stream: str | None
+    generation: int
+    state: str
+    first: int | None
+    last: int | None
+    recorded_to: int | None
+    covered: dict[str, list[Range]]
+    holes: list[Range]
+    lag_offsets: int | None
+    lag_s: float | None
+    rows: int
+    bytes: int
+    skipped: dict[str, dict[str, int]]
+    events: list[StreamEvent]
+    recorder: str | None
+    gaps: list[Range]
+    error: RelatumError | None = None
+    broker: str | None = None
+
+
+def status(
+    broker: str | Broker,
+    database: AnyDatabase,
+    names: Sequence[str] | None = None,
+) -> list[StreamStatus]:
+    """Return the status of streams, ordered by name.
+
+    Args:
+        broker: The broker's URL, or a `Broker`.
+        database: PostgreSQL's URL, or a `Database`.
+        names: Streams and super streams. None (default): all streams in the database.
+
+    Returns:
+        The status of each stream in the database. A stream that cannot be read has a state that says why, and does not
+        stop the others.
+
+    Raises:
+        BrokerUnavailable, DatabaseUnavailable: there is no status; safe to repeat.
+    """
+    if names is not None:
+        names = checked_names("names", names)
+    address = BrokerAddress.of(broker)
+    with as_engine(database, statement_s=STATEMENT_S) as engine, StreamReader.open(address) as reader:
+        return recorded_status(engine, address.vhost, names, reader)
+
+
+def recorded_status(
+    engine: sa.Engine, vhost: str, names: Sequence[str] | None, reader: StreamReader | RelatumError
+) -> list[StreamStatus]:
+    """Return what `status` does; instead of a reader it takes the reason why there is none, each stream's `error`."""
+    with transaction(engine) as connection:
+        known = streams_named(connection, vhost, names)
+        facts = _Facts(connection, known)
+    identity = reader.identity() if facts.brokers and isinstance(reader, StreamReader) else None
+    return [_status_of(stream, facts, reader, _bounds(engine, reader, stream, identity)) for stream in known]
+
+
+def _bounds(
+    engine: sa.Engine, reader: StreamReader | RelatumError, stream: StreamRow, identity: BrokerIdentity | None
+) -> StreamBounds | RelatumError:
+    if isinstance(reader, RelatumError):
+        return reader
+    try:
+        check_broker(engine, reader, stream, identity)
+    except AnotherBroker as error:
+        return error
+    except StreamUnavailable:
+        pass  # If its leader does not answer, its ends are unknown, too.
+    return bounds_or_error(reader, stream.name)
+
+
+class _Facts:
+    """The database's data about some streams, read once."""
+
+    def __init__(self, connection: sa.Connection, known: Sequence[StreamRow]) -> None:
+        ids = [stream.stream_id for stream in known]
+        self.definitions: list[KeyDefinition] = key_definitions(connection)
+        self.rows = row_counts(connection)
+        self.row_bytes = _bytes_of_a_row(connection, self.rows.total())
+        self.holders = holders_of(connection, RECORDERS, ids)
+        self.brokers = {row[0]: str(BrokerIdentity(*row)) for row in connection.execute(_BROKERS)}
+        self.coverage = coverage_by_stream(connection, ids)
+        self.events: dict[int, list[StreamEvent]] = {stream_id: [] for stream_id in ids}
+        for stream_id, *event in connection.execute(_EVENTS_OF, {"ids": ids}):
+            self.events[stream_id].append(StreamEvent(*event))
+        names = {definition.key_id: definition.name for definition in self.definitions} | {0: ""}
+        self.skipped: dict[int, dict[str, dict[str, int]]] = {stream_id: {} for stream_id in ids}
+        for stream_id, key_id, reason, count in connection.execute(_SKIPS_OF, {"ids": ids}):
+            self.skipped[stream_id].setdefault(names.get(key_id, f"#{key_id}"), {})[reason] = count
+
+
+def _status_of(
+    stream: StreamRow, facts: _Facts, reader: StreamReader | RelatumError, found: StreamBounds | RelatumError
+) -> StreamStatus:
+    rows = facts.coverage[stream.stream_id]
+    recorded_to = max((row.to_offset for row in rows), default=None)
+    bounds, error = (found, None) if isinstance(found, StreamBounds) else (StreamBounds(None, None), found)
+    ranges = {definition.name: covered(rows, definition.key_id) for definition in facts.definitions}
+    open_gaps = [] if bounds.first is None else gaps(rows, bounds.first)
+    lag_offsets: int | None = None
+    lag_s: float | None = None
+    if error is None and isinstance(reader, StreamReader):
+        lag_offsets, lag_s, error = _lag(reader, stream.name, bounds, recorded_to, open_gaps)
+    recorder = facts.holders.get(stream.stream_id)
+    return StreamStatus(
+        stream=stream.name,
+        super_stream=stream.super_stream,
+        generation=stream.generation,
+        state=_state_of(error, rows, recorder),
+        first=bounds.first,
+        last=bounds.last,
+        recorded_to=recorded_to,
+        covered={**ranges, "time": covered(rows, TIME)},
+        holes=[(row.from_offset, row.to_offset) for row in rows if row.kind == "hole"],
+        lag_offsets=lag_offsets,
+        lag_s=lag_s,
+        rows=facts.rows[stream.stream_id],
+        bytes=round(facts.rows[stream.stream_id] * facts.row_bytes),
+        skipped=facts.skipped[stream.stream_id],
+        events=facts.events[stream.stream_id],
+        recorder=recorder,
+        gaps=open_gaps,
+        error=error,
+        broker=None if stream.broker_id is None else facts.brokers.get(stream.broker_id),
+    )
+
+
+_STATES: Final[tuple[tuple[type[RelatumError], str], ...]] = (
+    (StreamNotFound, "missing"),
+    (NotFound, "not_a_stream"),
+    (AccessRefused, "refused"),
+    (AnotherBroker, "another_broker"),
+    (Transient, "unavailable"),
+    (RelatumError, "unreadable"),
+)
+"""The state of a stream that cannot be read, by its error; the first match counts."""
+
+
+def _state_of(error: RelatumError | None, rows: Sequence[CoverageRow], recorder: str | None) -> str:
+    if error is not None:
+        is_deleted = bool(rows) and isinstance(error, StreamNotFound)
+        return "deleted" if is_deleted else next(state for kind, state in _STATES if isinstance(error, kind))
+    if not rows:
+        return "not_recorded"
+    return "unattended" if recorder is None else "recording"
+
+
+def _lag(
+    reader: StreamReader, stream: str, bounds: StreamBounds, recorded_to: int | None, open_gaps: Sequence[Range]
+) -> tuple[int, float | None, RelatumError | None]:
+    """Return the lag: offsets, and seconds since the oldest unrecorded message was written.
+
+    The third value is the error if that message cannot be read.
+    """
+    lacking = list(open_gaps)
+    if bounds.last is not None and bounds.last >= (start := max(bounds.first or 0, recorded_to or 0)):
+        lacking.append((start, bounds.last + 1))
+    if not lacking:
+        return 0, 0.0, None
+    count = sum(end - start for start, end in lacking)
+    try:
+        oldest = next(reader.iterate(stream, lacking[0][0]), None)
+    except RelatumError as error:
+        if is_of_all(error):
+            raise
+        return count, None, error
+    if oldest is None or oldest.chunk_ms is None:
+        return count, None, None
+    return count, max(0.0, datetime.now(UTC).timestamp() - oldest.chunk_ms / 1000), None

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -15,6 +15,9 @@ from relatum.recording.tails import after_loss
 from relatum.store.catalog import StreamRow, ensure_streams, streams_named
 from relatum.store.database import sql, transaction
 from relatum.store.members import RECORDERS
+
+if TYPE_CHECKING:
+    from relatum.recording.stream_recording import StreamRecording
 
 UNKNOWN_S: Final = 60.0
 """Seconds before a broker whose id is unknown is asked for it again."""
@@ -55,15 +58,13 @@ class OwnBroker:
         """Return whether a broker id is known to be another broker's."""
         return BrokerIdentity(broker_id, "").contradicts(self._identity)
 
-    def find(self, sought: Sequence[tuple[str, str | None, bool]]) -> dict[str, StreamRow | RelatumError]:
-        """Return the rows of streams by name, or an error for a stream of another broker.
+    def find(self, streams: Sequence["StreamRecording"]) -> dict["StreamRecording", StreamRow | RelatumError | None]:
+        """Return the rows of streams, or an error for a stream of another broker.
 
-        `sought`: Each stream's name, its super stream, and whether the broker has confirmed that it exists: only then
-        is a missing row added.
+        A missing row is added only if the broker has confirmed that the stream exists.
         """
-        rows = self._rows([name for name, _, _ in sought])
-        have_one = {row.name for row in rows}
-        ours = {name: super_stream for name, super_stream, is_there in sought if is_there or name in have_one}
+        have_one = {row.name for row in self._rows([each.name for each in streams])}
+        ours = {each.name: each.super_stream for each in streams if each.is_there or each.name in have_one}
         with transaction(self._engine) as connection:
             rows = ensure_streams(connection, self._vhost, ours)
         doubted = [row for row in rows if row.broker_id is None or row.broker_id != self._identity.broker_id]
@@ -71,7 +72,8 @@ class OwnBroker:
         if doubted:
             others = self._others(doubted)
             rows = self._rows(list(ours))
-        return {row.name: row for row in rows} | others
+        found = {row.name: row for row in rows} | others
+        return {each: found.get(each.name) for each in streams}
 
     def check(self, names: Sequence[str]) -> None:
         """Raise if all streams belong to another broker."""

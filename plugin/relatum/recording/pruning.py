@@ -4,7 +4,7 @@ Rows are deleted in bounded transactions, so that no lock is held for long and v
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -25,9 +25,6 @@ BATCH_ROWS: Final = 10_000
 DERIVED: Final = ("time_blocks", "checkpoints", "receipts", "skips", "events", "group_scans")
 """The tables derived from streams, except for the largest and the coverage."""
 
-Listener = Callable[[str, int], None]
-"""Called with a table, and the number of its rows that a transaction deleted."""
-
 
 def delete_batch(engine: sa.Engine, table: str, gone: str, batch_rows: int = BATCH_ROWS, **values: Any) -> int:
     """Delete a bounded number of rows, and return how many; `gone` is a condition, `values` are its parameters."""
@@ -39,12 +36,9 @@ def delete_batch(engine: sa.Engine, table: str, gone: str, batch_rows: int = BAT
         return connection.execute(statement, {**values, "batch_rows": batch_rows}).rowcount
 
 
-def delete_all(
-    engine: sa.Engine, table: str, gone: str, tell: Listener, batch_rows: int = BATCH_ROWS, **values: Any
-) -> None:
-    """Delete all rows of a table that meet a condition, batch by batch."""
-    while deleted := delete_batch(engine, table, gone, batch_rows, **values):
-        tell(table, deleted)
+def delete_all(engine: sa.Engine, table: str, gone: str, batch_rows: int = BATCH_ROWS, **values: Any) -> int:
+    """Delete all rows of a table that meet a condition, batch by batch, and return how many."""
+    return sum(iter(lambda: delete_batch(engine, table, gone, batch_rows, **values), 0))
 
 
 # --- messages dropped by retention ------------------------------------------------------------------------------------
@@ -106,49 +100,46 @@ _DELETE_FORGOTTEN: Final = sql("""
 """Keeps the row of a stream in which a remaining group began: the group may have messages in other streams."""
 
 
-def delete_ended(
-    engine: sa.Engine, tell: Listener, batch_rows: int, vhost: str | None = None, name: str | None = None
-) -> None:
-    """Delete what is left of all replaced or forgotten streams, or only of those with a name."""
+def delete_ended(engine: sa.Engine, batch_rows: int, vhost: str | None = None, name: str | None = None) -> Counter[str]:
+    """Delete what is left of all replaced or forgotten streams, or only of those with a name; return rows by table."""
+    rows = Counter[str]()
     with transaction(engine) as connection:
         ids = list(connection.scalars(_ENDED, {"vhost": vhost, "name": name}))
         spans = connection.execute(_SPANS, {"ids": ids}).all()
     if not ids:
-        return
+        return rows
     for stream_id, start, stop in spans:
-        _delete_span(engine, stream_id, start, stop, tell, batch_rows)
+        rows["relationships"] += _delete_span(engine, stream_id, start, stop, batch_rows)
     # Once the coverage is gone, a recorder that was suspended for longer than its lease cannot commit. So what it
     # committed before is deleted after that.
     for table in (*DERIVED, "coverage", *DERIVED, "relationships"):
-        delete_all(engine, table, "stream_id = ANY (:ids::integer[])", tell, batch_rows, ids=ids)
+        rows[table] += delete_all(engine, table, "stream_id = ANY (:ids::integer[])", batch_rows, ids=ids)
     # After the rows, which say which groups still have messages.
-    for deleted in prune_groups(engine, {}, batch_rows):
-        if deleted:
-            tell("group_states", deleted)
+    rows["group_states"] = prune_groups(engine, {}, batch_rows)
     with transaction(engine) as connection:
-        if deleted := connection.execute(_DELETE_FORGOTTEN, {"ids": ids, "state": FORGOTTEN}).rowcount:
-            tell("streams", deleted)
+        rows["streams"] = connection.execute(_DELETE_FORGOTTEN, {"ids": ids, "state": FORGOTTEN}).rowcount
+    return +rows
 
 
-def _delete_span(engine: sa.Engine, stream_id: int, start: int, stop: int, tell: Listener, batch_rows: int) -> None:
-    """Delete a stream's rows of offsets [start, stop), window by window.
+def _delete_span(engine: sa.Engine, stream_id: int, start: int, stop: int, batch_rows: int) -> int:
+    """Delete a stream's rows of offsets [start, stop), window by window, and return how many.
 
     Without windows, the BRIN index would lead each batch to the same pages again, even to emptied ones. With windows,
     each page is read about once. A window grows after few rows and shrinks after many.
     """
     among = f"{_OF_STREAM} AND stream_offset >= :start::bigint AND stream_offset < :end::bigint"
-    width = batch_rows
+    width, rows = batch_rows, 0
     while start < stop:
         end = min(stop, start + width)
         deleted = delete_batch(engine, "relationships", among, batch_rows, stream_id=stream_id, start=start, end=end)
-        if deleted:
-            tell("relationships", deleted)
+        rows += deleted
         if deleted >= batch_rows:
             width = max(1, width // 2)  # There may be more in this window.
             continue
         start = end
         if deleted < batch_rows // 4:
             width *= 2
+    return rows
 
 
 # --- groups without messages ------------------------------------------------------------------------------------------
@@ -179,8 +170,8 @@ _DELETE_UNNAMED: Final = sql(f"""
 """Deletes those of the chosen groups that have no rows in the table."""
 
 
-def prune_groups(engine: sa.Engine, floors: Mapping[int, int], batch_rows: int) -> Iterator[int]:
-    """Delete the states of groups without retained messages, in one pass; yield the rows deleted by each transaction.
+def prune_groups(engine: sa.Engine, floors: Mapping[int, int], batch_rows: int) -> int:
+    """Delete the states of groups without retained messages, in one pass, and return how many.
 
     An acknowledged group is kept as long as the table has a row of it, so that a late duplicate does not open it again,
     and as long as its first message may be recorded again.
@@ -189,6 +180,7 @@ def prune_groups(engine: sa.Engine, floors: Mapping[int, int], batch_rows: int) 
     """
     wanted = {"stream_ids": list(floors), "firsts": list(floors.values()), "most": batch_rows}
     after: Mapping[str, Any] | None = {"consumer_id": -1, "group_id": ""}
+    deleted = 0
     while after is not None:
         with transaction(engine) as connection:
             rows = connection.execute(_CANDIDATES, {**wanted, **after}).all()
@@ -201,8 +193,8 @@ def prune_groups(engine: sa.Engine, floors: Mapping[int, int], batch_rows: int) 
                 "lows": [low for low, _ in bounds],
                 "highs": [high for _, high in bounds],
             }
-            deleted = connection.execute(_DELETE_UNNAMED, chosen).rowcount if rows else 0
-        yield deleted
+            deleted += connection.execute(_DELETE_UNNAMED, chosen).rowcount if rows else 0
+    return deleted
 
 
 # --- everything -------------------------------------------------------------------------------------------------------
@@ -252,10 +244,6 @@ def prune(
     checked_count("batch_rows", batch_rows)
     address = BrokerAddress.of(broker)
     report = PruneReport()
-
-    def of_none(_table: str, rows: int) -> None:
-        report.rows[""] += rows
-
     with as_engine(database) as engine, StreamReader.open(address) as reader:
         with transaction(engine) as connection:
             check_recorded(connection, address.vhost, names or ())
@@ -277,13 +265,12 @@ def prune(
                 report.rows[stream.name] += deleted
         if names is None:
             # Includes what a killed `forget` left.
-            delete_ended(engine, of_none, batch_rows)
             removed = "key_id IN (SELECT key_id FROM relatum.keys WHERE removed_at IS NOT NULL)"
-            delete_all(engine, "relationships", removed, of_none, batch_rows)
-            delete_all(engine, "receipts", _IS_LATE, of_none, batch_rows)
+            report.rows[""] += delete_ended(engine, batch_rows).total()
+            report.rows[""] += delete_all(engine, "relationships", removed, batch_rows)
+            report.rows[""] += delete_all(engine, "receipts", _IS_LATE, batch_rows)
         # After the rows, which say which groups still have messages.
-        for deleted in prune_groups(engine, floors, batch_rows):
-            report.rows[""] += deleted
+        report.rows[""] += prune_groups(engine, floors, batch_rows)
     report.rows = +report.rows
     return report
 

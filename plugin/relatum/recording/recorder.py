@@ -83,9 +83,8 @@ class Recorder:
         self._engine = self._group.database.engine
         for each in self._names:
             self._group.metrics.stream(each)
-        self._plain: set[str] = set()
-        """Names known to be no super streams: a broker logs an error for each query of their partitions."""
-        self._super: set[str] = set()
+        self._is_super: dict[str, bool] = {}
+        """Whether a found name is a super stream's. If not, a broker logs an error for each query of its partitions."""
         self._has_checked = False
         of_one_process(self, "a recorder")
 
@@ -126,9 +125,9 @@ class Recorder:
                 stop.wait(next(away))
                 continue
             away = backoff()
-            if self._plain.union(self._super).issuperset(self._names):
+            if self._is_super.keys() >= set(self._names):
                 unknown = backoff(QUESTION_S)
-                stop.wait(PARTITIONS_S if self._super else None)
+                stop.wait(PARTITIONS_S if any(self._is_super.values()) else None)
             else:
                 stop.wait(next(unknown))
 
@@ -163,7 +162,7 @@ class Recorder:
         for name in self._names:
             if stop.is_set():
                 return
-            if name not in self._plain:
+            if self._is_super.get(name, True):
                 self._find(reader, name)
         if not self._has_checked:
             self._group.broker.check([stream.name for stream in self._group.streams()])
@@ -175,9 +174,9 @@ class Recorder:
         for partition in partitions:
             self._group.add(partition, super_stream=name)
         if partitions:
-            self._super.add(name)
+            self._is_super[name] = True
             self._group.metrics.streams.pop(name, None)
-        elif name not in self._super:
+        elif name not in self._is_super:
             try:
                 if not reader.routes("", name):
                     reader.bounds(name)
@@ -187,7 +186,7 @@ class Recorder:
             else:
                 self._group.outages.over(f"recording of stream {name!r}")
                 self._group.add(name)
-                self._plain.add(name)
+                self._is_super[name] = False
 
 
 def shared_name(vhost: str, names: Iterable[str]) -> str:

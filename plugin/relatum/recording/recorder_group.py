@@ -12,21 +12,20 @@ from functools import partial
 from typing import Final, Generic, TypeVar
 
 from relatum import metrics
-from relatum.errors import AccessRefused, CoverageConflict, NotFound, RelatumError
+from relatum.errors import CoverageConflict, RelatumError
 from relatum.following import Attached, CaughtUp, Failed, Hole, Replaced, StreamFollower
 from relatum.processes import new_holder
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import BrokerAddress, StreamBounds, StreamReader, bounds_or_error
 from relatum.recording.commit import Committer
 from relatum.recording.own_broker import OwnBroker
-from relatum.recording.recorder_membership import Membership
 from relatum.recording.statistics import RecorderMetrics
 from relatum.recording.stream_recording import OpenTail, StreamRecording
 from relatum.recording.tails import Opened, open_streams
-from relatum.recording.upkeep import Upkeep
+from relatum.recording.upkeep import Membership, Upkeep
 from relatum.store.catalog import StreamRow
 from relatum.store.database import IDLE_S, AnyDatabase, Database
 from relatum.store.members import LEASE_S, RECORDERS, Member
-from relatum.waiting import ComponentLoop, Deadline, Duty, Outages, Server, ended
+from relatum.waiting import ComponentLoop, Deadline, Duty, Outages, Server, ended, within
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -116,7 +115,6 @@ class RecorderGroup:
         holder: str | None = None,
         lease_s: float = LEASE_S,
     ) -> None:
-        self._address = address
         self.stopping = threading.Event()
         self._ending = Deadline(None)
         has_own = connections_max >= RESERVED_FROM and not isinstance(database, Database)
@@ -139,7 +137,7 @@ class RecorderGroup:
             who="reading of stream {!r}".format,
         )
         self.broker = OwnBroker(self.engine, address.vhost, self.follower.reader)
-        self.find: Question[StreamRow | None] = Question(self, self._find)
+        self.find: Question[StreamRow | None] = Question(self, self.broker.find)
         self.open: Question[Opened] = Question(self, self._open)
         member = Member(RECORDERS, name or new_holder(), lease_s=lease_s, holder=holder)
         self.membership = Membership(self, lease_engine, member)
@@ -193,13 +191,9 @@ class RecorderGroup:
         found = self._by_name.get(stream)
         return found if found is not None and found.following == following else None
 
-    def recorded(self) -> list[tuple[StreamRecording, StreamRow, OpenTail]]:
-        """Return the streams that are recorded now."""
-        return [
-            (stream, stream.row, stream.tail)
-            for stream in self.streams()
-            if stream.is_read and stream.row is not None and stream.tail is not None
-        ]
+    def recorded(self) -> list[OpenTail]:
+        """Return the tails that are recorded now."""
+        return [stream.tail for stream in self.streams() if stream.tail is not None and stream.is_read]
 
     def note(self, event: Attached | CaughtUp | Hole | Replaced | Failed) -> None:
         """Handle an event of the follower that holds no records."""
@@ -212,10 +206,6 @@ class RecorderGroup:
             stream.note(event)
 
     # --- in a thread --------------------------------------------------------------------------------------------------
-
-    def _find(self, streams: Sequence[StreamRecording]) -> Mapping[StreamRecording, StreamRow | RelatumError | None]:
-        found = self.broker.find([(each.name, each.super_stream, each.is_there) for each in streams])
-        return {each: found.get(each.name) for each in streams}
 
     def _open(self, streams: Sequence[StreamRecording]) -> Mapping[StreamRecording, Opened | RelatumError]:
         # Write nothing if the broker never answered.
@@ -230,17 +220,16 @@ class RecorderGroup:
 
     def drain(self, until: float) -> None:
         """Wait until the streams that this process records are recorded up to their present ends."""
-        streams = {stream.name: stream for stream in self.streams()}
         try:
-            # A separate reader, with a time limit.
-            with StreamReader.open(self._address, timeout_s=max(0.1, until - time.monotonic())) as reader:
-                ends = {name: _end_of(reader, name) for name in streams}
+            with within(max(0.1, until - time.monotonic())):
+                found = {stream: bounds_or_error(self.reader(), stream.name) for stream in self.streams()}
         except RelatumError as error:
             logger.info("not drained: %s", ended(error))
             return
-        for name, end in ends.items():
-            streams[name].progress.show(end)
-        while time.monotonic() < until and any(end >= 0 and streams[name].lacks(end) for name, end in ends.items()):
+        ends = {stream: bounds.last for stream, bounds in found.items() if isinstance(bounds, StreamBounds)}
+        for stream, end in ends.items():
+            stream.progress.show(end)
+        while time.monotonic() < until and any(end is not None and each.lacks(end) for each, end in ends.items()):
             time.sleep(DRAIN_LOOK_S)
 
     def left(self) -> dict[str, int | None]:
@@ -285,12 +274,3 @@ class RecorderGroup:
         if self._has_begun:
             await self.membership.leave()
         await asyncio.wait([closing], timeout=max(0.0, self._ending.left_s()))
-
-
-def _end_of(reader: StreamReader, stream: str) -> int:
-    """Return the offset of a stream's last message; -1 if there is none, or it cannot be read."""
-    try:
-        last = reader.bounds(stream).last
-    except (NotFound, AccessRefused):
-        return -1
-    return -1 if last is None else last

@@ -6,7 +6,6 @@ counts.
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     from relatum.recording.recorder_group import RecorderGroup
 
 logger = logging.getLogger("relatum.recorder")
-
-LOOK_S: Final = 30.0
-"""Mean seconds between two queries of a stream's ends: for metrics, and to prune what retention dropped."""
 
 BATCH_BYTES_LEAST: Final = 16 << 10
 """Bytes of COPY lines that a stream's batch may always hold, however many streams are busy."""
@@ -60,14 +56,8 @@ class StreamRecording:
         self.is_refused = False
         """Whether the last attempt failed, or another member holds it. A drain then does not wait for it."""
         self.pruned_to = 0
-        self._was_missing = False
         self._pauses: Iterator[float] = backoff(QUESTION_S)
         self._changed = asyncio.Event()
-        self.look_soon()
-
-    def look_soon(self) -> None:
-        """Schedule the next query of its ends, with jitter."""
-        self.look_at = time.monotonic() + LOOK_S * (0.5 + random.random())  # noqa: S311 - nothing secret
 
     def lacks(self, offset: int) -> bool:
         """Return whether this process will record the offset and has not yet."""
@@ -199,7 +189,7 @@ class StreamRecording:
 
     def note(self, event: Attached | CaughtUp | Hole | Replaced | Failed) -> None:
         """Handle an event that holds no records."""
-        row, tail = self.row, self.tail
+        tail = self.tail
         if isinstance(event, CaughtUp):
             self.progress.show(event.next_offset - 1)
             if tail is not None and tail.is_whole:
@@ -209,39 +199,37 @@ class StreamRecording:
             self.progress.reconnects += 1
             if isinstance(event.error, NotFound | AccessRefused):
                 self._gone(event.error)
-        elif tail is None or row is None or tail.is_closing:
+        elif tail is None or tail.is_closing:
             # The stream exists, whatever is known of it.
             self.is_there = True
             self._changed.set()
         elif isinstance(event, Attached):
             self._attached(tail)
         elif isinstance(event, Hole):
-            self.close(partial(self._pass_hole, row, event.to_offset))
+            self.close(partial(self._pass_hole, tail.row, event.to_offset))
         else:
-            self.close(partial(self._check_same, row))
+            self.close(partial(self._check_same, tail.row))
 
     def _attached(self, tail: "OpenTail") -> None:
         start = tail.recorded_to + 1
         if not self.progress.is_recording:
             self.progress.begin(start - 1, tail.unwritten)
-        self._was_missing = self.is_refused = False
+        self.is_refused = False
         logger.info(
             "recording stream %r from offset %d on", self.name, start, extra={"stream": self.name, "from": start}
         )
 
-    def pass_over(self, to_offset: int, reason: str) -> None:
+    def pass_over(self, row: StreamRow, to_offset: int, reason: str) -> None:
         """Skip messages that cannot be unpacked here."""
-        if self.row is not None:
-            ask = self._group.loop.ask
-            self.close(partial(ask, pass_over, self._group.engine, self.row, to_offset, reason))
+        self.close(partial(self._group.loop.ask, pass_over, self._group.engine, row, to_offset, reason))
 
     def _gone(self, error: Exception) -> None:
         """Handle a stream that does not exist, or that this user may not read. The follower keeps trying."""
         self.progress.show(None)
         self.is_refused = True
-        if self.is_read and self.row is not None:
+        if self.tail is not None and self.is_read:
             self.is_there = False
-            self.close(partial(self._wait_until_back, self.row, error), is_followed=True)
+            self.close(partial(self._wait_until_back, self.tail.row, error), is_followed=True)
 
     # --- the end of a tail --------------------------------------------------------------------------------------------
 
@@ -282,9 +270,8 @@ class StreamRecording:
 
     async def _wait_until_back(self, row: StreamRow, error: Exception) -> None:
         """Wait until the broker has the stream again, without holding it."""
-        if isinstance(error, StreamNotFound) and not self._was_missing:
+        if isinstance(error, StreamNotFound):
             await self._group.loop.ask(note_missing, self._group.engine, row)
-            self._was_missing = True
         self.row, self.is_mine = None, False
         self._group.membership.release(row)
         await self._wait_for_broker()
@@ -299,13 +286,12 @@ class OpenTail:
 
     def __init__(self, stream: StreamRecording, opened: Opened) -> None:
         self.stream = stream
-        self._with_time = opened.stream.record_time
-        self._key_ids = [key.key_id for key in opened.definitions]
+        self.row = opened.stream
         self._extractor = Extractor(opened.definitions)
         self._is_known = opened.known is not None
         self._checkpoint_offset, self._checkpoint_at = -1, 0.0
         self.filling = Batch(opened.tail.stream_id, self._extractor, with_time=opened.tail.with_time)
-        self.share = Share(opened.tail, self.filling, opened.high_us)
+        self.share = Share(opened.tail, self.filling)
         """What is being committed, or was committed last."""
         self.committing: Batch | None = None
         """The batch that is being committed, or was held up."""
@@ -319,17 +305,13 @@ class OpenTail:
         self._started_at = opened.tail.to_offset
         self.recorded_to = opened.tail.to_offset - 1
         self.first_offset = opened.stream.first_offset or 0
-        """The first retained offset when last asked."""
-        self.retained_from = 0
-        """Rows below this offset may be pruned. Not raised while nothing is recorded: the stream could be a different
-        one of the same name."""
+        """The first retained offset when last asked, while a message was recorded. Rows below it may be pruned."""
 
-    def add(self, parts: Sequence[RecordBatch]) -> None:
+    def add(self, part: RecordBatch) -> None:
         """Add records."""
-        for part in parts:
-            self.filling.add(part)
+        self.filling.add(part)
         if is_on(Part.RECORDER):
-            add_links(self.filling, parts)
+            add_links(self.filling, part)
 
     def is_full(self, busy: int) -> bool:
         """Return whether the batch must be committed before more is read; `busy` streams have something to commit."""
@@ -391,4 +373,5 @@ class OpenTail:
 
     def records_by(self, key_ids: Sequence[int], with_time: bool | None) -> bool:
         """Return whether it records exactly these keys, and the time as given."""
-        return list(key_ids) == self._key_ids and with_time == self._with_time
+        row = self.share.row
+        return (tuple(sorted(key_ids)), with_time) == (row.key_ids, row.with_time)

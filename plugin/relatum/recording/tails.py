@@ -41,14 +41,6 @@ _BEGIN: Final = sql("""
     UPDATE relatum.streams SET state = 'recording'
     WHERE stream_id = ANY (:stream_ids::integer[]) AND state <> 'recording'""")
 
-_LATEST_TIMES: Final = sql("""
-    SELECT s.stream_id, max(latest.max_us)
-    FROM unnest(:stream_ids::integer[]) AS s(stream_id) CROSS JOIN LATERAL (
-        SELECT max_us FROM relatum.time_blocks WHERE stream_id = s.stream_id
-        ORDER BY first_offset DESC LIMIT 8) AS latest
-    GROUP BY s.stream_id""")
-"""Selects the greatest time of the last few blocks of streams. It only affects the index's size, not its results."""
-
 
 @dataclass(frozen=True, slots=True)
 class Opened:
@@ -57,7 +49,6 @@ class Opened:
     stream: StreamRow
     tail: CoverageRow
     definitions: tuple[KeyDefinition, ...]
-    high_us: int | None
     known: Position | None
 
 
@@ -84,14 +75,9 @@ def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
             for stream_id, (at, position) in begins.items()
         ]
         kept |= {row.stream_id: row for row in add_ranges(connection, new)}
-        opened = {"stream_ids": sorted(kept)}
-        connection.execute(_BEGIN, opened)
-        times = {row[0]: row[1] for row in connection.execute(_LATEST_TIMES, opened)}
-    return [
-        # From all ranges: the tail of a stream that was only back-filled has no position.
-        Opened(by_id[id_], tail, definitions, times.get(id_), last_position(ranges[id_]))
-        for id_, tail in kept.items()
-    ]
+        connection.execute(_BEGIN, {"stream_ids": sorted(kept)})
+    # From all ranges: the tail of a stream that was only back-filled has no position.
+    return [Opened(by_id[id_], tail, definitions, last_position(ranges[id_])) for id_, tail in kept.items()]
 
 
 def set_tail(
@@ -231,7 +217,8 @@ _GROW_UNREADABLE: Final = sql("""
     WHERE event_id = (SELECT max(event_id) FROM relatum.events WHERE stream_id = :stream_id::integer)
         AND kind = 'unreadable' AND to_offset = :end::bigint""")
 
-_SET_MISSING: Final = sql("UPDATE relatum.streams SET state = 'missing' WHERE stream_id = :stream_id::integer")
+_SET_MISSING: Final = sql("""
+    UPDATE relatum.streams SET state = 'missing' WHERE stream_id = :stream_id::integer AND state <> 'missing'""")
 
 _NOTE: Final = sql("""
     INSERT INTO relatum.events (stream_id, kind, from_offset, to_offset, detail)
@@ -281,8 +268,8 @@ def _go_on_at(connection: sa.Connection, stream: StreamRow, to_offset: int) -> C
 def note_missing(engine: sa.Engine, stream: StreamRow) -> None:
     """Store that the broker does not have the stream any more; it may be declared again at any moment."""
     with transaction(engine) as connection:
-        connection.execute(_SET_MISSING, {"stream_id": stream.stream_id})
-        note(connection, stream.stream_id, "missing")
+        if connection.execute(_SET_MISSING, {"stream_id": stream.stream_id}).rowcount:
+            note(connection, stream.stream_id, "missing")
 
 
 def note(

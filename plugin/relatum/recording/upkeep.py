@@ -1,14 +1,17 @@
-"""A recorder's background duties: asking for ends, closing gaps, and maintaining the table.
+"""A recorder's background duties: its lease and share, asking for ends, closing gaps, and maintaining the table.
 
 Gaps come from interrupted back-fills, and from batches that could not be unpacked when they were read. Offsets that
 release 0.4 recorded over AMQP 0.9.1 are recorded again with the stream protocol.
 """
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import sqlalchemy as sa
 
 from relatum.errors import (
     BrokerUnavailable,
@@ -18,14 +21,16 @@ from relatum.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
+from relatum.following import BrokerReach
 from relatum.reading import StreamBounds
 from relatum.recording.filler import TURN_S, Filler
 from relatum.recording.pruning import prune_expired, prune_receipts
 from relatum.recording.ranges import gaps
-from relatum.recording.stream_recording import LOOK_S, OpenTail, StreamRecording
+from relatum.recording.stream_recording import OpenTail, StreamRecording
 from relatum.store.catalog import StreamRow, key_definitions
 from relatum.store.coverage import CoverageRow, Range, coverage_by_stream
-from relatum.store.database import transaction
+from relatum.store.database import sql, transaction
+from relatum.store.members import Member, Share
 from relatum.store.parts import (
     PART_BYTES,
     close_parts,
@@ -35,12 +40,162 @@ from relatum.store.parts import (
     table_parts_of,
     turn_parts,
 )
-from relatum.waiting import QUESTION_S, backoff, ended, within
+from relatum.waiting import QUESTION_S, Duty, Server, Threads, backoff, ended, within
 
 if TYPE_CHECKING:
     from relatum.recording.recorder_group import RecorderGroup
 
 logger = logging.getLogger("relatum.recorder")
+
+# --- the lease and the share ------------------------------------------------------------------------------------------
+
+_LET_GO: Final = sql("UPDATE relatum.streams SET lease_holder = NULL WHERE lease_holder = :holder::text")
+
+_HELD: Final = sql("""
+    SELECT stream_id, record_time, broker_id FROM relatum.streams WHERE stream_id = ANY (:stream_ids::integer[])""")
+
+
+class Found(NamedTuple):
+    """The result of a renewal: the share, the keys in force, and columns of the streams that this member holds."""
+
+    share: Share
+    key_ids: list[int]
+    held: Mapping[int, Any]
+
+
+class Membership:
+    """A recorder's membership among those that share streams: its lease, its share, and whether it reaches the broker.
+
+    A renewal, every third of a lease, is one transaction of a few statements for any number of streams. It has its own
+    thread, and `engine` has its own connection if there are enough.
+    """
+
+    def __init__(self, group: "RecorderGroup", engine: sa.Engine, member: Member) -> None:
+        self._group = group
+        self._loop = group.loop
+        self._threads = Threads(1, "relatum-recorder-lease")
+        self._engine = engine
+        self._member = member
+        self._reach = BrokerReach(group.follower, group.outages, lambda: group.streams()[0].name)
+        self._released: set[int] = set()
+        self._has_joined = False
+        self._logged: tuple[int, int] | None = None
+        self._begun_at = time.monotonic()
+        self.duty: Duty | None = None
+
+    def begin(self) -> None:
+        """Start renewing the lease."""
+        self.duty = self._group.repeat(self._renew, "renewing the leases")
+
+    def wake(self) -> None:
+        """Renew at once."""
+        if self.duty is not None:
+            self.duty.wake()
+
+    def release(self, row: StreamRow) -> None:
+        """Release a stream to other members: renew at once, and release it then."""
+        self._released.add(row.stream_id)
+        self.wake()
+
+    async def in_time(self) -> None:
+        """Renew first if a renewal is overdue: the process was suspended, and others may take its streams."""
+        if time.monotonic() - self._begun_at > 2 * self._member.renewal_s and self.duty is not None:
+            with suppress(Exception):  # Reported by the duty.
+                await asyncio.wait_for(self._renew(), self._member.renewal_s)
+
+    async def _renew(self) -> float:
+        """Renew the lease, and tell each stream whether this member holds it now."""
+        self._begun_at = time.monotonic()
+        self._reach.look()
+        wanted = {each.row.stream_id for each in self._group.streams() if each.row is not None}
+        released, self._released = self._released, set()
+        try:
+            with self._group.outages.asking(Server.DATABASE):
+                found = await self._loop.ask(self._ask, wanted, released, threads=self._threads)
+        except BaseException:
+            self._released |= released
+            for stream in self._group.streams():
+                stream.is_refused = stream.is_refused or not stream.is_mine
+            raise
+        self._has_joined = True
+        if self._reach.may_take or self._reach.is_cut_off:
+            self._log(found.share)
+        for stream in self._group.streams():
+            if stream.row is not None:
+                self._settle(stream, stream.row.stream_id, found)
+        self._give(found.share.surplus)
+        return max(0.0, self._begun_at + self._member.renewal_s - time.monotonic())
+
+    def _settle(self, stream: StreamRecording, stream_id: int, found: Found) -> None:
+        share = found.share
+        # Another member may have found that it belongs to another broker.
+        row = found.held.get(stream_id)
+        is_strange = row is not None and self._group.broker.is_not_of(row.broker_id)
+        # Streams released in the meantime are released with the next renewal.
+        if row is not None and stream_id not in self._released and not is_strange:
+            stream.take()
+            tail = stream.tail
+            if tail is not None and not tail.records_by(found.key_ids, row.record_time):
+                stream.close()
+            return
+        stream.give_up()
+        if is_strange or stream_id in share.missing:
+            stream.look_up()
+        elif stream_id in share.others:
+            stream.stand_by()
+
+    def _give(self, surplus: int) -> None:
+        """Release this member's surplus of streams."""
+        surplus -= sum(stream.tail is not None and not stream.is_mine for stream in self._group.streams())
+        read = [stream for stream in reversed(self._group.streams()) if stream.is_read]
+        for stream in read[: max(0, surplus)]:
+            stream.give_up()
+
+    def _ask(self, wanted: Collection[int], released: Collection[int]) -> Found:
+        with transaction(self._engine) as connection:
+            if not self._has_joined:
+                # A killed member of the same name may have held other streams.
+                connection.execute(_LET_GO, {"holder": self._member.holder})
+            self._member.release(connection, released)
+            # While it is cut off, this member keeps following streams that no other member takes.
+            share = self._member.beat(connection, wanted, takes=self._reach.may_take, leased=not self._reach.is_cut_off)
+            if not share.held:
+                return Found(share, [], {})
+            held = {row.stream_id: row for row in connection.execute(_HELD, {"stream_ids": sorted(share.held)})}
+            return Found(share, [key.key_id for key in key_definitions(connection)], held)
+
+    def _log(self, share: Share) -> None:
+        """Log how many streams other members record when the number changes, to explain idle members."""
+        now = (len(share.held), len(share.others))
+        if now == self._logged or (self._logged is None and not share.others):
+            return
+        self._logged = now
+        holders = ", ".join(sorted(set(share.others.values()))[:3])
+        extra = {"held": now[0], "others": now[1]}
+        if not share.held and share.others:
+            logger.info("standing by: all %d streams are recorded by %s", now[1], holders, extra=extra)
+        elif share.others:
+            logger.info("recording %d streams; %d are recorded by %s", now[0], now[1], holders, extra=extra)
+        else:
+            logger.info("recording all %d streams", now[0], extra=extra)
+
+    async def leave(self) -> None:
+        """Release all streams and end the membership."""
+        try:
+            await self._loop.ask(self._leave, threads=self._threads)
+        except Exception as error:  # noqa: BLE001 - the lease expires by itself
+            logger.info("cannot release the streams before the lease expires: %s", ended(error))
+        self._threads.shutdown()
+
+    def _leave(self) -> None:
+        with transaction(self._engine) as connection:
+            self._member.leave(connection)
+
+
+# --- ends, gaps and the table -----------------------------------------------------------------------------------------
+
+LOOK_S: Final = 30.0
+"""Seconds between two queries of a stream's ends: for metrics, and to prune what retention dropped."""
 
 LOOK_TIME_S: Final = 2.0
 """Time limit for asking for one stream's ends, in seconds: the other streams wait for it."""
@@ -58,9 +213,6 @@ TEND_S: Final = 60.0
 """Seconds between two checks of closed parts and old receipts. An attempt that gives way to a reader delays lookups by
 50 ms."""
 
-Recorded = tuple[StreamRecording, StreamRow, OpenTail]
-"""A stream that is recorded now, with its row and tail."""
-
 
 class Upkeep:
     """Three duties; each makes one blocking call at a time, in a thread."""
@@ -73,6 +225,7 @@ class Upkeep:
         self._pauses = backoff(QUESTION_S)
         self._seen: dict[tuple[int, Range], float] = {}
         self._turn_at = self._tend_at = 0.0
+        self._looked = 0
 
     def begin(self) -> None:
         """Start the duties."""
@@ -94,7 +247,7 @@ class Upkeep:
             await self._loop.ask(self._tend_table, recorded)
         return min(ROUND_S, TURN_S)
 
-    def _tend_table(self, recorded: Sequence[Recorded]) -> None:
+    def _tend_table(self, recorded: Sequence[OpenTail]) -> None:
         """Maintain the table's parts, and delete what is too old. Every recorder does this. See docs/adr/0023."""
         now = time.monotonic()
         if now >= self._turn_at:
@@ -108,26 +261,27 @@ class Upkeep:
                 if rows := sum(drop_parts(self._engine).values()):
                     logger.info("dropped %d rows of messages that are no longer retained", rows, extra={"rows": rows})
                 prune_receipts(self._engine)
-        due = [(stream, row, tail.retained_from) for stream, row, tail in recorded]
-        if due := [(stream, row, first) for stream, row, first in due if first > stream.pruned_to]:
+        # Without a recorded message, it could be a different stream of the same name.
+        firsts = {tail: tail.first_offset for tail in recorded if tail.is_known}
+        if due := {tail: first for tail, first in firsts.items() if first > tail.stream.pruned_to}:
             self._prune(due)
 
-    def _prune(self, due: Sequence[tuple[StreamRecording, StreamRow, int]]) -> None:
+    def _prune(self, due: Mapping[OpenTail, int]) -> None:
         """Delete some rows of messages that retention dropped, in parts that are still written."""
         until = time.monotonic() + PRUNE_S
         with transaction(self._engine) as connection:
-            retain_from(connection, {row.stream_id: first for _, row, first in due})
+            retain_from(connection, {tail.row.stream_id: first for tail, first in due.items()})
             parts = [part.part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
-        for stream, row, first in due:
-            while prune_expired(self._engine, row, first, parts=parts):
+        for tail, first in due.items():
+            while prune_expired(self._engine, tail.row, first, parts=parts):
                 if time.monotonic() >= until:
                     return
-            stream.pruned_to = first
+            tail.stream.pruned_to = first
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 
     async def _look(self) -> float:
-        """Ask for the ends of the stream that is due next, unless another process records it."""
+        """Ask for the ends of the next stream that no other process records."""
         looked_at = [
             each
             for each in self._group.streams()
@@ -135,10 +289,11 @@ class Upkeep:
             and not (each.tail is not None and each.tail.is_closing)
             and not (each.row is None and each.following)
         ]
-        stream = min(looked_at, key=lambda each: each.look_at, default=None)
-        if stream is None or stream.look_at > time.monotonic():
-            return min(LOOK_S / 2, stream.look_at - time.monotonic()) if stream is not None else LOOK_S / 2
-        stream.look_soon()
+        self._looked += 1
+        if not looked_at or self._looked == 1:
+            # Not at the start, when the broker is asked for much else.
+            return LOOK_S / 2
+        stream = looked_at[self._looked % len(looked_at)]
         tail = stream.tail
         is_known = tail is not None and tail.is_known
         try:
@@ -150,11 +305,9 @@ class Upkeep:
             logger.debug("the end of stream %r is unknown now: %s", stream.name, ended(error))
         else:
             stream.progress.show(bounds.last)
-            if tail is not None and bounds.first is not None:
+            if tail is not None and is_known and bounds.first is not None:
                 tail.first_offset = bounds.first
-                if is_known:
-                    tail.retained_from = bounds.first
-        return 0.0
+        return LOOK_S / len(looked_at)
 
     def _bounds(self, name: str) -> StreamBounds:
         with within(LOOK_TIME_S):
@@ -162,16 +315,17 @@ class Upkeep:
 
     # --- gaps ---------------------------------------------------------------------------------------------------------
 
-    def _close(self, recorded: list[Recorded]) -> bool:
+    def _close(self, recorded: Sequence[OpenTail]) -> bool:
         """Close gaps that stayed unchanged long enough; return True if some were closed, or will be soon."""
         with transaction(self._engine) as connection:
             definitions = key_definitions(connection)
-            ranges = coverage_by_stream(connection, [row.stream_id for _, row, _ in recorded])
+            ranges = coverage_by_stream(connection, [tail.row.stream_id for tail in recorded])
         now, seen = time.monotonic(), self._seen
         self._seen = {}
         has_work = False
         failed: Exception | None = None
-        for stream, row, tail in recorded:
+        for tail in recorded:
+            row = tail.row
             found = gaps(ranges[row.stream_id], tail.first_offset)
             self._seen |= {(row.stream_id, gap): seen.get((row.stream_id, gap), now) for gap in found}
             due = [gap for gap in found if now - self._seen[row.stream_id, gap] >= UNTOUCHED_S]
@@ -191,7 +345,7 @@ class Upkeep:
             except Exception as error:  # noqa: BLE001 - an error of one stream stops no other
                 failed = error
             finally:
-                stream.progress.lost(filler.lost_offsets)
+                tail.stream.progress.lost(filler.lost_offsets)
         if failed is not None:
             raise failed
         return has_work

@@ -232,14 +232,10 @@ def plan_verification(
     return result, stream
 
 
-def windows(start: int, end: int) -> list[Range]:
-    """Split a range of offsets into windows."""
-    return [(at, min(end, at + WINDOW_OFFSETS)) for at in range(start, end, WINDOW_OFFSETS)]
-
-
 def _chosen_windows(result: StreamVerified, sample: float | None, seed: int | None) -> list[Range]:
     """Choose the windows to compare, in order: all, or a share chosen by the seed, at least one."""
-    every = windows(result.from_offset, result.to_offset)
+    start, end = result.from_offset, result.to_offset
+    every = [(at, min(end, at + WINDOW_OFFSETS)) for at in range(start, end, WINDOW_OFFSETS)]
     if sample is None or not every:
         return every
     count = min(len(every), max(1, round(sample * len(every))))
@@ -352,13 +348,12 @@ def _record_again(engine: sa.Engine, reader: StreamReader, stream: StreamRow, fo
     ranges = [*found.damaged, *((each.offset, each.to_offset or each.offset) for each in found.differences)]
     # Differences after the present end, or before the first retained offset, are gone.
     for low, high in merged((max(first, low), min(end, high)) for low, high in ranges):
-        for window in windows(low, high):
-            if not filler.rewrite(window) and (reader.bounds(stream.name).first or 0) < window[1]:
-                raise StreamUnavailable(
-                    f"offsets {window[0]} to {window[1] - 1} of the stream {stream.name!r} cannot be unpacked here: "
-                    "their rows are unchanged",
-                    stream=stream.name,
-                )
+        if not filler.record_again((low, high)):
+            raise StreamUnavailable(
+                f"some offsets of {low} to {high - 1} of the stream {stream.name!r} cannot be unpacked here: the rows "
+                "beside them are unchanged",
+                stream=stream.name,
+            )
 
 
 def _mend_whole(engine: sa.Engine, reader: StreamReader, stream: StreamRow, found: StreamVerified) -> Range:
