@@ -68,7 +68,7 @@ def load(name: str) -> Any:
     if isinstance(found, typer.Typer):
         around.add_typer(found, name=name, help=listed.help, no_args_is_help=True)
     else:
-        # The MOMENT of `around` may be -5m, which is no option.
+        # The MOMENT of `around` may be -5m, which is not an option.
         around.command(name, context_settings={"ignore_unknown_options": name == "around"})(found)
     return typer.main.get_group(around).get_command(None, name)  # type: ignore[arg-type]
 

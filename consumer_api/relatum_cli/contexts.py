@@ -314,8 +314,8 @@ def verify(*, header: str | None = option(None, HEADER, metavar="NAME"), given: 
 
     Without a database only the streams are read: retired partitions are left out, and if retention has dropped fences,
     strays behind them seem to count. Exits with code 7 if the order is broken. Strays that no process adopted are
-    shown, and are no fault. `--json` prints one document: ok, totals, partitions (from and to offset), counts by kind,
-    findings.
+    shown, and are not a fault. `--json` prints one document: ok, totals, partitions (from and to offset), counts by
+    kind, findings.
     """
     broker = given.broker
     with progress_bars("messages") as update:

@@ -117,7 +117,7 @@ def _message_document(message: Message) -> dict[str, Any]:
 def _code_of(group: Group, position: GroupPosition) -> ExitCode:
     if not group:
         return ExitCode.NOT_THERE
-    # Duplicates are no contradiction: the first one counts.
+    # Duplicates are not a contradiction: the first one counts.
     if any(anomaly != "duplicate" for anomaly in position.anomalies):
         return ExitCode.DIFFERENT
     return ExitCode.OK if position.is_complete else ExitCode.NOT_YET

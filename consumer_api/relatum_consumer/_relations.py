@@ -245,10 +245,10 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
             order: As for `related`.
 
         Returns:
-            The messages recorded when the first one was seen. A timeout is no error; the answer comes within about 0.3
-            s of it: `ABSENT` if that could be proven in time, `NOT_RECORDED_YET`, or `UNPROVEN`, with the messages that
-            were found and could not be read in time in `unread`. If the message has none of the keys, the answer is
-            `ABSENT` at once, and `missing_keys` says why.
+            The messages recorded when the first one was seen. On timeout the answer comes within about 0.3 s of it,
+            without an error: `ABSENT` if that could be proven in time, `NOT_RECORDED_YET`, or `UNPROVEN`, with the
+            messages that were found and could not be read in time in `unread`. If the message has none of the keys, the
+            answer is `ABSENT` at once, and `missing_keys` says why.
         """
         asked = partial(question_of, self._catalog, message, to, by, limit, order)
         waiting = Waiting(self._catalog, asked, timeout_s)

@@ -74,7 +74,7 @@ class BrokerIdentity:
 
 
 def broker_id_of(body: bytes) -> UUID | None:
-    """Return the id in a message's body; None if the body is no id."""
+    """Return the id in a message's body; None if the body is not an id."""
     try:
         return UUID(body.decode())
     except ValueError:

@@ -212,7 +212,7 @@ def checked_sequence(sequence: Any) -> int:
     """Return a sequence number unchanged.
 
     Raises:
-        InvalidGroup: it is no integer from 1 to 999,999,999.
+        InvalidGroup: it is not an integer from 1 to 999,999,999.
     """
     if fault := _sequence_fault(sequence):
         raise fault.error()

@@ -237,7 +237,7 @@ class Outcomes(Closing):
             return found
 
     def _answers(self, asked: Sequence[_Awaited]) -> Iterator[tuple[int, Outcome]]:
-        """Yield what ends waits and is new to handlers. A missing collector is no error, since it may start later."""
+        """Yield what ends waits and is new to handlers. A missing collector is not an error: it may start later."""
         for collector in {each.collector for each in asked}:
             ids = {number: each.message_id for number, each in enumerate(asked) if each.collector == collector}
             with self._database.transaction() as connection:

@@ -129,7 +129,7 @@ def tap(
 def _check_no_super_stream(
     engine: sa.Engine, connection: BlockingConnection, address: BrokerAddress, exchange: str, into: str
 ) -> None:
-    """Refuse an exchange of a super stream: streams are bound to it that are no taps.
+    """Refuse an exchange of a super stream: streams are bound to it that are not taps.
 
     Clients consider all bound streams as partitions, and hash over their number: a tap among them would send keys to
     other partitions than before, and consumers would get messages twice.

@@ -1,6 +1,6 @@
-"""Enriching a streaming query: each row of a micro-batch is joined to its relata through the relationship table.
+"""Enriching a streaming query: each row of a micro-batch is joined to its related messages through the index.
 
-No state store and no watermark: a row without relata waits in a directory, and each later batch looks it up again. A
+No state store and no watermark: a row without any waits in a directory, and each later batch looks it up again. A
 batch's decisions are written before any row is passed on, so that a repeated batch gives the same rows, whatever was
 recorded since.
 """
@@ -33,19 +33,19 @@ from relatum_spark._where import GivenBroker, broker_of, database_url, definitio
 How: TypeAlias = Literal["left", "inner"]
 
 PROBED_ROWS: Final = 1000
-"""Rows looked up by one statement. A task holds their relata in memory, each row up to its limit."""
+"""Rows looked up by one statement. A task holds their related messages in memory, each row up to its limit."""
 
 BATCHES_KEPT: Final = 10
 """Batches whose decisions are kept. The last one is needed; the others allow rewinding a query by hand."""
 
 _HIT: Final = struct_of({"relatum_value": "string", "relatum_stream": "string", "relatum_offset": "long"})
-"""Columns that a lookup adds to a row: the value it was looked up by, and the relatum's place."""
+"""Columns that a lookup adds to a row: the value it was looked up by, and the related message's place."""
 
 _AGE: Final = struct_of({"relatum_seen_us": "long", "relatum_attempts": "integer"})
 """Columns that a row keeps while it waits: when it was first seen, and how often it was looked up."""
 
 _DECIDED: Final = [*_AGE, *struct_of({"relatum_waits": "boolean", "relatum_status": "string"}), *_HIT]
-"""All columns that are stored with a row; the status says why it has no relatum."""
+"""All columns that are stored with a row; the status says why it has no related message."""
 
 _MARK: Final = "_DECIDED"
 """The file that marks a directory as complete. Spark does not read files whose name begins with an underscore."""
@@ -62,13 +62,13 @@ class Enrichment:
     `write(rows, batch_id)` receives the batch's columns, `related_stream`, `related_offset`, `related_timestamp`,
     `related_value`, `related_headers`, `related_properties`, and:
 
-    - `status`: `found`; `absent`: the coverage proves that there is no relatum; `not_recorded_yet`: none was found, but
+    - `status`: `found`; `absent`: the coverage proves that there is none; `not_recorded_yet`: none was found, but
       a part of the streams is not recorded; `unproven`: none was found, and its absence cannot be proven from here;
-      `expired`: retention has dropped the relatum; `replaced`: the stream was deleted and declared again;
+      `expired`: retention has dropped the related message; `replaced`: the stream was deleted and declared again;
       `no_stream`, `refused`, `unreadable`: as in `resolve`.
     - `attempts`: how often the row was looked up.
 
-    A row with several relata appears once for each. A row without relata waits, and later batches look it up again.
+    A row with several related messages appears once for each. A row without any waits, and later batches look it up.
     After the last attempt it appears with `absent`, `not_recorded_yet` or `unproven`. A row without a value of the key
     never waits.
 
@@ -81,17 +81,17 @@ class Enrichment:
         on: The key. Its value is in the column of that name, else in the headers and properties of its definition.
         pending: A directory's URI for the batches' decisions and waiting rows, on a file system that all executors
             share, for example beside the checkpoint. Each query has its own subdirectory.
-        how: "left" (default) also returns rows without relata; "inner" returns only rows with a found message.
+        how: "left" (default) also returns rows without related messages; "inner" only rows with one.
         retries: How many later batches look a row up again, 0 or more. Default: 10.
         wait: How long a row waits at most, even if retries are left: a timedelta or seconds. None (default) means no
             limit.
-        within: Maximum distance of a relatum's time from the row's, either way. None (default) means any time.
-        limit: Maximum relata of a row; the oldest are taken. Default: 100.
+        within: Maximum distance of a related message's time from the row's, either way. None (default) means any time.
+        limit: Maximum related messages of a row; the oldest are taken. Default: 100.
         value_column: The column of the key's value, instead of `on`'s; several for a key of several components.
         time_column: The column of the row's time, for `within`. Default: `timestamp`.
-        value: Whether to add the relata's bodies. Default: True.
-        headers: Whether to add the relata's headers and properties. Default: True.
-        prefix: The prefix of the relata's columns. Default: `related_`.
+        value: Whether to add the related messages' bodies. Default: True.
+        headers: Whether to add the related messages' headers and properties. Default: True.
+        prefix: The prefix of the related messages' columns. Default: `related_`.
         broker: The broker. None uses RELATUM_BROKER_URL.
         database: PostgreSQL's URL. None uses RELATUM_DATABASE_URL.
 
@@ -189,7 +189,7 @@ class Enrichment:
         return list(map(_part, places))
 
     def _decided(self, rows: DataFrame, definition: KeyDefinition) -> DataFrame:
-        """Look up rows, each of which returns once for each relatum or once without, and decide which ones wait."""
+        """Look up rows, each returned once for each related message or once without, and decide which wait."""
         missing = self._status_of_missing()
         parts = F.array(*(part.cast("string") for part in self._parts(rows, definition)))
         moment = stream = offset = F.lit(None)
@@ -217,7 +217,7 @@ class Enrichment:
         )
 
     def _status_of_missing(self) -> str | None:
-        """Return the status of rows without relata; None if a stream was replaced, whose rows the table still has."""
+        """Return the status of rows without related messages; None if the table has rows of a replaced stream."""
         with_time = self._within_us is not None
         with open_reader(self._broker) as reader, connected(self._database) as connection, suppress(StreamReplaced):
             vhost = self._broker.vhost
@@ -225,7 +225,7 @@ class Enrichment:
         return None
 
     def _with_payloads(self, decided: DataFrame, names: Sequence[str]) -> DataFrame:
-        """Return the rows that no longer wait, with the payloads of their relata."""
+        """Return the rows that no longer wait, with the payloads of their related messages."""
         resolved = resolve(
             decided.where(~F.col("relatum_waits")),
             stream_column="relatum_stream",
@@ -316,7 +316,7 @@ class _Decisions:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Lookup:
-    """The work of a task: returns each row once for each of its relata, or once without one. Can be pickled."""
+    """The work of a task: returns each row once for each related message, or once without one. Can be pickled."""
 
     of: Enrichment
     definition: KeyDefinition
@@ -363,7 +363,7 @@ class _Lookup:
 
 
 def _probes(within: str) -> sa.TextClause:
-    """Return the statement for the relata of many rows: the row's number from 1, stream, offset; oldest first.
+    """Return the statement for the related messages of many rows: row number from 1, stream, offset; oldest first.
 
     It makes one index probe for each row, stream and part of the table that may hold the value, up to the limit.
     """

@@ -245,10 +245,10 @@ def status_of_missing(
     *,
     with_time: bool,
 ) -> Status:
-    """Return the status of rows without relata in these streams; call this before you read the table.
+    """Return the status of rows without related messages in these streams; call this before you read the table.
 
     `ABSENT` if all retained messages are proven to be recorded for each key (and, `with_time`, for times); otherwise
-    `NOT_RECORDED_YET` or `UNPROVEN`: relata may exist. A connection in a snapshot uses the coverage of the snapshot.
+    `NOT_RECORDED_YET` or `UNPROVEN`: there may be some. A connection in a snapshot uses the coverage of the snapshot.
     """
     servers = Servers(lambda text, given: list(connection.execute(text, given)), lambda: reader)
     catalog = Catalog(servers, vhost)

@@ -107,7 +107,7 @@ def test_nobody_records_is_told_from_a_recorder_behind(
     order = relations.read(recorded, 0)
     answer = waited(relations, order, "order_id")
     assert (answer.status, answer.unrecorded_streams) == (Status.NOT_RECORDED_YET, (recorded,))
-    assert answer.explanation == f"nobody records {recorded!r}: relatum record {recorded}"
+    assert answer.explanation == f"no recorder runs for {recorded!r}: relatum record {recorded}"
     assert relations.find("order_id", "b").unrecorded_streams == (recorded,)
     ended = relatum.run("find", "order_id", "b")
     assert ended.returncode == 8
@@ -242,7 +242,7 @@ def test_a_lookup_by_a_new_key_names_it(place: Place, relations: Relations, stre
     place.put((b"", {"order_id": 9}), to=streams[1])
     answer = relations.find("customer", "ann")
     assert (answer.new_keys, answer.unrecorded_streams) == (unseen, (streams[1],))
-    assert "nobody records" in answer.explanation
+    assert "no recorder runs for" in answer.explanation
     assert answer.explanation.endswith(CURE)
     # By the older key nothing is new.
     assert relations.find("order_id", 99).new_keys == ()

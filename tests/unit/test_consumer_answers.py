@@ -215,7 +215,7 @@ def test_an_explanation_is_short_however_much_is_lacking() -> None:
     assert answer.explanation.endswith("k4 (no header:k4) and 2 more: nothing was looked for")
     assert "k5" not in repr(answer)
     answer = Answer(Status.NOT_RECORDED_YET, streams=("s",), unrecorded_streams=tuple("abcdef"))
-    assert answer.explanation == "nobody records 'a', 'b', 'c', 'd', 'e' and 1 more: relatum record a b c d e"
+    assert answer.explanation == "no recorder runs for 'a', 'b', 'c', 'd', 'e' and 1 more: relatum record a b c d e"
 
 
 def test_a_trace_is_as_sure_as_its_worst_step() -> None:

@@ -166,7 +166,7 @@ def test_nothing_found_is_said_with_what_is_known(page: Asking, world: World) ->
     unknown = page.answer("/search", key="order_id", value="late")
     assert unknown["status"] == "not_recorded_yet"
     assert unknown["unrecorded_streams"] == [world.orders]
-    assert "nobody records" in unknown["advice"]
+    assert "no recorder runs for" in unknown["advice"]
     complete = page.answer("/search", key="order_id", value="late", complete=1)
     assert [row["preview"] for row in complete["results"]] == ["later"]
     for query, may_help in (

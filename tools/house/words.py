@@ -1,4 +1,4 @@
-"""Habits of speech to avoid in documentation and command help, each with its plain words."""
+"""Habits of speech to avoid in documentation, command help and errors, each with its plain words."""
 
 import ast
 import re
@@ -25,6 +25,7 @@ HABITS: Final[Mapping[str, str]] = {
     "amid": r"amid",  # during, in the middle of
     "goes on": r"(?:go|goes|going|went) on",  # continues
     "in vain": r"in vain",  # without a result
+    "is no": r"(?<!there )(?:is|are|was|were) no (?!longer|more|such)",  # is not a
 }
 
 _HIDDEN: Final = re.compile(r"^```.*?^```|`[^`]*`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
@@ -32,10 +33,10 @@ _HIDDEN: Final = re.compile(r"^```.*?^```|`[^`]*`|\]\([^)]*\)", re.MULTILINE | r
 
 
 def habits(modules: Mapping[str, Module], checkout: Path) -> list[str]:
-    """Return `place <- habit number` for each habit found; the place is a page, or `help` for all commands together."""
+    """Return `place <- habit number` for each habit found; the place is a page, `help` or `errors`."""
     found = Counter(
         (place, habit)
-        for place, text in [*_pages(checkout), *_help(modules)]
+        for place, text in [*_pages(checkout), *_help(modules), *_errors(modules)]
         for habit, words in HABITS.items()
         for _ in re.findall(rf"\b(?:{words})\b", text, re.IGNORECASE)
     )
@@ -52,3 +53,10 @@ def _help(modules: Mapping[str, Module]) -> Iterator[tuple[str, str]]:
         if module.package == "relatum_cli" or "command" in module.name:
             texts = (node.value for node in module.nodes if isinstance(node, ast.Constant))
             yield "help", "\n".join(text for text in texts if isinstance(text, str))
+
+
+def _errors(modules: Mapping[str, Module]) -> Iterator[tuple[str, str]]:
+    for module in modules.values():
+        raised = (node for node in module.nodes if isinstance(node, ast.Raise))
+        texts = (each.value for node in raised for each in ast.walk(node) if isinstance(each, ast.Constant))
+        yield "errors", "\n".join(text for text in texts if isinstance(text, str))

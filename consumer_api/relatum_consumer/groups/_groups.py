@@ -66,7 +66,7 @@ class GroupMethods(OneGroupMethods):
             idle_timeout_s: With `follow`: end after so many seconds without a group; None (default) waits for ever.
             on_duplicate: What to do if several messages have one number: "first" (default) takes the one that arrived
                 first and keeps the others in `Group.duplicates`; "raise" raises `GroupConflict`. A message that an
-                exchange routed to several streams is no duplicate.
+                exchange routed to several streams is not a duplicate.
             on_conflict: What to do with a group that has all its numbers, but two lasts, numbers past the last, or
                 messages that retention has dropped: "raise" (default) raises `GroupConflict` at its turn and ends the
                 iteration; "skip" skips it; "dead_letter" publishes its messages to the consumer's dead-letter stream.

@@ -86,7 +86,7 @@ def _floors(servers: Servers, rows: Sequence[Row], *, is_named: bool) -> dict[st
 
 
 def settled(servers: Servers, group: Assembled, *, is_named: bool) -> GroupPosition:
-    """Return a group's position. Copies that an exchange routed to other streams are no duplicates."""
+    """Return a group's position. Copies that an exchange routed to other streams are not duplicates."""
     numbers = {member.sequence for member in named(group.duplicates)}
     disputed = tuple(member for member in named(group.rows) if member.sequence in numbers)
     if len({member.stream for member in named(disputed + group.duplicates)}) < 2:

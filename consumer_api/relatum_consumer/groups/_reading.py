@@ -219,8 +219,8 @@ def read_group(
 def as_group(group: Assembled, messages: Sequence[Message]) -> Group:
     """Make a `Group` of an assembled group and the messages of its `retained` rows.
 
-    A message that an exchange routed to several streams is no duplicate: its copies have the same `message_id` and are
-    in different streams.
+    A message that an exchange routed to several streams is not a duplicate: its copies have the same `message_id`, in
+    different streams.
     """
     count = len(group.rows)
     chosen, position = tuple(messages[:count]), group.position

@@ -210,7 +210,7 @@ def to_be_recorded(unrecorded_streams: Sequence[str], new_keys: Sequence[NewKey]
     parts = []
     if unrecorded_streams:
         names = first_few([*map(repr, unrecorded_streams)])
-        parts.append(f"nobody records {names}: relatum record {' '.join(unrecorded_streams[:NAMED_MAX])}")
+        parts.append(f"no recorder runs for {names}: relatum record {' '.join(unrecorded_streams[:NAMED_MAX])}")
     if new_keys:
         keys, are, them = (", ".join(repr(each.key) for each in new_keys), "are new keys", "them")
         if len(new_keys) == 1:

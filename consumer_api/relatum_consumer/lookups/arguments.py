@@ -70,7 +70,7 @@ def _bound(argument: str, given: datetime | None) -> int | None:
 
 
 def is_in_span(time_us: int | None, since: int | None, until: int | None) -> bool:
-    """Whether a time is from `since` to before `until`; None is no bound, or an unknown time."""
+    """Whether a time is from `since` to before `until`; None is not a bound, or an unknown time."""
     if time_us is None:
         return since is None and until is None
     return (since is None or time_us >= since) and (until is None or time_us < until)
@@ -114,7 +114,7 @@ def given_message(given: Message | Consumed, needed: str = "a message") -> Given
     """Accept a message that was read, or consumed with a client; `needed` names the argument for the error.
 
     Raises:
-        InvalidInput: it is no message.
+        InvalidInput: it is not a message.
     """
     if isinstance(given, Message):
         return GivenMessage(given, given.id)

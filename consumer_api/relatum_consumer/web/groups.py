@@ -48,7 +48,7 @@ def _report(site: Site, report: GroupReport) -> GroupReport:
 
 
 def _is_contradictory(position: GroupPosition) -> bool:
-    """Whether no message can complete the group. Duplicates are no contradiction: the first one counts."""
+    """Whether no message can complete the group. Duplicates are not a contradiction: the first one counts."""
     return any(each is not Anomaly.DUPLICATE for each in position.anomalies)
 
 

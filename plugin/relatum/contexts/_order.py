@@ -249,7 +249,7 @@ class OrderCheck:
         if seen is None:
             return None
         if not isinstance(seen, Data) or seen.context != entry.context or seen.placed is None:
-            self._false_adoption(at, entry.context, f"{message} is no message of the context")
+            self._false_adoption(at, entry.context, f"{message} is not a message of the context")
             return None
         self._report.adopted += message in self._strays and message not in self._adopted
         counted = self._adopted[message] = ContextMessage(entry.context, at, message, entry.epoch, seen.placed)

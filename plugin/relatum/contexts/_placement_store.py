@@ -234,7 +234,7 @@ class PlacementStore:
     def set_weights(self, weights: Mapping[str, float]) -> None:
         unknown = weights.keys() - {row.stream for row in self.partitions()}
         if unknown:
-            raise StreamNotFound(f"{min(unknown)!r} is no partition of {self._name!r}", stream=min(unknown))
+            raise StreamNotFound(f"{min(unknown)!r} is not a partition of {self._name!r}", stream=min(unknown))
         wanted = self._with_id(streams=list(weights), weights=list(map(float, weights.values())))
         self.database.rows(SET_WEIGHTS, wanted)
         self._active_until = 0.0

@@ -345,7 +345,7 @@ class SerializationContexts(Closing):
         if stream not in known and self._streams is not None:
             known = {row.stream: row for row in self._placements.open(None, self._described())}
         if stream not in known:
-            raise StreamNotFound(f"{stream!r} is no partition of {self.super_stream!r}", stream=stream)
+            raise StreamNotFound(f"{stream!r} is not a partition of {self.super_stream!r}", stream=stream)
         return known[stream]
 
     def _control_streams(self) -> ControlStreams:

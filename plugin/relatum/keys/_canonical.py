@@ -14,7 +14,7 @@ are equal in the table:
 | | `int` | taken as microseconds since 1970, UTC |
 | | ISO 8601 text with a zone | as the `datetime` it names |
 
-UTF-8 `bytes` count as their text, for every type. `None` is no value: it makes no row and no error. All other values
+UTF-8 `bytes` count as their text, for every type. `None` is not a value: it makes no row and no error. All other values
 are invalid, each for a named reason.
 """
 
@@ -166,7 +166,7 @@ def timestamp_us(value: Any) -> int:
     """Return the value of a timestamp key as integer microseconds since 1970, UTC.
 
     Raises:
-        InvalidValue: the value is no time between the years 1 and 9999.
+        InvalidValue: the value is not a time between the years 1 and 9999.
     """
     if isinstance(value, str):
         value = _from_iso(value)

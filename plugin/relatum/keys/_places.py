@@ -315,7 +315,7 @@ class Content:
         """Return the body's JSON; None if it is not JSON, or cannot have the value.
 
         A body is JSON if its content type says so, or if it has none and begins as an object or array; without a
-        content type, other text is no error.
+        content type, other text is not an error.
 
         Args:
             media_type: The content type that is required; empty for any of JSON.

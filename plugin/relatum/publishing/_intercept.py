@@ -182,7 +182,7 @@ def _client_of(connection: object) -> Any:
         if client is not None:
             return import_module(f"relatum.publishing.{client}") if isinstance(client, str) else client
     raise ConfigurationError(
-        f"{type(connection).__qualname__} is no connection of pika or aio-pika, no Celery app, and no broker of "
+        f"{type(connection).__qualname__} is not a connection of pika or aio-pika, no Celery app, and no broker of "
         "dramatiq or faststream.rabbit; for other clients, use relatum.stamped(…) and `relatum record`"
     )
 

@@ -90,7 +90,7 @@ class Numbering:
         if place.last:
             self.last_sequence = None
         insort(self._gaps, (place.sequence, place.sequence))
-        # Free numbers at the end are no gaps.
+        # Free numbers at the end are not gaps.
         while self.last_sequence is None and self._gaps and self._gaps[-1][1] == self.next_free - 1:
             self.next_free = self._gaps.pop()[0]
 

@@ -151,7 +151,7 @@ class Receipt(_Published):
 
         Returns:
             One message id for each stream that the exchange routed the message to, ordered by the stream's name; none,
-            and a warning, for a queue that is no stream. For exchanges other than the default one and super streams,
+            and a warning, for a queue that is not a stream. For exchanges other than the default one and super streams,
             the wait ends once the message is recorded in one stream, and each other stream that is bound to the
             exchange, or named in `intercept`, has it or is recorded beyond it. Name streams behind further exchanges.
             If no stream is known (no stream protocol), or over 32: the places recorded with the first one, and

@@ -131,7 +131,7 @@ class Stamper:
         if self._lifted:
             self._lift(out, body)
         if out:
-            # A group's number is no text: the TypeError in `_is_short_text` would cost as much as the check.
+            # A group's number is not a text: the TypeError in `_is_short_text` would cost as much as the check.
             if GROUP_SEQUENCE_HEADER in out or not self._is_short_text(out):
                 check_headers(out, self._headers_bytes_max)
                 self._check_texts(out)

@@ -311,7 +311,7 @@ def _split(url: str) -> tuple[SplitResult, int]:
         port = parts.port
     except ValueError:
         raise ConfigurationError(
-            "The port in the broker's URL is no number from 1 to 65535 (an IPv6 address is written as [::1]:5672)."
+            "The port in the broker's URL is not a number from 1 to 65535 (an IPv6 address is written as [::1]:5672)."
         ) from None
     if _BETWEEN.search(parts.hostname or ""):
         raise ConfigurationError("Each of several URLs of a broker must be whole: amqp://…;amqp://…")

@@ -102,7 +102,7 @@ def _connect(address: BrokerAddress, within_s: float, timeout_s: float, heartbea
     try:
         with own_connection():
             return pika.BlockingConnection(parameters)
-    # A broker that accepts and never answers raises AMQPConnectorException, which is no AMQPError.
+    # A broker that accepts and never answers raises AMQPConnectorException, which is not an AMQPError.
     except (AMQPError, AMQPConnectorException, OSError) as error:
         raise _amqp_error(error, address, address.amqp_port) from error
 

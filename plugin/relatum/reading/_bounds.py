@@ -78,7 +78,7 @@ def check_time() -> None:
 
 
 def check_integers(offsets: Iterable[int]) -> None:
-    """Raise `InvalidInput` for an offset that is no integer; integers of other libraries (numpy) are accepted."""
+    """Raise `InvalidInput` for an offset that is not an integer; integers of other libraries (numpy) are accepted."""
     for offset in offsets:
         try:
             is_integer = index(offset) is not None and not isinstance(offset, bool)
@@ -89,11 +89,11 @@ def check_integers(offsets: Iterable[int]) -> None:
 
 
 def check_offset(stream: str, offset: int) -> None:
-    """Raise `InvalidInput` for an offset that is no integer, `OffsetNotFound` for one not from 0 to 2^63 - 1."""
+    """Raise `InvalidInput` for an offset that is not an integer, `OffsetNotFound` for one not from 0 to 2^63 - 1."""
     if type(offset) is not int:
         check_integers((offset,))
     if not 0 <= offset <= INTEGER_MAX:
-        raise OffsetNotFound(f"{offset} is no offset.", stream=stream, offset=offset, last=None, is_proven=True)
+        raise OffsetNotFound(f"{offset} is not an offset.", stream=stream, offset=offset, last=None, is_proven=True)
 
 
 def refusal(stream: str, code: int) -> RelatumError:

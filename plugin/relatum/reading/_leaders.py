@@ -3,7 +3,7 @@
 A request for the ends includes the request for the leader in the same write. If the connected node does not lead, the
 leader is asked over a connection of its own, which is kept.
 
-A leader may have nothing to show at once, so "no chunk" is no answer, and the request is repeated. A stream is empty
+A leader may have nothing to show at once, so "no chunk" does not count, and the request is repeated. A stream is empty
 
 - if StreamStats says so, from RabbitMQ 3.11 on;
 - on RabbitMQ 3.10, if the leader showed nothing during a look: `EMPTY_LOOK_S`, three times that if it should have

@@ -100,7 +100,7 @@ class _Lane:
 class ManyReader:
     """Reads many ids at the connected node, part by part; between two parts it holds no connection.
 
-    `settle` resolves a result that is no message: it asks the leader, or another name.
+    `settle` resolves a result that is not a message: it asks the leader, or another name.
     """
 
     def __init__(

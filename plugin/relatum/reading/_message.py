@@ -83,7 +83,7 @@ class Message(_Unsealed):
         """Return the message of an AMQP 0.9.1 delivery; `properties` has pika's or aiormq's attributes.
 
         Raises:
-            InvalidInput: the offset is no integer, or `properties` has no headers.
+            InvalidInput: the offset is not an integer, or `properties` has no headers.
         """
         checked_name("stream", stream)
         checked_count("offset", offset, least=0, most=INTEGER_MAX)
@@ -113,7 +113,7 @@ class Message(_Unsealed):
 
     @property
     def body(self) -> bytes:
-        """Its body; all its bytes if it is no AMQP message."""
+        """Its body; all its bytes if it is not an AMQP message."""
         if self._content is not None or self._raw is None:
             return self._parts()[2]
         body = self._body

@@ -46,7 +46,7 @@ STRAY_CHUNKS_MIN: Final = 8
 """Chunks after which a request that finds smaller ones than expected may end early."""
 
 STRAY_RATIO: Final = 1.5
-"""How much wider than its limit a gap must be for that: a jump may find chunks that are no better."""
+"""How much wider than its limit a gap must be for that: a jump may find chunks that are not better."""
 
 
 class Density:

@@ -43,7 +43,7 @@ NEVER_LENT: Final = 4
 
 
 def check_limit(broker_connections_max: int) -> None:
-    """Raise `InvalidInput` for a limit that is no integer from 2 on."""
+    """Raise `InvalidInput` for a limit that is not an integer from 2 on."""
     checked_count("broker_connections_max", broker_connections_max, least=CONNECTIONS_MIN)
 
 

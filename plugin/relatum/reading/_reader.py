@@ -92,7 +92,7 @@ class StreamReader(Closing):
             TlsRefused: TLS failed; the message says why.
             ConfigurationError: The URL has no stream port, another kind of server listens there, or a TLS file cannot
                 be used.
-            InvalidInput: `broker_connections_max` is no integer from 2 on.
+            InvalidInput: `broker_connections_max` is not an integer from 2 on.
         """
         address = BrokerAddress.of(broker)
         check_limit(broker_connections_max)
@@ -157,7 +157,7 @@ class StreamReader(Closing):
         return ManyReader(self._nodes, partial(self._settled, {}), kept).run(ids, window)
 
     def _settled(self, begins: dict[str, int], result: Result | StreamNotHere) -> Result:
-        """Resolve a result that is no message: ask the leader, or another name.
+        """Resolve a result that is not a message: ask the leader, or another name.
 
         `begins`: First offsets of streams, learned so far. They only grow, so any offset below has expired.
         """
@@ -287,7 +287,7 @@ class StreamReader(Closing):
         return BrokerIdentity(known, self.cluster_name or "")
 
     def partitions(self, super_stream: str) -> list[str]:
-        """Return the partitions of a super stream, in order; empty if the name is no super stream's.
+        """Return the partitions of a super stream, in order; empty if the name is not a super stream's.
 
         Also empty if a stream has that very name: it takes precedence over an exchange. For an exchange that is no
         super stream, the same as `bound`.

@@ -197,7 +197,7 @@ _TALK: Final = ("celeryev", ".pidbox")
 """Suffixes of Celery's exchanges for its workers' events, which are expected to have no streams."""
 
 BOUND_MAX: Final = 100
-"""Maximum streams recorded for one exchange that is no super stream."""
+"""Maximum streams recorded for one exchange that is not a super stream."""
 
 
 class EmbeddedRecorder:
@@ -311,7 +311,7 @@ class EmbeddedRecorder:
     # --- in the loop --------------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        # A new route is no reason to ask a server that is away.
+        # A new route is not a reason to ask a server that is away.
         if self._search is not None and not self._is_away:
             self._search.wake()
 

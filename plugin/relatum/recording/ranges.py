@@ -62,7 +62,7 @@ def unrecorded(rows: Sequence[CoverageRow], within: Range, key_ids: Iterable[int
 def gaps(rows: Sequence[CoverageRow], first: int) -> list[Range]:
     """Return the retained offsets before the tail's end for which no key is recorded.
 
-    A key that was defined later leaves no gap: it needs a back-fill. A hole is no gap either: what retention dropped
+    A key that was defined later leaves no gap: it needs a back-fill. A hole is not a gap either: what retention dropped
     cannot be recorded.
     """
     ends = [row.to_offset for row in rows if row.is_tail]

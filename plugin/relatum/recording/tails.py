@@ -158,7 +158,7 @@ def _last_agreement(
     """Find the last checkpoint or end of a range that the stream agrees with, by bisection: agreement is a prefix."""
     if bounds.first is None or bounds.last is None:
         return None
-    # An unproven end is no reason to go back further: for later positions the leader is asked.
+    # An unproven end is not a reason to go back further: for later positions the leader is asked.
     end = bounds.last if bounds.is_proven else INTEGER_MAX
     with transaction(engine) as connection:
         wanted = {"stream_id": stream.stream_id, "first": bounds.first, "last": end}

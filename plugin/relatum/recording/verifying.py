@@ -208,7 +208,7 @@ def plan_verification(
         return result, None
     check_broker(engine, reader, stream)
     result.is_recorded, result.stream_id = True, stream.stream_id
-    # What cannot be proven is no difference.
+    # What cannot be proven is not a difference.
     if not bounds.is_proven:
         result.unproven.append("the leader did not confirm the stream's end: coverage after it was not compared")
     if any(row.over_amqp and row.from_offset < row.to_offset for row in rows):

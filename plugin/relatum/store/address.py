@@ -91,7 +91,7 @@ def parse_database(database: str | URL) -> DatabaseAddress:
     URL objects are accepted, too.
 
     Raises:
-        ConfigurationError: it is no valid PostgreSQL URL; the message does not contain the URL.
+        ConfigurationError: it is not a valid PostgreSQL URL; the message does not contain the URL.
     """
     if isinstance(database, URL):
         base, question, query = database.render_as_string(hide_password=False).partition("?")

@@ -220,7 +220,7 @@ def _check_named(wanted: Iterable[KeyDefinition], known: Mapping[str, KeyDefinit
         named = known.get(key.names)
         if named is None:
             raise InvalidKeyDefinition(
-                f"key {key.name!r} names {key.names!r}, which is no key{meant(key.names, known)}: define that key, too",
+                f"key {key.name!r} names {key.names!r}, which is not a key{meant(key.names, known)}: define that, too",
                 key=key.name,
             )
         if (named.value_type, len(named.components)) != (key.value_type, len(key.components)):

@@ -218,7 +218,7 @@ def unbind_partition(broker: BrokerOrConnection, name: str, stream: str, *, dele
 
     Raises:
         SuperStreamNotFound: There is no such super stream.
-        NotFound: The stream is no partition of the super stream.
+        NotFound: The stream is not a partition of the super stream.
         SuperStreamConflict: It is the last partition, or it remains bound, with arguments that no protocol lists.
         BrokerUnavailable, AccessRefused: The broker is unavailable or refuses the user; safe to retry.
     """

@@ -131,7 +131,7 @@ class Layout:
         """Return the partition with this stream.
 
         Raises:
-            NotFound: The stream is no partition of this super stream.
+            NotFound: The stream is not a partition of this super stream.
         """
         for partition in self.partitions:
             if partition.stream == stream:

@@ -34,7 +34,7 @@ def _moment(data: bytes) -> datetime | Opaque:
 
 def _character(data: bytes) -> str | Opaque:
     code = int.from_bytes(data, "big")
-    # Half a surrogate pair is no character, and no text can hold it.
+    # Half a surrogate pair is not a character, and no text can hold it.
     if code > sys.maxunicode or 0xD800 <= code <= 0xDFFF:
         return Opaque("char", data)
     return chr(code)

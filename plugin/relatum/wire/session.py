@@ -160,10 +160,10 @@ class StreamSession:
         """Return the events in the received bytes, in order; incomplete frames are kept.
 
         Raises:
-            ProtocolError: The bytes are no frames, or invalid ones.
+            ProtocolError: The bytes are not frames, or invalid ones.
             ChunkCorrupt: A chunk is damaged.
             ConnectionLost: The server closed the connection; the message has its reason.
-            AnotherProtocol: The server's first bytes are no frame.
+            AnotherProtocol: The server's first bytes are not a frame.
         """
         buffer = self._buffer
         buffer += data
@@ -175,7 +175,7 @@ class StreamSession:
                 (size,) = _SIZE.unpack_from(view, position)
                 if not 4 <= size <= most:
                     if not self.server_properties:
-                        raise AnotherProtocol("The first bytes of the answer are no frame of the stream protocol.")
+                        raise AnotherProtocol("The first bytes of the answer are not a frame of the stream protocol.")
                     raise ProtocolError(f"A frame of the stream protocol claims {size} bytes.")
                 end = position + 4 + size
                 if end > available:
