@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from relatum.limits import RECORDER_CONNECTIONS_MAX
 from relatum.recording import Recorder
+from relatum.waiting import has_passed
 from tests.support import broker_connection, delete_stream, new_streams, recording, unique_name, wait_until
 from tests.support._raw_publisher import RawPublisher, uncompressed
 from tests.support._recording import running
@@ -133,6 +134,23 @@ def test_one_that_ends_as_it_begins_leaves_nothing_open(
             else:
                 wait_until(lambda recorder=recorder: recorder._group._has_begun, what="its begin")  # type: ignore[misc]
         gc.collect()
+    assert not [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+def test_one_that_is_stopped_at_its_first_question_logs_no_outage(
+    streams: Streams, database_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question to PostgreSQL that the stop ends says nothing about PostgreSQL."""
+    recorder, stop = Recorder(streams.amqp, database_url, streams.names[:1]), threading.Event()
+    check = recorder._group.broker.check
+
+    def check_late(names: list[str]) -> None:
+        stop.set()
+        wait_until(has_passed, what="the end of the stop's time")
+        check(names)
+
+    monkeypatch.setattr(recorder._group.broker, "check", check_late)
+    recorder.run(stop)
     assert not [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
 
 

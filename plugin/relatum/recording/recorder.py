@@ -20,7 +20,7 @@ from relatum.store.catalog import add_keys, check_may_record, ensure_stream, key
 from relatum.store.catalog import set_record_time as switch_record_time
 from relatum.store.database import AnyDatabase, as_engine, transaction
 from relatum.store.members import LEASE_S
-from relatum.waiting import QUESTION_S, AfterStop, Server, backoff, within
+from relatum.waiting import QUESTION_S, AfterStop, Server, backoff, has_passed, within
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -137,7 +137,8 @@ class Recorder:
         try:
             attempt()
         except (Transient, DataError) as error:
-            outages.failed(what, error)
+            if not has_passed():  # a stop that ended the attempt says nothing about the server
+                outages.failed(what, error)
             return False
         outages.answered(server)
         outages.over(what)
