@@ -13,6 +13,7 @@ import pytest
 import relatum
 from relatum.contexts._placement_cache import NameLocks
 from relatum.errors import DatabaseUnavailable, InvalidInput
+from tests.support import wait_until
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
 
@@ -73,6 +74,19 @@ def test_looks_go_on_after_one_that_failed(core: Any, monkeypatch: pytest.Monkey
         looked.set()
 
     core.publications.look = look
+    while not looked.wait(0.01):
+        core.published()
+
+
+def test_the_thread_that_looks_rests_without_messages(core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends when nothing is published, and the next message starts another one."""
+    monkeypatch.setattr("relatum.contexts._router_core.RESTS_AFTER_S", 0.0)
+    looked = threading.Event()
+    core.publications.look = looked.set
+    for _ in range(2):
+        core.published()
+        wait_until(lambda: core._looks is None, what="the thread's rest")
+    monkeypatch.setattr("relatum.contexts._router_core.RESTS_AFTER_S", 60.0)
     while not looked.wait(0.01):
         core.published()
 

@@ -54,6 +54,9 @@ LOOKING: Final = "looking for changed placements"
 LOOK_EVERY_S: Final = 0.05
 """Seconds between two queries of the thread: a quarter of the time that one is valid, so some may fail or be late."""
 
+RESTS_AFTER_S: Final = 5.0
+"""Seconds without messages after which the thread ends."""
+
 BUSY: Final = 2
 """From so many messages between two queries on, a query in the background pays."""
 
@@ -79,7 +82,7 @@ class RouterCore:
         self.rule, self._unnamed_rule = options.rules()
         self.publications = Publications(self, elapsed_s, options)
         self._looks: Keeper | None = None
-        self._away_until = 0.0
+        self._away_until = self._rests_at = 0.0
         self._outages = Outages(logger)
         # Made here, so that a wrong URL is an error of the constructor.
         self._ending = Deadline(None)
@@ -159,8 +162,9 @@ class RouterCore:
         with self._lock:
             was_open, self._is_closed = self.is_open, True
             self.is_open = self.has_layout = False
-        if self._looks is not None:
-            self._looks.end()
+            looks, self._looks = self._looks, None
+        if looks is not None:
+            looks.end()
         if was_open:
             self.control_streams.close()
         self._database.close()
@@ -246,7 +250,7 @@ class RouterCore:
         return within(max(seconds, LEAST_S))
 
     def published(self) -> None:
-        """Count a message with a name. The first one starts the thread that looks for changed placements."""
+        """Count a message with a name. The first one, and one after a rest, starts the thread that looks."""
         with self._lock:
             self._published += 1
             if self._looks is None and self.options.trust_clock and not self._is_closed:
@@ -258,9 +262,16 @@ class RouterCore:
 
     def _look(self) -> None:
         """Query after several messages, for later ones, and while some are unchecked: it saves them the round trip."""
+        now, unchecked = time.monotonic(), len(self.publications.unchecked)
         published, self._looked_after = self._published - self._looked_after, self._published
-        is_wanted = published >= BUSY or len(self.publications.unchecked)
-        if not is_wanted or time.monotonic() < self._away_until:
+        if published or unchecked:
+            self._rests_at = now + RESTS_AFTER_S
+        elif now >= self._rests_at:
+            with self._lock:
+                if self._looks is not None and self._published == self._looked_after:
+                    self._looks.end()
+                    self._looks = None
+        if (published < BUSY and not unchecked) or now < self._away_until:
             return
         try:
             self.publications.look()
