@@ -1,10 +1,7 @@
 """The columns of a stream in Spark, and Arrow batches built from its records: the hot path of every read."""
 
-import base64
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
-from datetime import datetime
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -12,17 +9,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DataType, MapType, StringType, StructType
 
 from relatum.errors import InvalidInput
-from relatum.headers import TIME_HEADER
 from relatum.keys import KeyDefinition
-from relatum.reading import Message, Properties, RecordBatch, message_time, values_of_record
+from relatum.reading import Message, RecordBatch
 from relatum.recording.extractor import Extracted, Extractor
-from relatum.wire.scalars import Opaque
-
-PROPERTY_NAMES: Final = tuple(field.name for field in fields(Properties))
-"""The fields of the column `properties`, in order."""
-
-_TIMESTAMP: Final = PROPERTY_NAMES.index("timestamp")
-_MESSAGE_ID: Final = PROPERTY_NAMES.index("message_id")
+from relatum_spark._records import PROPERTY_NAMES, read_record
 
 EMPTY_ROW_BYTES: Final = 16
 """Bytes counted for a row besides its payload: an offset and a time."""
@@ -91,7 +81,7 @@ class ColumnBuilder:
         self._header_ends: list[int] = [0]
         self._header_names: list[str] = []
         self._header_texts: list[str | None] = []
-        self._properties: list[tuple[Any, ...]] = []
+        self._properties: dict[str, list[Any]] = {name: [] for name in PROPERTY_NAMES}
         self._key_values: list[list[str | None]] = [[] for _ in self._keys]
 
     def __len__(self) -> int:
@@ -129,15 +119,20 @@ class ColumnBuilder:
         streams.append((batch.stream, count))
 
     def _add_record(self, raw: bytes, chunk_ms: int | None) -> None:
-        headers, properties, body, _ = values_of_record(raw)
-        timestamp, message_id = properties[_TIMESTAMP], properties[_MESSAGE_ID]
-        self._times.append(message_time(headers.get(TIME_HEADER), timestamp, message_id, chunk_ms)[0])
+        time_us, body, headers, properties = read_record(raw, chunk_ms)
+        row = len(self._times)
+        for name, value in properties.items():
+            # A column extends only to the last row that set it.
+            column = self._properties[name]
+            if (missing := row - len(column)) > 0:
+                column.extend([None] * missing)
+            column.append(value)
+        self._times.append(time_us)
         if self._with_value:
             self._values.append(body)
         self._header_names.extend(headers)
-        self._header_texts.extend([header_text(value) for value in headers.values()])
+        self._header_texts.extend(headers.values())
         self._header_ends.append(len(self._header_names))
-        self._properties.append(properties)
 
     def _add_keys(self, found: Sequence[Extracted]) -> None:
         values = [dict(each.values) for each in found]
@@ -168,12 +163,14 @@ class ColumnBuilder:
         return pa.RecordBatch.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
 
     def _property_column(self) -> pa.Array:
-        values = zip(*self._properties, strict=True) if self._properties else [()] * len(PROPERTY_NAMES)
-        columns = dict(zip(PROPERTY_NAMES, map(list, values), strict=True))
-        # A stream client may send a priority of 64 bits.
-        columns["priority"] = [each if -(2**31) <= (each or 0) < 2**31 else None for each in columns["priority"]]
-        kinds = list(self._schema.field("properties").type)
-        return pa.StructArray.from_arrays([pa.array(columns[kind.name], kind.type) for kind in kinds], fields=kinds)
+        rows = len(self)
+        fields = list(self._schema.field("properties").type)
+        arrays = []
+        for field in fields:
+            column = self._properties[field.name]
+            column.extend([None] * (rows - len(column)))
+            arrays.append(pa.array(column, field.type))
+        return pa.StructArray.from_arrays(arrays, fields=fields)
 
 
 def _pieces(batch: RecordBatch, rows_max: int, bytes_max: int) -> Iterator[tuple[RecordBatch, int]]:
@@ -200,51 +197,3 @@ def rows_of(batch: RecordBatch, rows: Sequence[int]) -> RecordBatch:
         offsets=[batch.offsets[row] for row in rows],
         records=[batch.records[row] for row in rows],
     )
-
-
-# --- headers as text --------------------------------------------------------------------------------------
-
-
-def header_text(value: Any) -> str | None:
-    """Convert a header's value in `Message.headers` to text.
-
-    Text is unchanged, whole numbers are decimal, booleans `true` and `false`. These equal the canonical values of a
-    text key, so the column joins with the relationship table. Floats are in Python's notation, datetimes in ISO 8601,
-    bytes other than UTF-8 in base64, lists and tables in JSON of these. None stays None.
-    """
-    kind = type(value)
-    if kind is str or value is None:
-        return value  # type: ignore[no-any-return]
-    if kind is bool:
-        return "true" if value else "false"
-    if kind is int:
-        return str(value)
-    plain = _plain(value)
-    return plain if isinstance(plain, str) else _ENCODER.encode(plain)
-
-
-_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value to JSON's types."""
-    if isinstance(value, Opaque):
-        return _base64(value.data)
-    if isinstance(value, dict):
-        return {_name(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return _base64(bytes(value))
-    if value is None or isinstance(value, (str, bool, int, float)):
-        return value
-    return value.isoformat() if isinstance(value, datetime) else str(value)
-
-
-def _name(name: Any) -> str:
-    """Convert a table's key to text: AMQP 1.0 allows any value there."""
-    return header_text(name) or ""
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()

@@ -32,7 +32,6 @@ from relatum.reading._message_parts import (
     parts_of_delivery,
     property_text,
     reply_to_text,
-    values_of_record,
 )
 from relatum.reading._message_values import Properties, TimeSource
 from relatum.reading._nodes import OUT_OF_REACH_S, other_nodes
@@ -99,5 +98,4 @@ __all__ = [
     "reply_to_text",
     "stream_connection",
     "type_and_id_of",
-    "values_of_record",
 ]
