@@ -70,7 +70,7 @@ def _bound(argument: str, given: datetime | None) -> int | None:
 
 
 def is_in_span(time_us: int | None, since: int | None, until: int | None) -> bool:
-    """Whether a time is from `since` to before `until`; None is not a bound, or an unknown time."""
+    """Whether a time is from `since` to before `until`. None: no bound, or an unknown time."""
     if time_us is None:
         return since is None and until is None
     return (since is None or time_us >= since) and (until is None or time_us < until)

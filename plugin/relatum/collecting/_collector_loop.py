@@ -178,7 +178,7 @@ class CollectorLoop:
                 break
             take_over = partial(self.store.take_over, self.member, types, room, held=self.core.held)
             found, lost = await self.loop.ask(take_over, threads=self._keeping)
-            # Meanwhile, a message at the same place may have been taken from its stream, which cannot be stored.
+            # While these were taken over, a message at the same place may have been read, which cannot be stored.
             held = self.core.adopt(found, time.monotonic())
             if held:
                 await self._leave_to_others(held)

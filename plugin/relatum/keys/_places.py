@@ -207,6 +207,7 @@ def _trace_id(value: Any) -> str:
 
 
 def invalid(key: str, why: str) -> InvalidKeyDefinition:
+    """Return the error for a key that is defined wrongly."""
     return InvalidKeyDefinition(f"key {key!r}: {why}", key=key)
 
 
