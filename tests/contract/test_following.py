@@ -318,6 +318,31 @@ def test_a_stream_of_which_much_comes_starves_no_other(bed: Bed) -> None:
         assert owner.offsets(bed.stream) == list(range(3_000))
 
 
+def test_a_busy_stream_delays_no_other_of_its_connection(bed: Bed) -> None:
+    """A broker before 4.2.1 sends of no other stream while one with credit gets a message every millisecond."""
+    is_over = threading.Event()
+
+    def publish_busily() -> None:
+        with broker_connection(bed.amqp) as connection:
+            channel = connection.channel()
+            while not is_over.wait(0.001):
+                channel.basic_publish("", bed.stream, b"")
+
+    publishing = threading.Thread(target=publish_busily)
+    with new_streams(bed.amqp, 1) as (cold,), bed.owner() as owner:
+        owner.follow(bed.stream, cold)
+        publishing.start()
+        overtaken_by = []
+        for number in range(1, 10):
+            bed.put(b"", to=cold)
+            before = len(owner.offsets(bed.stream))
+            wait_until(lambda least=number: len(owner.offsets(cold)) == least, what="the lone message")
+            overtaken_by.append(len(owner.offsets(bed.stream)) - before)
+        is_over.set()
+        publishing.join()
+    assert sorted(overtaken_by)[4] < 200
+
+
 def test_a_parent_goes_on_whatever_its_child_does(bed: Bed) -> None:
     """The child closes, drops and collects all it has a copy of."""
     owners = [bed.owner()]

@@ -13,6 +13,7 @@ from relatum.following import Attached, CaughtUp, Event, Failed, Hole, Records, 
 from relatum.following._connection import (
     CHUNKS_MAX,
     CROWD,
+    UNDER_WAY_MAX,
     UNSENT_BYTES_MAX,
     WINDOW_BYTES,
     Connection,
@@ -374,22 +375,20 @@ def sized(size: int) -> Chunk:
     return Chunk(0, 0, 1, 1, 1_700_000_000_000, 1, b"x" * size, 0, size)
 
 
-def test_credit_follows_the_size_of_chunks_and_whether_a_stream_is_quiet() -> None:
-    """As many chunks as fit are under way, one at least; a quiet stream gets credit when half of it is used up."""
+def test_credit_follows_the_size_of_chunks() -> None:
+    """As many chunks as fit are under way, one at least; credit is granted when half of them came and are free."""
     for size, granted in ((10, CHUNKS_MAX), (WINDOW_BYTES // 4, 4), (2 * WINDOW_BYTES, 1)):
         subscription = Subscription(cast(Any, None), 0)
         subscription.on_chunk(sized(size))
         subscription.free()
         assert subscription.credit() == granted
-    subscription = Subscription(cast(Any, None), 0)
-    quiet_credit = []
-    for number in range(4 * CHUNKS_MAX):
-        subscription.is_quiet = number >= CHUNKS_MAX
-        subscription.on_chunk(sized(10))
-        subscription.free()
-        quiet_credit.append(subscription.credit())
-    assert all(quiet_credit[:CHUNKS_MAX])
-    assert set(quiet_credit[CHUNKS_MAX:]) == {0, CHUNKS_MAX // 2}
+        for _ in range(granted):
+            subscription.on_chunk(sized(size))
+        credit = []
+        for _ in range(granted):
+            subscription.free()
+            credit.append(subscription.credit())
+        assert set(credit) - {0} == {(granted + 1) // 2}
 
 
 @pytest.mark.parametrize(
@@ -404,6 +403,8 @@ def test_a_connection_is_crowded_where_the_broker_waits_for_each_stream(version:
     for number in range(CROWD):
         assert not subscriptions.is_crowded
         added.append(subscriptions.add(Followed(cast(Any, None), f"s{number}", number, 0, None), 0))
+    added[0].on_chunk(sized(10))
+    assert added[0].credit() == (UNDER_WAY_MAX if waits else CHUNKS_MAX - 1)
     assert subscriptions.is_crowded is waits
     assert subscriptions.room > 0
     subscriptions.remove(added[0])

@@ -12,7 +12,7 @@ from relatum import Broker
 from relatum_consumer.web.site import KEPT_MAX, Links, Site
 from tests.support import wait_until
 from tests.support.proxy import Proxy
-from tests.support.standstill import in_time, silent_database
+from tests.support.standstill import in_time, locked, silent_database
 from tests.support.web import Asking, asking
 from tests.web.conftest import MANY, World, views
 from tests.web.test_api import harmless
@@ -141,8 +141,8 @@ def test_a_message_is_shown_without_the_database_once_it_is_known_what_is_masked
 
 def test_what_takes_too_long_says_what_to_narrow(world: World) -> None:
     """Both servers answer: it is nobody's fault, and no error's text is shown."""
-    with asking(world.page(timeout_s=0.01)) as page:
-        page.get("/collectors")
+    database = world.options["database"]
+    with locked(database, "relationships"), asking(world.page(timeout_s=0.5)) as page:
         for path in ("/missing/expectation?name=paid&span=all", "/?key=host&value=busy"):
             text = page.get(path).text
             assert 'data-problem="took_too_long"' in text, text

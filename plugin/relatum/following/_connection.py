@@ -32,6 +32,10 @@ WAITS_BEFORE: Final = (4, 2, 1)
 for each lone message. Source: rabbitmq-server, pull request 14766; `timer:sleep(1)` in `rabbit_stream_reader` of
 3.10.8."""
 
+UNDER_WAY_MAX: Final = 16
+"""Maximum chunks of a stream in flight from such a broker: while a stream gets a message every millisecond, all others
+of the connection wait for it until its credit is used up."""
+
 CROWD: Final = 64
 """Maximum streams on a connection to such a broker: they delay each other by at most an eighth of a second."""
 
@@ -53,9 +57,10 @@ class Subscription:
     `barrier`: Answered after everything requested before it. `is_quiet`: A barrier showed that there is no more.
     """
 
-    def __init__(self, followed: "Followed", number: int) -> None:
+    def __init__(self, followed: "Followed", number: int, under_way_max: int = CHUNKS_MAX) -> None:
         self.followed = followed
         self.number = number
+        self._under_way_max = under_way_max
         self.connection: Connection | None = None
         self.barrier: int | None = None
         self.has_come = self.is_quiet = False
@@ -72,14 +77,14 @@ class Subscription:
         self._held -= 1
 
     def credit(self) -> int:
-        """Take the available credit: how many more chunks may be in flight now.
+        """Take the available credit, once it is half of what may be in flight: how many more chunks are sent now.
 
-        A quiet stream gets none while more than half of its window is in flight, since a credit costs both sides as
-        much as a chunk. Otherwise all of it is taken, since a barrier is sent with it anyway.
+        For each credit, a broker before `WAITS_BEFORE` delays all streams of the connection as for a lone message.
         """
-        if self.is_quiet and self._under_way * 2 > self._window:
+        most = min(self._window, self._under_way_max)
+        credit = min(self._window - self._held, most) - self._under_way
+        if credit * 2 < most:
             return 0
-        credit = max(0, self._window - self._under_way - self._held)
         self._under_way += credit
         return credit
 
@@ -116,7 +121,8 @@ class Subscriptions:
         number = self._session.take_subscription()
         correlation = self._session.next_correlation()
         self._answers[correlation] = number
-        subscription = self._all[number] = Subscription(followed, number)
+        most = UNDER_WAY_MAX if self._session.is_older_than(WAITS_BEFORE) else CHUNKS_MAX
+        subscription = self._all[number] = Subscription(followed, number, most)
         start = StartSpec(Start.OFFSET, offset)
         self._session.send(frames.subscribe(correlation, number, followed.stream, start, 1))
         self._awaiting[number] = None
