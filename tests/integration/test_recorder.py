@@ -276,6 +276,23 @@ def test_a_new_stream_does_not_wait_for_thousands_of_known_names(amqp_url: str, 
         in_a_try(lambda: is_soon_recorded(next(left)), len(streams), what="the first row of a new stream")
 
 
+def test_nothing_is_left_when_waits_for_a_receipt_are_told(place: Place) -> None:
+    """A process that ends once it has its receipt is not warned of messages that it leaves."""
+    left = list[dict[str, int | None]]()
+
+    class Waits:
+        def hurry(self) -> None:
+            left.append(recorder.left())
+
+    with closing(EmbeddedRecorder(place.amqp, place.database)) as recorder:
+        waits: Any = Waits()
+        recorder.hurry(waits)
+        recorder.record(place.stream)
+        place.put((b"", {"relatum_receipt": "r1"}))
+        wait_until(lambda: left, what="the receipt")
+    assert left == [{}]
+
+
 def test_a_recorder_that_cannot_record_does_not_delay_its_end(place: Place) -> None:
     """An embedded recorder closes at once with the database away, or the stream in another's hands."""
     place.put(*orders(5))

@@ -281,15 +281,20 @@ class Committer:
             errors = await self._loop.ask(self._written, tails, threads=self._threads)
         except Exception as error:  # noqa: BLE001 - becomes the error of each stream
             errors = [error] * len(tails)
+        has_receipts = False
         for tail, cause in zip(tails, errors, strict=True):
             if cause is not None:
                 tail.stream.failed(tail, cause)
             elif tail.share.is_held_up:
                 self._loop.call_later(HELD_UP_S, self._try_again, tail)
             else:
+                has_receipts |= bool(tail.share.batch.receipts)
                 tail.committed()
                 if tail.filling.messages:
                     self._ready[tail] = None
+        if has_receipts:
+            # Not earlier: a process that ends after its receipt must find nothing left.
+            self._on_receipts()
 
     def _try_again(self, tail: "OpenTail") -> None:
         self._ready[tail] = None
@@ -303,8 +308,6 @@ class Committer:
         with recording([(tail.stream.name, tail.share.batch) for tail in tails]) as span:
             errors = self._outcomes(tails, span)
         self._group.metrics.batch_s.observe(time.perf_counter() - begun)
-        if any(tail.share.is_committed and tail.share.batch.receipts for tail in tails):
-            self._on_receipts()
         return errors
 
     def _outcomes(self, tails: "Sequence[OpenTail]", span: Span) -> list[Exception | None]:
