@@ -234,7 +234,6 @@ class Receipt(_Published):
             raise PublishOutcomeUnknown(
                 f"the broker has not answered for message {self.message_id} within {seconds_text(timeout_s)}; "
                 "it may still do so",
-                in_stream=None,
                 settle=self.settle,
             ) from None
         if error is not None:
