@@ -264,7 +264,8 @@ class Outcomes(Closing):
         outcome = self._waits.result(self._ask(self._waits, _Awaited(message_id, collector)), until)
         if outcome is not None:
             return outcome
-        with within(LEAST_S):
+        # A query at the end is made in any case: without the outer deadline.
+        with within(Deadline(LEAST_S)):
             return self._at_end(message_id, timeout_s, collector)
 
     def _ask(self, waits: "SharedWait[_Awaited, Outcome]", asked: _Awaited) -> "Future[Outcome | None]":
@@ -280,7 +281,16 @@ class Outcomes(Closing):
         outcome = self.of(message_id, collector=collector)
         if outcome.is_final:
             return outcome
-        raise not_finished(outcome, timeout_s)
+        hints = {
+            OutcomeStatus.UNKNOWN: "no collector has taken it: check that one runs (`relatum status --collector`)",
+            OutcomeStatus.COLLECTED: "it waits for its executor",
+            OutcomeStatus.FORWARDED: "its executor has it",
+        }
+        raise NotFinishedInTime(
+            f"the outcome of message {message_id} was not final within {seconds_text(timeout_s)}: it is "
+            f"{outcome.status.value}, {hints[outcome.status]}; wait again",
+            outcome=outcome,
+        )
 
     def register_result_handler(
         self, handler: Callable[[Outcome], object], message_id: str, *, collector: str | None = None
@@ -373,19 +383,6 @@ async def outcome_in_task(outcomes: Outcomes, message_id: str, timeout_s: float,
     # The limit includes the wait for a free thread, so that many waits together end in time.
     with within(LEAST_S):
         return await in_thread(None, outcomes._at_end, message_id, timeout_s, collector)
-
-
-def not_finished(outcome: Outcome, timeout_s: float) -> NotFinishedInTime:
-    hints = {
-        OutcomeStatus.UNKNOWN: "no collector has taken it: check that one is running (`relatum status --collector`)",
-        OutcomeStatus.COLLECTED: "it waits for its executor",
-        OutcomeStatus.FORWARDED: "its executor has it",
-    }
-    return NotFinishedInTime(
-        f"the outcome of message {outcome.message_id} was not final within {seconds_text(timeout_s)}: it is "
-        f"{outcome.status.value}, {hints[outcome.status]}; wait again",
-        outcome=outcome,
-    )
 
 
 def _checked(message_ids: Iterable[str], collector: str | None) -> list[str]:
