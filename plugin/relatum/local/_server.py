@@ -259,11 +259,7 @@ class LocalServer(ABC):
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[int]:
-    """Hold a directory's lock; a supervisor that gets the descriptor holds it until the supervisor ends.
-
-    Raises:
-        ServerStartFailed: Another server runs in the directory, and did not end within `LOCK_WAIT_S`.
-    """
+    """Hold a directory's lock; a supervisor that gets the descriptor holds it until the supervisor ends."""
     descriptor = os.open(directory / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         limit = time.monotonic() + LOCK_WAIT_S
@@ -307,10 +303,8 @@ def claim(port: int, offsets: Sequence[int]) -> ExitStack:
     """Keep other private servers from choosing the free loopback ports `port + offset`, until the result is closed.
 
     A stopped or killed server can thus start again on its ports. A name in Linux's abstract namespace belongs to one
-    process, is visible where the loopback interface is, and ends with the process.
-
-    Raises:
-        OSError: One of the ports is claimed already, or something listens on it.
+    process, is visible where the loopback interface is, and ends with the process. Raises `OSError` if one of the ports
+    is claimed already, or something listens on it.
     """
     with ExitStack() as claims:
         for offset in set(offsets):
@@ -322,11 +316,7 @@ def claim(port: int, offsets: Sequence[int]) -> ExitStack:
 
 
 def free_port(offsets: Sequence[int]) -> int:
-    """Return a port for which each `port + offset` is free on loopback and not claimed.
-
-    Raises:
-        ServerStartFailed: No such port was found.
-    """
+    """Return a port for which each `port + offset` could be claimed."""
     for _ in range(PORT_TRIES_MAX):
         port = PORT_MIN + secrets.randbelow(PORT_MAX - PORT_MIN)
         if _is_free(port, offsets):
@@ -352,10 +342,5 @@ def write_private(file: Path, text: str) -> None:
 
 
 def checked_directory(directory: Any) -> Path:
-    """Return the absolute path of a directory, which need not exist.
-
-    Raises:
-        InvalidInput: The value is not a path.
-    """
     path = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
     return Path(checked_name("directory", path)).absolute()
