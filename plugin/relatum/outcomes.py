@@ -22,7 +22,6 @@ import sqlalchemy as sa
 from relatum.checks import checked_callable, checked_name, checked_seconds, seconds_text, shown
 from relatum.closing import AsyncClosing, Closing
 from relatum.errors import InvalidInput, NotFinishedInTime, NotFound, RelatumError, Transient, UsedAfterClose
-from relatum.processes import after_fork
 from relatum.store.database import AnyDatabase, Database, sql
 from relatum.waiting import LEAST_S, Deadline, Outages, SharedWait, Threads, in_thread, within
 
@@ -53,10 +52,8 @@ class OutcomeStatus(Enum):
     @property
     def is_final(self) -> bool:
         """Whether the status no longer changes."""
-        return self in FINAL
+        return self in (OutcomeStatus.FAILED, OutcomeStatus.DEAD, OutcomeStatus.SUCCEEDED)
 
-
-FINAL: Final = frozenset({OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD})
 
 _RANKS: Final = {status: rank for rank, status in enumerate(OutcomeStatus)}
 
@@ -96,16 +93,7 @@ class Outcome:
     @property
     def is_final(self) -> bool:
         """Whether the outcome no longer changes."""
-        return self.status in FINAL
-
-
-def _least_advanced(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the least advanced of an id's outcomes (the first of equals), with the others in `others`.
-
-    A success means that all messages have succeeded.
-    """
-    ranked = sorted(outcomes, key=lambda outcome: (_RANKS[outcome.status], outcome.stream, outcome.offset))
-    return replace(ranked[0], others=tuple(ranked[1:]))
+        return self.status.is_final
 
 
 _IDS_MAX: Final = 10_000
@@ -140,9 +128,12 @@ def read_outcomes(
         asked = [message_id for message_id in ids[start : start + _IDS_MAX] if "\0" not in message_id]
         for message_id, state, *facts in connection.execute(OUTCOMES, {"ids": asked, **named}):
             found[message_id].append(Outcome(message_id, OutcomeStatus(state), *facts))
+    for outcomes in found.values():
+        # The least advanced first: a success means that all messages have succeeded.
+        outcomes.sort(key=lambda outcome: (_RANKS[outcome.status], outcome.stream, outcome.offset))
     return {
-        message_id: _least_advanced(outcomes) if outcomes else Outcome(message_id, OutcomeStatus.UNKNOWN)
-        for message_id, outcomes in found.items()
+        message_id: replace(each[0], others=tuple(each[1:])) if each else Outcome(message_id, OutcomeStatus.UNKNOWN)
+        for message_id, each in found.items()
     }
 
 
@@ -181,23 +172,14 @@ class Outcomes(Closing):
         self._ending = Deadline(None)
         self._database = Database(database, refusing=None, ending=self._ending, pool_size=2)
         self._outages = Outages(logger, database=self._database.address.name)
-        self._lock = threading.Lock()
-        self._is_closed = False
         # A weak reference, so that an object that is dropped without closing is freed at once.
         this = weakref.proxy(self)
         self._waits = SharedWait(partial(Outcomes._finals, this), _THREADS, first_s=0)
         self._handlers = SharedWait(partial(Outcomes._news, this), _THREADS, first_s=0)
         self._calls = Threads(1, _THREADS)
-        after_fork(self, Outcomes._renew)
-
-    def _renew(self) -> None:
-        """Renew the lock after a fork: handlers stay with the parent. `SharedWait` and `Threads` renew themselves."""
-        self._lock = threading.Lock()
 
     def close(self) -> None:
         """Stop calling result handlers, end all waits, and close connections."""
-        with self._lock:
-            self._is_closed = True
         self._ending.end_in(0)
         for waits in (self._waits, self._handlers):
             waits.end()
@@ -262,7 +244,7 @@ class Outcomes(Closing):
         return news
 
     def _require_open(self) -> None:
-        if self._is_closed:
+        if self._ending.has_passed:
             raise UsedAfterClose("these outcomes were closed: make others, or ask inside the `with` block")
 
     def wait(self, message_id: str, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
@@ -282,21 +264,33 @@ class Outcomes(Closing):
         outcome = self._waits.result(self._ask(self._waits, _Awaited(message_id, collector)), until)
         if outcome is not None:
             return outcome
-        with within(LEAST_S):
+        # A query at the end is made in any case: without the outer deadline.
+        with within(Deadline(LEAST_S)):
             return self._at_end(message_id, timeout_s, collector)
 
     def _ask(self, waits: "SharedWait[_Awaited, Outcome]", asked: _Awaited) -> "Future[Outcome | None]":
         _checked([asked.message_id], asked.collector)
-        # Under the lock: otherwise `close` could miss a wait that begins now.
-        with self._lock:
-            self._require_open()
-            return waits.ask(asked)
+        self._require_open()
+        future = waits.ask(asked)
+        if self._ending.has_passed:
+            # `close` may have ended the waits just before this one began.
+            waits.end()
+        return future
 
     def _at_end(self, message_id: str, timeout_s: float, collector: str | None) -> Outcome:
         outcome = self.of(message_id, collector=collector)
         if outcome.is_final:
             return outcome
-        raise not_finished(outcome, timeout_s)
+        hints = {
+            OutcomeStatus.UNKNOWN: "no collector has taken it: check that one runs (`relatum status --collector`)",
+            OutcomeStatus.COLLECTED: "it waits for its executor",
+            OutcomeStatus.FORWARDED: "its executor has it",
+        }
+        raise NotFinishedInTime(
+            f"the outcome of message {message_id} was not final within {seconds_text(timeout_s)}: it is "
+            f"{outcome.status.value}, {hints[outcome.status]}; wait again",
+            outcome=outcome,
+        )
 
     def register_result_handler(
         self, handler: Callable[[Outcome], object], message_id: str, *, collector: str | None = None
@@ -321,16 +315,14 @@ class Outcomes(Closing):
         self._listen(handler, _Awaited(message_id, collector, (OutcomeStatus.UNKNOWN, 0)))
 
     def _listen(self, handler: Callable[[Outcome], object], asked: _Awaited) -> None:
-        self._ask(self._handlers, asked).add_done_callback(partial(self._call_later, handler, asked))
+        def answered(future: "Future[Outcome | None]") -> None:
+            outcome = future.result()
+            # The threads refuse calls after `close`.
+            with suppress(RuntimeError):
+                if outcome is not None:
+                    self._calls.submit(self._call, handler, asked, outcome)
 
-    def _call_later(
-        self, handler: Callable[[Outcome], object], asked: _Awaited, future: "Future[Outcome | None]"
-    ) -> None:
-        outcome = future.result()
-        # The threads refuse calls after `close`.
-        with suppress(RuntimeError):
-            if outcome is not None:
-                self._calls.submit(self._call, handler, asked, outcome)
+        self._ask(self._handlers, asked).add_done_callback(answered)
 
     def _call(self, handler: Callable[[Outcome], object], asked: _Awaited, outcome: Outcome) -> None:
         # Exits included: they would end this thread.
@@ -393,27 +385,12 @@ async def outcome_in_task(outcomes: Outcomes, message_id: str, timeout_s: float,
         return await in_thread(None, outcomes._at_end, message_id, timeout_s, collector)
 
 
-def not_finished(outcome: Outcome, timeout_s: float) -> NotFinishedInTime:
-    hints = {
-        OutcomeStatus.UNKNOWN: "no collector has taken it: check that one is running (`relatum status --collector`)",
-        OutcomeStatus.COLLECTED: "it waits for its executor",
-        OutcomeStatus.FORWARDED: "its executor has it",
-    }
-    return NotFinishedInTime(
-        f"the outcome of message {outcome.message_id} was not final within {seconds_text(timeout_s)}: it is "
-        f"{outcome.status.value}, {hints[outcome.status]}; wait again",
-        outcome=outcome,
-    )
-
-
 def _checked(message_ids: Iterable[str], collector: str | None) -> list[str]:
     """Check the arguments of a question; return the ids as a list."""
     if collector is not None:
         checked_name("collector", collector)
-    if isinstance(message_ids, str):
-        raise InvalidInput("of_many takes several ids; use of for one")
-    if not isinstance(message_ids, Iterable):
-        raise InvalidInput(f"message_ids= takes several ids, not {message_ids!r}")
+    if isinstance(message_ids, str) or not isinstance(message_ids, Iterable):
+        raise InvalidInput(f"message_ids= takes several ids, not {shown(message_ids)}: use `of` for one")
     ids = list(message_ids)
     for message_id in ids:
         # An id that no message can have is UNKNOWN, not an error, since others choose ids.

@@ -145,11 +145,9 @@ class DirectPublisher(Closing):
                         self._channel.confirm_delivery()
                     self._channel.basic_publish("", stream, body, properties, mandatory=True)
             except UnroutableError as error:
-                raise PublishUnroutable(
-                    f"there is no stream {stream!r} for {self._what}: declare it", in_stream=False
-                ) from error
+                raise PublishUnroutable(f"there is no stream {stream!r} for {self._what}: declare it") from error
             except NackError as error:
-                raise PublishNacked(f"the broker refused {self._what} for {stream!r}", in_stream=False) from error
+                raise PublishNacked(f"the broker refused {self._what} for {stream!r}") from error
             except (AMQPError, OSError) as error:
                 self._drop()
                 code = error.reply_code if isinstance(error, ChannelClosedByBroker | ConnectionClosedByBroker) else None

@@ -1,8 +1,8 @@
 """Ports that are free, chosen as private servers choose theirs: no test takes one that a server is about to take."""
 
-from relatum.local._server import Identity, claim, free_port, ports_free
+from relatum.local._server import Identity, claim, free_port
 
-__all__ = ["DISTRIBUTION_OFFSET", "STREAM_OFFSET", "Identity", "claim", "free_port", "ports_free"]
+__all__ = ["DISTRIBUTION_OFFSET", "STREAM_OFFSET", "Identity", "claim", "free_port"]
 
 STREAM_OFFSET = -120
 """From a broker's AMQP port to its stream port: 5672 to 5552."""

@@ -105,14 +105,6 @@ class TypeBulks:
         self._expected += count
         self._expected_bytes += count * message.bytes
 
-    def add(self, message: Collected, now: float) -> None:
-        """Add a message to the bulk being filled, or start a bulk with it."""
-        if not self.filling:
-            self.first_at = now
-        self.filling.append(message)
-        self.bytes += message.bytes
-        self.last_at = now
-
     @property
     def reached(self) -> FlushReason | None:
         """The size limit that the bulk being filled has reached; None if it has reached none."""
@@ -146,11 +138,11 @@ class TypeBulks:
             due.append(heapq.heappop(self._retries)[2])
         return due
 
-    def drop_retries(self, places: Collection[MessageId] | None = None) -> list[Collected]:
-        """Remove and return messages that wait for a retry; None: all of them."""
-        dropped = [message for _, place, message in self._retries if places is None or place in places]
+    def drop_retries(self, places: Collection[MessageId]) -> list[Collected]:
+        """Remove and return messages that wait for a retry."""
+        dropped = [message for _, place, message in self._retries if place in places]
         # A sorted list is a heap.
-        self._retries = [] if places is None else sorted(each for each in self._retries if each[1] not in places)
+        self._retries = sorted(each for each in self._retries if each[1] not in places)
         return dropped
 
 
@@ -223,7 +215,11 @@ class Core:
     def _add(self, message: Collected, now: float) -> None:
         bulks = self._types[message.type]
         opens = not bulks.filling
-        bulks.add(message, now)
+        if opens:
+            bulks.first_at = now
+        bulks.filling.append(message)
+        bulks.bytes += message.bytes
+        bulks.last_at = now
         reached = bulks.reached
         if reached is not None:
             self._close(bulks, reached)
@@ -278,8 +274,7 @@ class Core:
     def stop(self) -> None:
         self.is_stopping = True
         self.flush(None, FlushReason.STOP)
-        for bulks in self._types.values():
-            self._release(bulks.drop_retries())
+        self.lose(self._held.copy())
 
     def _close(self, bulks: TypeBulks, reason: FlushReason) -> None:
         """Queue the bulk being filled, if there is one."""
@@ -324,11 +319,8 @@ class Core:
         """Finish a bulk: messages to retry are kept until due, all others are released."""
         bulks = self._types[bulk.type]
         bulks.running -= 1
-        again = {
-            result.place: result.retry_in_s or 0.0 for result in results if result.status is OutcomeStatus.COLLECTED
-        }
-        if self.is_stopping:
-            again = {}
+        retried = () if self.is_stopping else results
+        again = {each.place: each.retry_in_s or 0.0 for each in retried if each.status is OutcomeStatus.COLLECTED}
         for message in bulk.messages:
             if message.place in again:
                 bulks.retry_at(message, now + again[message.place])

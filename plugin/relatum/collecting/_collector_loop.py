@@ -86,7 +86,6 @@ class CollectorLoop:
     # --- for any thread -----------------------------------------------------------------------------------------------
 
     def statistics(self) -> CollectorStatistics:
-        """Return what this member has counted and what it holds. No I/O."""
         core = self.core
         return CollectorStatistics(
             types={name: each.counts.statistics(core.waiting_bulks(name)) for name, each in list(self.workers.items())},

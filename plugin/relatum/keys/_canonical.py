@@ -19,6 +19,7 @@ are invalid, each for a named reason.
 """
 
 import re
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
@@ -122,38 +123,27 @@ def _text(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, int):
         return _in_range(int(value))
-    raise InvalidValue(_why_not(value))
+    raise InvalidValue(_why_not(value, SkipReason.UNSUPPORTED))
 
 
 def checked_text(value: str) -> str:
     """Return the text, if a row and an index entry can hold it."""
     if "\0" in value:
         raise InvalidValue(SkipReason.NUL)
-    # Only a text longer than a quarter of the limit can exceed it: UTF-8 has at most four bytes a character.
-    if value.isascii():
-        if len(value) > KEY_VALUE_BYTES_MAX:
-            raise InvalidValue(SkipReason.TOO_LONG)
-        return value
     try:
-        encoded = value.encode()
+        size = len(value) if value.isascii() else len(value.encode())
     except UnicodeEncodeError:
         raise InvalidValue(SkipReason.NOT_UNICODE) from None
-    if len(encoded) > KEY_VALUE_BYTES_MAX:
+    if size > KEY_VALUE_BYTES_MAX:
         raise InvalidValue(SkipReason.TOO_LONG)
     return value
 
 
 def _integer(value: Any) -> str:
-    if isinstance(value, bool):
-        raise InvalidValue(SkipReason.NOT_INTEGER)
-    if isinstance(value, int):
-        return _in_range(int(value))
-    if isinstance(value, str):
-        if not _INTEGER.match(value):
-            raise InvalidValue(SkipReason.NOT_INTEGER)
-        return _in_range(int(value))
-    why = _why_not(value)
-    raise InvalidValue(SkipReason.NOT_INTEGER if why is SkipReason.UNSUPPORTED else why)
+    is_text = isinstance(value, str) and _INTEGER.match(value)
+    if not is_text and (isinstance(value, bool) or not isinstance(value, int)):
+        raise InvalidValue(_why_not(value, SkipReason.NOT_INTEGER))
+    return _in_range(int(value))
 
 
 def _in_range(value: int) -> str:
@@ -169,37 +159,26 @@ def timestamp_us(value: Any) -> int:
         InvalidValue: the value is not a time between the years 1 and 9999.
     """
     if isinstance(value, str):
-        value = _from_iso(value)
+        with suppress(ValueError):
+            parsed = datetime.fromisoformat(value)
+            # Text without a zone is refused: it may mean any.
+            value = value if parsed.tzinfo is None else parsed
     if isinstance(value, datetime):
         value = microseconds(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        why = _why_not(value)
-        raise InvalidValue(SkipReason.NOT_TIMESTAMP if why is SkipReason.UNSUPPORTED else why)
+        raise InvalidValue(_why_not(value, SkipReason.NOT_TIMESTAMP))
     if not TIME_US_MIN <= value <= TIME_US_MAX:
         raise InvalidValue(SkipReason.OUT_OF_RANGE)
     return int(value)
 
 
-def _from_iso(text: str) -> datetime:
-    try:
-        parsed = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidValue(SkipReason.NOT_TIMESTAMP) from None
-    if parsed.tzinfo is None:
-        raise InvalidValue(SkipReason.NOT_TIMESTAMP)
-    return parsed
-
-
-def _why_not(value: Any) -> SkipReason:
-    """Return the reason for a value of a type that no key accepts."""
-    kind = type(value).__name__
+def _why_not(value: Any, otherwise: SkipReason) -> SkipReason:
+    """Return the reason for a value that no key accepts because of its type; else `otherwise`."""
     if isinstance(value, float):
         return SkipReason.FLOAT
     if isinstance(value, (dict, list, tuple, set)):
         return SkipReason.NESTED
-    if kind == "Decimal":
-        return SkipReason.DECIMAL
-    return SkipReason.UNSUPPORTED
+    return SkipReason.DECIMAL if type(value).__name__ == "Decimal" else otherwise
 
 
 def join_components(components: list[str]) -> str:

@@ -212,11 +212,7 @@ def invalid(key: str, why: str) -> InvalidKeyDefinition:
 
 
 def check_name(name: Any, *, key: Any) -> None:
-    """Check the name of a key or of its source.
-
-    Raises:
-        InvalidKeyDefinition: it is invalid.
-    """
+    """Check the name of a key or of its source."""
     if not isinstance(name, str):
         raise InvalidKeyDefinition(f"a key's name is text, not {type(name).__name__}", key=str(key))
     try:
@@ -229,11 +225,6 @@ def check_name(name: Any, *, key: Any) -> None:
 
 
 def parse_path(text: str, *, key: str) -> Path:
-    """Return the steps of a path that begins with `$`.
-
-    Raises:
-        InvalidKeyDefinition: the path is not of the subset, or has no or too many steps.
-    """
     steps: list[Step] = []
     at = 1 if text.startswith("$") else 0
     while at and at < len(text):
@@ -295,13 +286,7 @@ def walk(value: Any, path: Path) -> list[Any]:
 
 
 class Content:
-    """One message's body, which is parsed at most once, when first needed.
-
-    Args:
-        content_type: The property of that name, if any.
-        content_encoding: The property of that name, if any.
-        body: Returns the body.
-    """
+    """One message's body, which is parsed at most once, when first needed. `body` returns it."""
 
     __slots__ = ("_body", "_encoding", "_parsed", "_take", "_type")
 
@@ -316,14 +301,8 @@ class Content:
         """Return the body's JSON; None if it is not JSON, or cannot have the value.
 
         A body is JSON if its content type says so, or if it has none and begins as an object or array; without a
-        content type, other text is not an error.
-
-        Args:
-            media_type: The content type that is required; empty for any of JSON.
-            mark: Bytes that a body with the value contains, unless it escapes letters.
-
-        Raises:
-            InvalidValue: the content type is JSON, but the body is not JSON; or it is too large.
+        content type, other text is not an error. `media_type` and `mark` are those of a `Place`. Raises `InvalidValue`
+        if the content type is JSON, but the body is not JSON; or if it is too large.
         """
         kind = self._type
         if media_type:

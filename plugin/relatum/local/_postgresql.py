@@ -129,11 +129,6 @@ class LocalPostgreSQL(LocalServer):
         self._durable = durable
 
     @property
-    def port(self) -> int:
-        """The server's port, which stays the same after the first start."""
-        return self._identity.port
-
-    @property
     def database_url(self) -> str:
         """The `postgresql://` URL of the database `postgres`, with user and password."""
         return f"postgresql://{USER}:{self._identity.password}@127.0.0.1:{self.port}/postgres"

@@ -74,11 +74,6 @@ class LocalRabbitMQ(LocalServer):
         self._plugins = checked_names("plugins", plugins)
 
     @property
-    def port(self) -> int:
-        """The AMQP 0.9.1 port, which stays the same after the first start."""
-        return self._identity.port
-
-    @property
     def stream_port(self) -> int:
         """The port of the stream protocol."""
         return self.port + STREAM_OFFSET

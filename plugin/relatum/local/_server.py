@@ -93,6 +93,11 @@ class LocalServer(ABC):
         return self.directory / "server.log"
 
     @property
+    def port(self) -> int:
+        """The server's port, RabbitMQ's for AMQP 0.9.1. It stays the same after the first start."""
+        return self._identity.port
+
+    @property
     def running(self) -> bool:
         """Whether the server has a running process."""
         return self._supervisor is not None and self._supervisor.poll() is None
@@ -254,11 +259,7 @@ class LocalServer(ABC):
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[int]:
-    """Hold a directory's lock; a supervisor that gets the descriptor holds it until the supervisor ends.
-
-    Raises:
-        ServerStartFailed: Another server runs in the directory, and did not end within `LOCK_WAIT_S`.
-    """
+    """Hold a directory's lock; a supervisor that gets the descriptor holds it until the supervisor ends."""
     descriptor = os.open(directory / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         limit = time.monotonic() + LOCK_WAIT_S
@@ -298,39 +299,24 @@ class Identity:
         return identity
 
 
-def ports_free(port: int, offsets: Sequence[int]) -> bool:
-    """Whether nothing listens on the loopback ports `port + offset`."""
-    try:
-        for offset in offsets:
-            with socket.socket() as listener:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections may linger
-                listener.bind(("127.0.0.1", port + offset))
-    except OSError:
-        return False
-    return True
-
-
 def claim(port: int, offsets: Sequence[int]) -> ExitStack:
-    """Keep other private servers from choosing the ports `port + offset`, until the result is closed.
+    """Keep other private servers from choosing the free loopback ports `port + offset`, until the result is closed.
 
     A stopped or killed server can thus start again on its ports. A name in Linux's abstract namespace belongs to one
-    process, is visible where the loopback interface is, and ends with the process.
-
-    Raises:
-        OSError: One of the ports is claimed already.
+    process, is visible where the loopback interface is, and ends with the process. Raises `OSError` if one of the ports
+    is claimed already, or something listens on it.
     """
     with ExitStack() as claims:
         for offset in set(offsets):
             claims.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0relatum port {port + offset}")
+            with socket.socket() as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections may linger
+                listener.bind(("127.0.0.1", port + offset))
         return claims.pop_all()
 
 
 def free_port(offsets: Sequence[int]) -> int:
-    """Return a port for which each `port + offset` is free on loopback and not claimed.
-
-    Raises:
-        ServerStartFailed: No such port was found.
-    """
+    """Return a port for which each `port + offset` could be claimed."""
     for _ in range(PORT_TRIES_MAX):
         port = PORT_MIN + secrets.randbelow(PORT_MAX - PORT_MIN)
         if _is_free(port, offsets):
@@ -343,7 +329,7 @@ def _is_free(port: int, offsets: Sequence[int]) -> bool:
         claim(port, offsets).close()
     except OSError:
         return False
-    return ports_free(port, offsets)
+    return True
 
 
 def write_private(file: Path, text: str) -> None:
@@ -356,10 +342,5 @@ def write_private(file: Path, text: str) -> None:
 
 
 def checked_directory(directory: Any) -> Path:
-    """Return the absolute path of a directory, which need not exist.
-
-    Raises:
-        InvalidInput: The value is not a path.
-    """
     path = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
     return Path(checked_name("directory", path)).absolute()

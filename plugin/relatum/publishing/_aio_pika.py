@@ -101,16 +101,16 @@ class _Publisher(LateBound):
         """Return the client's error of a sent message as an error that states the outcome. `facts`: As for `Sent`."""
         exchange = facts[0]
         if isinstance(error, ReturnedError):
-            return outcome(PublishUnroutable, error, in_stream=False)
+            return outcome(PublishUnroutable, error)
         if isinstance(error, DeliveryError):
             return outcome(PublishNacked, error, in_stream=None if exchange else False)
         if is_last and isinstance(error, ChannelClosed) and refuses_publish(str(error), exchange):
-            return outcome(PublishRejected, error, in_stream=False)
+            return outcome(PublishRejected, error)
         # After a mere time-out, the connection is still open, and the message may arrive at any time.
         heartbeat = self._underlay.connection.connection_tune.heartbeat
         until = None if isinstance(error, TimeoutError) else final_at(heartbeat or 0, announced=False)
         unsettled = Unsettled(Sent.of(*facts), self._interception.locator, until)
-        return outcome(PublishOutcomeUnknown, error, in_stream=None, settle=unsettled.settle_async)
+        return outcome(PublishOutcomeUnknown, error, settle=unsettled.settle_async)
 
 
 class _UnderlayGetter(LateBound):

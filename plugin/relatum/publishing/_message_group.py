@@ -378,7 +378,7 @@ class AsyncMessageGroup(_Group):
             # aio-pika returns it, unless the channel raises.
             self._numbers.give_back(place)
             raise PublishUnroutable(
-                f"message {place.sequence} of group {place.group_id} was returned: no queue is bound", in_stream=False
+                f"message {place.sequence} of group {place.group_id} was returned: no queue is bound"
             )
         return result
 

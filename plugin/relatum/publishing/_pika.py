@@ -137,7 +137,7 @@ class Publisher(Replacement):
     def _outcome(self, error: Exception, facts: tuple[Any, ...]) -> PublishError:
         """Return the client's error of a sent message as an error that states the outcome. `facts`: As for `Sent`."""
         if isinstance(error, UnroutableError):
-            return outcome(PublishUnroutable, error, in_stream=False)
+            return outcome(PublishUnroutable, error)
         if isinstance(error, NackError):
             # One of several queues can refuse what another has accepted.
             return outcome(PublishNacked, error, in_stream=False if facts[0] == "" else None)
@@ -147,9 +147,9 @@ class Publisher(Replacement):
         else:
             is_refused = code in MALFORMED
         if is_refused:
-            return outcome(PublishRejected, error, in_stream=False)
+            return outcome(PublishRejected, error)
         unsettled = Unsettled(Sent.of(*facts), self.interception.locator, self.final_at(error))
-        return outcome(PublishOutcomeUnknown, error, in_stream=None, settle=unsettled.settle)
+        return outcome(PublishOutcomeUnknown, error, settle=unsettled.settle)
 
     def final_at(self, error: Exception) -> float | None:
         """Return when messages sent before this end of the connection can no longer arrive; None: never."""

@@ -138,7 +138,7 @@ async def publish_async(
     sent = Sent.of(exchange.name, routing_key, ours.message_id, ours.headers, message.body)
     receipt = AsyncReceipt(sent, interception.locator)
     if was_returned(await exchange.publish(ours, routing_key, mandatory=mandatory, **kwargs)):
-        raise PublishUnroutable(f"message {sent.message_id} was returned: no queue is bound", in_stream=False)
+        raise PublishUnroutable(f"message {sent.message_id} was returned: no queue is bound")
     return receipt
 
 
@@ -230,7 +230,7 @@ class _Confirms:
         receipt = next((each for each in self._pending.values() if each._sent.receipt in names), None)
         if receipt is not None:
             why = f"message {receipt.message_id} was returned: {method.reply_code} {method.reply_text}"
-            self._fail(receipt, PublishUnroutable(why, in_stream=False))
+            self._fail(receipt, PublishUnroutable(why))
 
     def _fail(self, receipt: Receipt, error: PublishError, until: float | None = None) -> None:
         self._publisher.interception.counts.failed(error)
@@ -245,11 +245,10 @@ class _Confirms:
             # After a release, later messages are not counted.
             is_last = tag == self._publisher.delivery_tag and self._publisher.interception.active
             if is_last and refuses_publish(text, receipt._sent.exchange):
-                error = PublishRejected(f"the broker refused message {receipt.message_id}: {reason}", in_stream=False)
+                error = PublishRejected(f"the broker refused message {receipt.message_id}: {reason}")
             else:
                 error = PublishOutcomeUnknown(
                     f"the channel ended before the broker answered for message {receipt.message_id}: {reason!r}",
-                    in_stream=None,
                     settle=receipt.settle,
                 )
             error.__cause__ = reason

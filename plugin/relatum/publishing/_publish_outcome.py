@@ -258,8 +258,7 @@ class _Searches:
             if found:
                 return found
             raise PublishRejected(
-                f"the message {self._sent.message_id} is in no stream and cannot arrive any more: publish it again",
-                in_stream=False,
+                f"the message {self._sent.message_id} is in no stream and cannot arrive any more: publish it again"
             )
         if time.monotonic() >= self._deadline:
             # If the broker answered the previous look, a last look that was cut short proves nothing about it.
@@ -285,7 +284,6 @@ class _Searches:
             why = f"all {failure.limit} connections were searching for other messages; settle it again"
         raise PublishOutcomeUnknown(
             f"the message {name} was not found within {seconds_text(self._timeout_s)}; {why}",
-            in_stream=None,
             settle=self._again,
         ) from failure
 

@@ -10,16 +10,15 @@ from typing import Final, cast
 from relatum.checks import checked_seconds, seconds_text
 from relatum.errors import (
     ConfigurationError,
-    NotFinishedInTime,
     NotRecordedInTime,
     PublishError,
     PublishOutcomeUnknown,
 )
 from relatum.ids import MessageId
-from relatum.outcomes import Outcome, not_finished, outcome_in_task
+from relatum.outcomes import Outcome, outcome_in_task
 from relatum.publishing._locate import LOOKED_AT_MAX, Destinations, Locator, Sent
 from relatum.publishing._publish_outcome import Unsettled
-from relatum.waiting import LEAST_S, in_thread
+from relatum.waiting import LEAST_S, in_thread, within
 
 WAIT_S: Final = 10.0
 """Seconds a receipt waits by default."""
@@ -196,14 +195,9 @@ class Receipt(_Published):
             ConfigurationError: as for `wait`.
         """
         checked_seconds("timeout_s", timeout_s)
-        deadline = time.monotonic() + timeout_s
-        self._await_answer(deadline, timeout_s)
-        remaining = max(0.0, deadline - time.monotonic())
-        try:
-            return self._locator.outcomes.wait(self.message_id, remaining, collector=collector)
-        except NotFinishedInTime as error:
-            # With the caller's time-out, not the time left after the broker's answer.
-            raise not_finished(error.outcome, timeout_s) from None
+        with within(timeout_s):
+            self._await_answer(time.monotonic() + timeout_s, timeout_s)
+            return self._locator.outcomes.wait(self.message_id, timeout_s, collector=collector)
 
     def settle(self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[MessageId, ...]:
         """Find the message by reading its streams. Needs neither the database nor the broker's answer.
@@ -234,7 +228,6 @@ class Receipt(_Published):
             raise PublishOutcomeUnknown(
                 f"the broker has not answered for message {self.message_id} within {seconds_text(timeout_s)}; "
                 "it may still do so",
-                in_stream=None,
                 settle=self.settle,
             ) from None
         if error is not None:
