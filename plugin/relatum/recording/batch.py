@@ -116,7 +116,6 @@ class Batch:
         self.links: list[object] = []
         """Links to the spans that sent its first messages; empty without tracing."""
         self.last_offset = -1
-        self.last_chunk_ms: int | None = None
         self.oldest_at: float | None = None
         """When its first message was written, in seconds since 1970."""
         self.newest_at = 0.0
@@ -130,21 +129,20 @@ class Batch:
     def add(self, batch: RecordBatch) -> None:
         """Add the rows of a batch of records. Its offsets must follow those already added."""
         assert batch.first_offset > self.last_offset, "offsets only grow"
-        self._add_records(batch.offsets, batch.records, batch.chunk_ms)
-        self._make_lines()
+        chunk_ms = batch.chunk_ms
+        # One at a time: the garbage collector would traverse a list of results again and again.
+        for offset, raw in zip(batch.offsets, batch.records, strict=True):
+            self._add(offset, self._extractor.from_record(raw, chunk_ms))
+        if len(self._rows) >= ROWS_AT_ONCE:
+            self._lines.append(_lines_of(self._rows))
+            self._rows = []
         self.messages += len(batch.offsets)
         self.last_offset = batch.offsets[-1]
-        self.last_chunk_ms = batch.chunk_ms
-        self.newest_at = time.time() if batch.chunk_ms is None else batch.chunk_ms / 1000
+        self.newest_at = time.time() if chunk_ms is None else chunk_ms / 1000
         if self.oldest_at is None:
             self.oldest_at = self.newest_at
         # It is decoded only if its position is needed.
         self._last = batch if len(batch.records) == 1 else _end_of(batch)
-
-    def _add_records(self, offsets: Sequence[int], records: Sequence[bytes], chunk_ms: int | None) -> None:
-        # One at a time: the garbage collector would traverse a list of results again and again.
-        for offset, raw in zip(offsets, records, strict=True):
-            self._add(offset, self._extractor.from_record(raw, chunk_ms))
 
     def _add(self, offset: int, extracted: Extracted) -> None:
         time_us, _, values, skips, receipt = extracted
@@ -163,11 +161,6 @@ class Batch:
         if receipt is not None:
             self.receipts.append((receipt, offset))
 
-    def _make_lines(self) -> None:
-        if len(self._rows) >= ROWS_AT_ONCE:
-            self._lines.append(_lines_of(self._rows))
-            self._rows = []
-
     @staticmethod
     def lines(batches: Iterable["Batch"]) -> list[str]:
         """Return the rows of batches in COPY's text format, many lines in each text."""
@@ -183,8 +176,9 @@ class Batch:
 
     def position(self) -> Position:
         """Return the last message's position, which identifies the stream later."""
-        assert self._last is not None, "a batch that is committed holds messages"
-        return position_of(last_message(self._last))
+        last = self._last
+        assert last is not None, "a batch that is committed holds messages"
+        return position_of(Message.from_record(last.stream, last.offsets[-1], last.records[-1], last.chunk_ms))
 
 
 _Row: TypeAlias = tuple[int, str, int, int, str]
@@ -219,8 +213,3 @@ def _end_of(batch: RecordBatch) -> RecordBatch:
     """A batch of the last message only, so that the others can be freed."""
     offsets, records = batch.offsets[-1:], batch.records[-1:]
     return replace(batch, first_offset=offsets[0], offsets=offsets, records=records)
-
-
-def last_message(batch: RecordBatch) -> Message:
-    """Return the last message of a batch, undecoded."""
-    return Message.from_record(batch.stream, batch.offsets[-1], batch.records[-1], batch.chunk_ms)
