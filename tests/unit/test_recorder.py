@@ -1,18 +1,17 @@
 """What a recorder tells of its progress, and what an embedded one asks about names."""
 
-import logging
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from relatum.metrics import exposition, report, retire
+from relatum.metrics import exposition
+from relatum.reading import BrokerAddress
 from relatum.recording.embedded import ASK_S, SUBJECTS_MAX, UNUSED_S, Subject, Watched
 from relatum.recording.recorder import SHARED_NAME_BYTES_MAX, shared_name
-from relatum.recording.statistics import Progress, RecorderMetrics
-from relatum.waiting import Outages
+from relatum.recording.recorder_group import RecorderGroup
+from relatum.recording.statistics import Progress
 from relatum.wire.frames import Command
 from tests.support.alerts import documented_alerts, fires
 
@@ -108,16 +107,15 @@ def test_a_hole_is_told_of_for_a_day(clock: Any, progress: Progress) -> None:
 
 def test_the_documented_alert_of_holes_fires_on_a_hole_and_not_before() -> None:
     """The documented alert has its series from the start and fires on the first hole."""
-    metrics = RecorderMetrics(Outages(logging.getLogger("relatum.recorder"), stop=threading.Event()))
-    metrics.stream("orders")
+    group = RecorderGroup(BrokerAddress.of("amqp://localhost"), "postgresql://localhost/none", connections_max=1)
+    group.progress_of("orders")
     expression = documented_alerts()["RelatumHole"]
-    report(metrics)
     page = exposition()
     assert 'relatum_hole_offsets{stream="orders"} 0.0' in page
     assert not fires(expression, page)
-    metrics.stream("orders").lost(5)
+    group.progress_of("orders").lost(5)
     assert fires(expression, exposition())
-    retire(metrics)
+    group.stop()
 
 
 def test_recorders_share_by_a_name_of_their_streams() -> None:

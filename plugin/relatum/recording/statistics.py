@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from relatum.metrics import Counter, Distribution, Histogram, MaxGauge, MinGauge, Observed, PerLabel, reported
+from relatum.metrics import Counter, Distribution, MaxGauge, MinGauge, Observed, PerLabel, reported
 from relatum.recording.batch import Batch
-from relatum.waiting import Outages, Server
 
 LATELY_S: Final = 86_400
 """Seconds for which a hole is reported after it was noticed: a day, so that no alert is missed or stays for ever."""
@@ -205,25 +204,3 @@ class Progress:
             return read
         behind = self.end is None or self.recorded is None or self.end > self.recorded
         return self._whole_at if behind else None
-
-
-class RecorderMetrics:
-    """One recorder's progress with each of its streams, from the moment a stream is added."""
-
-    def __init__(self, outages: Outages) -> None:
-        self._outages = outages
-        self.streams: dict[str, Progress] = {}
-        self.batch_s = Histogram()
-
-    def stream(self, name: str) -> Progress:
-        """Return the progress of a stream, which is reported from now on."""
-        return self.streams.setdefault(name, Progress())
-
-    def statistics(self) -> RecorderStatistics:
-        """Return the statistics of all streams. Asks no server."""
-        return RecorderStatistics(
-            streams={name: progress.statistics() for name, progress in list(self.streams.items())},
-            batch_s=self.batch_s.observed(),
-            is_broker_up=self._outages.is_up(Server.BROKER),
-            is_database_up=self._outages.is_up(Server.DATABASE),
-        )

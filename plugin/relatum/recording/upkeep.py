@@ -273,7 +273,7 @@ class Upkeep:
             retain_from(connection, {tail.row.stream_id: first for tail, first in due.items()})
             parts = [part.part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
         for tail, first in due.items():
-            while prune_expired(self._engine, tail.row, first, parts=parts):
+            while prune_expired(self._engine, tail.opened.stream, first, parts=parts):
                 if time.monotonic() >= until:
                     return
             tail.stream.pruned_to = first
@@ -311,7 +311,7 @@ class Upkeep:
 
     def _bounds(self, name: str) -> StreamBounds:
         with within(LOOK_TIME_S):
-            return self._group.reader().bounds(name)
+            return self._group.follower.reader().bounds(name)
 
     # --- gaps ---------------------------------------------------------------------------------------------------------
 
@@ -325,7 +325,7 @@ class Upkeep:
         has_work = False
         failed: Exception | None = None
         for tail in recorded:
-            row = tail.row
+            row = tail.opened.stream
             found = gaps(ranges[row.stream_id], tail.first_offset)
             self._seen |= {(row.stream_id, gap): seen.get((row.stream_id, gap), now) for gap in found}
             due = [gap for gap in found if now - self._seen[row.stream_id, gap] >= UNTOUCHED_S]
@@ -333,7 +333,7 @@ class Upkeep:
             again = recorded_over_amqp(ranges[row.stream_id], tail.first_offset)
             if self._stop.is_set() or not (due or again):
                 continue
-            filler = Filler(self._engine, self._group.reader(), row, definitions, stop=self._stop)
+            filler = Filler(self._engine, self._group.follower.reader(), row, definitions, stop=self._stop)
             try:
                 for record, parts in ((filler.fill, due), (filler.record_again, again)):
                     for part in parts:
