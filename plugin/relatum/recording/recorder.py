@@ -30,10 +30,6 @@ PARTITIONS_S: Final = 30.0
 SHARED_NAME_BYTES_MAX: Final = 500
 """Maximum bytes of the name that members share; PostgreSQL can index 2,700."""
 
-_NAMES: Final = "looking for streams to record"
-
-_KEYS: Final = "reading the definitions of keys"
-
 
 class Recorder:
     """Records streams and super streams until it is stopped.
@@ -116,10 +112,10 @@ class Recorder:
     def _look_for_streams(self, stop: threading.Event) -> None:
         has_keys, away, unknown = False, backoff(), backoff(QUESTION_S)
         while not stop.is_set():
-            has_keys = has_keys or self._tried(_KEYS, Server.DATABASE, self._define_keys)
+            has_keys = has_keys or self._tried("reading the definitions of keys", Server.DATABASE, self._define_keys)
             # Without keys, only the metrics need to know whether the broker answers.
             find = partial(self._find_streams, stop) if has_keys else self._look
-            if not self._tried(_NAMES, Server.BROKER, find) or not has_keys:
+            if not self._tried("looking for streams to record", Server.BROKER, find) or not has_keys:
                 stop.wait(next(away))
                 continue
             away = backoff()

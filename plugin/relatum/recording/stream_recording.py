@@ -72,7 +72,7 @@ class StreamRecording:
         """
         if self.progress.is_standby or self.progress.end == -1:
             return 0
-        return self.progress.lag_offsets
+        return self.progress.statistics().lag_offsets
 
     @property
     def is_read(self) -> bool:
@@ -212,8 +212,7 @@ class StreamRecording:
 
     def _attached(self, tail: "OpenTail") -> None:
         start = tail.recorded_to + 1
-        if not self.progress.is_recording:
-            self.progress.begin(start - 1, tail.unwritten)
+        self.progress.begin(start - 1, tail.unwritten)
         self.is_refused = False
         logger.info(
             "recording stream %r from offset %d on", self.name, start, extra={"stream": self.name, "from": start}

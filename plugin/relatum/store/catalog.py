@@ -312,10 +312,8 @@ def ensure_streams(connection: sa.Connection, vhost: str, super_streams: Mapping
     names = sorted(super_streams)
     values = {"vhost": vhost, "names": names, "super_streams": [super_streams[name] for name in names]}
     found = streams_named(connection, vhost, names, partitions=False)
-    if len(found) < len(names):
+    if len(found) < len(names) or any(super_streams[row.name] not in (None, row.super_stream) for row in found):
         connection.execute(_ADD_STREAMS, values)
-        found = streams_named(connection, vhost, names, partitions=False)
-    if any(super_streams[row.name] not in (None, row.super_stream) for row in found):
         connection.execute(_SET_SUPER_STREAMS, values)
         found = streams_named(connection, vhost, names, partitions=False)
     return found
