@@ -102,8 +102,9 @@ class Batch:
         self.stream_id = stream_id
         self._extractor = extractor
         self._with_time = with_time
-        self._times: list[int] = []
-        self._time_offsets: list[int] = []
+        self.times: list[int] = []
+        """The times of messages that have one, by `time_offsets`."""
+        self.time_offsets: list[int] = []
         self._last: RecordBatch | None = None
         self._rows: list[_Row] = []
         self._lines: list[str] = []
@@ -147,8 +148,8 @@ class Batch:
     def _add(self, offset: int, extracted: Extracted) -> None:
         time_us, _, values, skips, receipt = extracted
         if time_us is not None and self._with_time:
-            self._times.append(time_us)
-            self._time_offsets.append(offset)
+            self.times.append(time_us)
+            self.time_offsets.append(offset)
         if values:
             shown = "\\N" if time_us is None else str(time_us)
             for key_id, value in values:
@@ -169,10 +170,6 @@ class Batch:
             texts += batch._lines
             rows += batch._rows
         return [*texts, _lines_of(rows)]
-
-    def time_blocks(self, high_us: int | None) -> tuple[list[TimeBlock], int | None]:
-        """Return the rows for the time index, and the greatest time including them; see `time_blocks`."""
-        return time_blocks(self._time_offsets, self._times, high_us)
 
     def position(self) -> Position:
         """Return the last message's position, which identifies the stream later."""

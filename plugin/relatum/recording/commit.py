@@ -17,7 +17,7 @@ from relatum.errors import CoverageConflict, DatabaseUnavailable
 from relatum.following import Event, Records
 from relatum.otel import LINKS_MAX, Description, Part, Span
 from relatum.reading import Message, Position, RecordBatch
-from relatum.recording.batch import Batch, readable, width_class
+from relatum.recording.batch import Batch, readable, time_blocks, width_class
 from relatum.store.coverage import CoverageRow, advance_all
 from relatum.store.database import transaction
 from relatum.store.parts import copy_rows
@@ -148,7 +148,7 @@ def write_rows(connection: sa.Connection, batches: Sequence[tuple[Batch, int | N
     highest: list[int | None] = []
     for batch, high_us in batches:
         stream_id = batch.stream_id
-        found, high_us = batch.time_blocks(high_us)
+        found, high_us = time_blocks(batch.time_offsets, batch.times, high_us)
         highest.append(high_us)
         blocks.extend(
             f"{block.min_us}\t{block.max_us}\t{block.first_offset}\t{block.last_offset}"

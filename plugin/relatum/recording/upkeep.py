@@ -28,7 +28,7 @@ from relatum.recording.pruning import prune_expired, prune_receipts
 from relatum.recording.ranges import gaps
 from relatum.recording.stream_recording import OpenTail, StreamRecording
 from relatum.store.catalog import StreamRow, key_definitions
-from relatum.store.coverage import CoverageRow, Range, coverage_by_stream
+from relatum.store.coverage import Range, coverage_by_stream
 from relatum.store.database import sql, transaction
 from relatum.store.members import Member, Share
 from relatum.store.parts import (
@@ -330,7 +330,11 @@ class Upkeep:
             self._seen |= {(row.stream_id, gap): seen.get((row.stream_id, gap), now) for gap in found}
             due = [gap for gap in found if now - self._seen[row.stream_id, gap] >= UNTOUCHED_S]
             has_work |= len(due) < len(found)
-            again = recorded_over_amqp(ranges[row.stream_id], tail.first_offset)
+            again = [
+                (each.from_offset, each.to_offset)
+                for each in ranges[row.stream_id]
+                if each.over_amqp and not each.is_tail and each.to_offset > max(tail.first_offset, each.from_offset)
+            ]
             if self._stop.is_set() or not (due or again):
                 continue
             filler = Filler(self._engine, self._group.follower.reader(), row, definitions, stop=self._stop)
@@ -360,12 +364,3 @@ class Upkeep:
             # Another process works on it, or the stream was replaced, which its recorder notices.
             return fill(part)
         return False
-
-
-def recorded_over_amqp(rows: Sequence[CoverageRow], first: int) -> list[Range]:
-    """Return the ranges, except the tail, that were recorded over AMQP 0.9.1 and have retained offsets."""
-    return [
-        (row.from_offset, row.to_offset)
-        for row in rows
-        if row.over_amqp and not row.is_tail and row.to_offset > max(first, row.from_offset)
-    ]

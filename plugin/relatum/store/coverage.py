@@ -7,7 +7,7 @@ with a compare-and-set for each.
 import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
@@ -204,7 +204,7 @@ def add_ranges(connection: sa.Connection, new: Sequence[NewRange]) -> list[Cover
         return []
     rows = []
     for each in new:
-        row = dict(zip(NewRange._fields, each, strict=True))
+        row: dict[str, Any] = dict(zip(NewRange._fields, each, strict=True))
         if at := row.pop("position"):
             row |= {"last_offset": at.offset, "last_fingerprint": at.fingerprint, "last_chunk_ms": at.chunk_ms}
         rows.append(row)
