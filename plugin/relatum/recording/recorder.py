@@ -152,7 +152,6 @@ class Recorder:
             self._group.follower.reader().bounds(self._names[0])
 
     def _find_streams(self, stop: threading.Event) -> None:
-        """Start a recorder for each stream and each partition."""
         reader = self._group.follower.reader()
         for name in self._names:
             if stop.is_set():

@@ -245,7 +245,11 @@ class RecorderGroup:
 
     def left(self) -> dict[str, int | None]:
         """Return the numbers of messages that are not recorded, by stream; None if unknown. Asks no server."""
-        counts = {stream.name: stream.left for stream in self.streams()}
+        found = {
+            stream.name: stream.progress.statistics() for stream in self.streams() if not stream.progress.is_standby
+        }
+        # -1 is the end of an empty or missing stream.
+        counts = {name: 0 if each.stream_offset == -1 else each.lag_offsets for name, each in found.items()}
         return {name: count for name, count in counts.items() if count != 0}
 
     def end(self) -> None:

@@ -7,7 +7,7 @@ counts.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -65,16 +65,6 @@ class StreamRecording:
         return not self.is_refused if tail is None else tail.recorded_to < offset
 
     @property
-    def left(self) -> int | None:
-        """The number of messages that this process has not recorded yet; None if unknown.
-
-        Also 0 if another process records the stream, or the stream is empty or missing.
-        """
-        if self.progress.is_standby or self.progress.end == -1:
-            return 0
-        return self.progress.statistics().lag_offsets
-
-    @property
     def is_read(self) -> bool:
         """Whether it is being read and recorded."""
         return self.tail is not None and not self.tail.is_closing
@@ -113,7 +103,6 @@ class StreamRecording:
         return row
 
     async def _wait_for_broker(self) -> None:
-        """Wait until the broker has the stream and lets this user read it."""
         if not self.following:
             self.following = self._group.follower.follow(self.name, 0)
         await self._until(lambda: self.is_there)
@@ -366,7 +355,3 @@ class OpenTail(Share):
         if not self.is_over:
             self.stream.progress.written(batch.last_offset, batch.newest_at)
         self.stream.committed(self)
-
-    def records_by(self, key_ids: Sequence[int], with_time: bool | None) -> bool:
-        """Return whether it records exactly these keys, and the time as given."""
-        return (tuple(sorted(key_ids)), with_time) == (self.row.key_ids, self.row.with_time)

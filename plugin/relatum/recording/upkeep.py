@@ -59,7 +59,7 @@ class Found(NamedTuple):
     """The result of a renewal: the share, the keys in force, and columns of the streams that this member holds."""
 
     share: Share
-    key_ids: list[int]
+    key_ids: tuple[int, ...]
     held: Mapping[int, Any]
 
 
@@ -135,7 +135,7 @@ class Membership:
         if row is not None and stream_id not in self._released and not is_strange:
             stream.take()
             tail = stream.tail
-            if tail is not None and not tail.records_by(found.key_ids, row.record_time):
+            if tail is not None and (tail.row.key_ids, tail.row.with_time) != (found.key_ids, row.record_time):
                 stream.close()
             return
         stream.give_up()
@@ -145,7 +145,6 @@ class Membership:
             stream.stand_by()
 
     def _give(self, surplus: int) -> None:
-        """Release this member's surplus of streams."""
         surplus -= sum(stream.tail is not None and not stream.is_mine for stream in self._group.streams())
         read = [stream for stream in reversed(self._group.streams()) if stream.is_read]
         for stream in read[: max(0, surplus)]:
@@ -160,9 +159,9 @@ class Membership:
             # While it is cut off, this member keeps following streams that no other member takes.
             share = self._member.beat(connection, wanted, takes=self._reach.may_take, leased=not self._reach.is_cut_off)
             if not share.held:
-                return Found(share, [], {})
+                return Found(share, (), {})
             held = {row.stream_id: row for row in connection.execute(_HELD, {"stream_ids": sorted(share.held)})}
-            return Found(share, [key.key_id for key in key_definitions(connection)], held)
+            return Found(share, tuple(key.key_id for key in key_definitions(connection)), held)
 
     def _log(self, share: Share) -> None:
         """Log how many streams other members record when the number changes, to explain idle members."""
