@@ -105,7 +105,7 @@ class Batch:
         self.times: list[int] = []
         """The times of messages that have one, by `time_offsets`."""
         self.time_offsets: list[int] = []
-        self._last: RecordBatch | None = None
+        self._last: Message | None = None
         self._rows: list[_Row] = []
         self._lines: list[str] = []
         self.line_bytes = 0
@@ -143,7 +143,7 @@ class Batch:
         if self.oldest_at is None:
             self.oldest_at = self.newest_at
         # It is decoded only if its position is needed.
-        self._last = batch if len(batch.records) == 1 else _end_of(batch)
+        self._last = Message.from_record(batch.stream, batch.offsets[-1], batch.records[-1], chunk_ms)
 
     def _add(self, offset: int, extracted: Extracted) -> None:
         time_us, _, values, skips, receipt = extracted
@@ -173,9 +173,8 @@ class Batch:
 
     def position(self) -> Position:
         """Return the last message's position, which identifies the stream later."""
-        last = self._last
-        assert last is not None, "a batch that is committed holds messages"
-        return position_of(Message.from_record(last.stream, last.offsets[-1], last.records[-1], last.chunk_ms))
+        assert self._last is not None, "a batch that is committed holds messages"
+        return position_of(self._last)
 
 
 _Row: TypeAlias = tuple[int, str, int, int, str]
@@ -204,9 +203,3 @@ def readable(batch: RecordBatch) -> Iterator[tuple[RecordBatch, str | None]]:
 def _why_not(record: tuple[int, bytes]) -> str | None:
     raw = record[1]
     return raw.reason if isinstance(raw, UnreadableRecord) and not raw.is_broken else None
-
-
-def _end_of(batch: RecordBatch) -> RecordBatch:
-    """A batch of the last message only, so that the others can be freed."""
-    offsets, records = batch.offsets[-1:], batch.records[-1:]
-    return replace(batch, first_offset=offsets[0], offsets=offsets, records=records)
