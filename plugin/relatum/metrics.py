@@ -131,8 +131,8 @@ class PerLabel:
     label: str
 
 
-_Fields = list[tuple[str, "Metric | _Fields"]]
-"""The names of fields with their metrics, or with the nested fields of a mapping to further statistics."""
+_Fields = list[tuple[tuple[str, ...], Metric]]
+"""Metrics by the name of their field, after the names of the mappings to the statistics that have it."""
 
 _Values = dict[tuple[Metric, tuple[str, ...]], list[Any]]
 """Values by metric and label values."""
@@ -163,13 +163,8 @@ def reported(*labels: str) -> Callable[[_Statistics], _Statistics]:
 
 def declared() -> list[Metric]:
     """Return all metrics of the modules imported in this process, ordered by name."""
-
-    def metrics_of(fields: _Fields) -> Iterator[Metric]:
-        for _, what in fields:
-            yield from [what] if isinstance(what, Metric) else metrics_of(what)
-
     of_all = [_fields_of(statistics, labels) for statistics, labels in list(_declared.items())]
-    return sorted((metric for fields in of_all for metric in metrics_of(fields)), key=lambda metric: metric.name)
+    return sorted((metric for fields in of_all for _, metric in fields), key=lambda metric: metric.name)
 
 
 @cache
@@ -182,26 +177,23 @@ def _fields_of(statistics: Any, labels: tuple[str, ...]) -> _Fields:
             if isinstance(mark, PerLabel):
                 # `Annotated[Mapping[str, Nested], Each("label")]`
                 nested = get_args(get_args(hint)[0])[1]
-                found.append((name, _fields_of(nested, (*labels, mark.label))))
+                found += [((name, *path), metric) for path, metric in _fields_of(nested, (*labels, mark.label))]
             elif isinstance(mark, Metric):
                 own = labels if mark.by is None else (*labels, mark.by)
-                found.append((name, replace(mark, labels=own)))
+                found.append(((name,), replace(mark, labels=own)))
     return found
 
 
-def _values(
-    statistics: Any, fields: _Fields, given: tuple[str, ...]
-) -> Iterator[tuple[tuple[Metric, tuple[str, ...]], Any]]:
-    for name, what in fields:
-        value = getattr(statistics, name)
-        if not isinstance(what, Metric):
-            for key, nested in value.items():
-                yield from _values(nested, what, (*given, key))
-        elif what.by is not None:
-            for key, number in value.items():
-                yield (what, (*given, str(key))), number
-        elif value is not None:
-            yield (what, given), value if isinstance(value, Observed) else float(value)
+def _add_values(found: _Values, statistics: Any, path: tuple[str, ...], metric: Metric, given: tuple[str, ...]) -> None:
+    value = getattr(statistics, path[0])
+    if len(path) > 1:
+        for key, nested in value.items():
+            _add_values(found, nested, path[1:], metric, (*given, key))
+    elif metric.by is not None:
+        for key, number in value.items():
+            found.setdefault((metric, (*given, str(key))), []).append(number)
+    elif value is not None:
+        found.setdefault((metric, given), []).append(value if isinstance(value, Observed) else float(value))
 
 
 # --- the components of this process -----------------------------------------------------------------------------------
@@ -230,8 +222,8 @@ class _Entry:
             kind: Any = type(statistics)
             labels = _declared[kind]
             given = tuple(self._labels[label] for label in labels)
-            for what, value in _values(statistics, _fields_of(kind, labels), given):
-                found.setdefault(what, []).append(value)
+            for path, metric in _fields_of(kind, labels):
+                _add_values(found, statistics, path, metric, given)
         except Exception:
             # A failing component must not hide the others, nor prevent its own closing.
             if not self._has_failed:

@@ -66,15 +66,10 @@ class Part(StrEnum):
     """Batches of serial consumers."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Options:
-    parts: frozenset[Part] = frozenset(Part)
-    values_of: frozenset[str] = frozenset()
-
-
 # OpenTelemetry's variable of disabled instrumentations: names separated by commas, or `*`.
 _disabled = os.environ.get("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "").split(",")
-_options = _Options(frozenset()) if {"relatum", "*"} & {name.strip() for name in _disabled} else _Options()
+_parts = frozenset[Part]() if {"relatum", "*"} & {name.strip() for name in _disabled} else frozenset(Part)
+_values_of = frozenset[str]()
 
 
 def configure(*, without: Iterable[str] = (), values_of: Iterable[str] = ()) -> None:
@@ -88,18 +83,18 @@ def configure(*, without: Iterable[str] = (), values_of: Iterable[str] = ()) -> 
     Raises:
         InvalidInput: a part is unknown.
     """
-    global _options
+    global _parts, _values_of
     names = checked_names("without", without)
     wrong = [name for name in names if name not in [*Part]]
     if wrong:
         raise InvalidInput(f"without= takes some of {', '.join(Part)}, not {shown(wrong[0])}")
-    keys = checked_names("values_of", values_of)
-    _options = _Options(frozenset(Part).difference(map(Part, names)), frozenset(keys))
+    _values_of = frozenset(checked_names("values_of", values_of))
+    _parts = frozenset(Part).difference(map(Part, names))
 
 
 def shows_values_of(key: str) -> bool:
     """Return whether spans may show a key's values, unless they are masked."""
-    return key in _options.values_of
+    return key in _values_of
 
 
 _logged: Final[set[tuple[str, type[Exception]]]] = set()
@@ -134,7 +129,7 @@ def _tracer_of(part: Part) -> Tracer | None:
     """Return the tracer of a part; None if it makes no spans."""
     trace: Any = sys.modules.get("opentelemetry.trace")
     # While another thread imports the module, it lacks the function.
-    return _tracer(trace) if part in _options.parts and hasattr(trace, "get_tracer_provider") else None
+    return _tracer(trace) if part in _parts and hasattr(trace, "get_tracer_provider") else None
 
 
 @_harmless("spans are missing")

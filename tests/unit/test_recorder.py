@@ -1,18 +1,17 @@
 """What a recorder tells of its progress, and what an embedded one asks about names."""
 
-import logging
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from relatum.metrics import exposition, report, retire
+from relatum.metrics import exposition
+from relatum.reading import BrokerAddress
 from relatum.recording.embedded import ASK_S, SUBJECTS_MAX, UNUSED_S, Subject, Watched
 from relatum.recording.recorder import SHARED_NAME_BYTES_MAX, shared_name
-from relatum.recording.statistics import Progress, RecorderMetrics
-from relatum.waiting import Outages
+from relatum.recording.recorder_group import RecorderGroup
+from relatum.recording.statistics import Progress
 from relatum.wire.frames import Command
 from tests.support.alerts import documented_alerts, fires
 
@@ -27,14 +26,20 @@ def progress(clock: Any) -> Progress:
     return Progress(lambda: clock.now)
 
 
+def lag(progress: Progress) -> tuple[float | None, int | None]:
+    """The lag in seconds and in offsets."""
+    found = progress.statistics()
+    return found.lag_s, found.lag_offsets
+
+
 def test_who_knows_nothing_counts_from_the_start(clock: Any, progress: Progress) -> None:
     """Before the first connection the lag grows from the start; an empty stream has none."""
     clock.now += 7
-    assert (progress.lag_s, progress.lag_offsets, progress.is_recording) == (7.0, None, False)
+    assert (*lag(progress), progress.statistics().is_recording) == (7.0, None, False)
     progress.show(5)
-    assert progress.lag_s == 7.0, "of a stream with messages nobody knows whether they are recorded"
+    assert lag(progress)[0] == 7.0, "of a stream with messages nobody knows whether they are recorded"
     progress.show(None)
-    assert progress.lag_s == 0.0, "an empty stream lacks nothing"
+    assert lag(progress)[0] == 0.0, "an empty stream lacks nothing"
 
 
 def test_what_was_read_and_not_written_tells_the_lag_also_after_the_session(clock: Any, progress: Progress) -> None:
@@ -42,18 +47,18 @@ def test_what_was_read_and_not_written_tells_the_lag_also_after_the_session(cloc
     unwritten: list[float] = []
     progress.begin(9, lambda: unwritten[0] if unwritten else None)
     progress.show(9)
-    assert (progress.lag_s, progress.lag_offsets) == (0.0, 0)
+    assert lag(progress) == (0.0, 0)
     unwritten.append(990.0)
     progress.read(12)
-    assert (progress.lag_s, progress.lag_offsets) == (10.0, 3)
+    assert lag(progress) == (10.0, 3)
     progress.stop()
     clock.now += 50
-    assert (progress.lag_s, progress.lag_offsets) == (60.0, 3)
+    assert lag(progress) == (60.0, 3)
     progress.begin(9, lambda: None)
     progress.show(12)
-    assert progress.lag_s == 60.0
+    assert lag(progress)[0] == 60.0
     progress.written(12, 992.0)
-    assert (progress.lag_s, progress.lag_offsets) == (0.0, 0)
+    assert lag(progress) == (0.0, 0)
 
 
 def test_while_nobody_records_the_end_of_the_stream_tells_the_lag(clock: Any, progress: Progress) -> None:
@@ -62,12 +67,12 @@ def test_while_nobody_records_the_end_of_the_stream_tells_the_lag(clock: Any, pr
     progress.show(9)
     progress.stop()
     clock.now += 40
-    assert progress.lag_s == 40.0, "nobody has asked since"
+    assert lag(progress)[0] == 40.0, "nobody has asked since"
     progress.show(9)
-    assert progress.lag_s == 0.0
+    assert lag(progress)[0] == 0.0
     clock.now += 30
     progress.show(11)
-    assert (progress.lag_s, progress.lag_offsets) == (30.0, 2)
+    assert lag(progress) == (30.0, 2)
 
 
 def test_a_backlog_counts_from_what_was_recorded_last(clock: Any, progress: Progress) -> None:
@@ -76,9 +81,9 @@ def test_a_backlog_counts_from_what_was_recorded_last(clock: Any, progress: Prog
     progress.show(100)
     progress.written(49, 1040.0)
     clock.now = 1100.0
-    assert (progress.lag_s, progress.lag_offsets) == (60.0, 51)
+    assert lag(progress) == (60.0, 51)
     progress.stop()
-    assert progress.lag_s == 60.0
+    assert lag(progress)[0] == 60.0
 
 
 def test_who_stands_by_tells_nothing_of_the_lag(clock: Any, progress: Progress) -> None:
@@ -87,37 +92,36 @@ def test_who_stands_by_tells_nothing_of_the_lag(clock: Any, progress: Progress) 
     progress.show(12)
     progress.stop()
     progress.stand_by()
-    assert (progress.lag_s, progress.lag_offsets, progress.recorded, progress.end) == (None, None, None, None)
+    assert (*lag(progress), progress.recorded, progress.end) == (None, None, None, None)
     clock.now += 5
     progress.is_standby = False
-    assert progress.lag_s == 5.0
+    assert lag(progress)[0] == 5.0
 
 
 def test_a_hole_is_told_of_for_a_day(clock: Any, progress: Progress) -> None:
     """A hole counts for a day after it was noticed, and the number is 0 before."""
-    assert progress.hole_offsets == 0
+    assert progress.statistics().hole_offsets == 0
     progress.lost(7)
     clock.now += 80_000
     progress.lost(5)
-    assert progress.hole_offsets == 12
+    assert progress.statistics().hole_offsets == 12
     clock.now += 10_000
-    assert progress.hole_offsets == 5
+    assert progress.statistics().hole_offsets == 5
     clock.now += 80_000
-    assert progress.hole_offsets == 0
+    assert progress.statistics().hole_offsets == 0
 
 
 def test_the_documented_alert_of_holes_fires_on_a_hole_and_not_before() -> None:
     """The documented alert has its series from the start and fires on the first hole."""
-    metrics = RecorderMetrics(Outages(logging.getLogger("relatum.recorder"), stop=threading.Event()))
-    metrics.stream("orders")
+    group = RecorderGroup(BrokerAddress.of("amqp://localhost"), "postgresql://localhost/none", connections_max=1)
+    group.progress_of("orders")
     expression = documented_alerts()["RelatumHole"]
-    report(metrics)
     page = exposition()
     assert 'relatum_hole_offsets{stream="orders"} 0.0' in page
     assert not fires(expression, page)
-    metrics.stream("orders").lost(5)
+    group.progress_of("orders").lost(5)
     assert fires(expression, exposition())
-    retire(metrics)
+    group.stop()
 
 
 def test_recorders_share_by_a_name_of_their_streams() -> None:

@@ -145,7 +145,11 @@ def plan_backfill(
         check_broker(engine, reader, before)
     with transaction(engine) as connection:
         definitions = key_definitions(connection)
-        wanted = {definition.key_id for definition in _chosen(definitions, keys)}
+        names = {definition.name for definition in definitions}
+        for key in keys or ():
+            if key not in names:
+                raise KeyNotDefined(f"no key {key!r} is defined", key=key)
+        wanted = {each.key_id for each in definitions if keys is None or each.name in keys}
         stream = ensure_stream(connection, vhost, name, super_stream)
         rows = coverage_of(connection, [stream.stream_id])
         if not any(row.is_tail for row in rows):
@@ -183,13 +187,3 @@ def _leave_to_back_fill(engine: sa.Engine, stream: StreamRow, last: int) -> None
 def edges_of(segments: Iterable[Segment]) -> list[int]:
     """Return the offsets at which segments begin and end."""
     return [edge for segment in segments for edge in (segment.from_offset, segment.to_offset)]
-
-
-def _chosen(definitions: Sequence[KeyDefinition], names: Sequence[str] | None) -> list[KeyDefinition]:
-    if names is None:
-        return list(definitions)
-    by_name = {definition.name: definition for definition in definitions}
-    for name in names:
-        if name not in by_name:
-            raise KeyNotDefined(f"no key {name!r} is defined", key=name)
-    return [by_name[name] for name in names]

@@ -102,9 +102,10 @@ class Batch:
         self.stream_id = stream_id
         self._extractor = extractor
         self._with_time = with_time
-        self._times: list[int] = []
-        self._time_offsets: list[int] = []
-        self._last: RecordBatch | None = None
+        self.times: list[int] = []
+        """The times of messages that have one, by `time_offsets`."""
+        self.time_offsets: list[int] = []
+        self._last: Message | None = None
         self._rows: list[_Row] = []
         self._lines: list[str] = []
         self.line_bytes = 0
@@ -116,7 +117,6 @@ class Batch:
         self.links: list[object] = []
         """Links to the spans that sent its first messages; empty without tracing."""
         self.last_offset = -1
-        self.last_chunk_ms: int | None = None
         self.oldest_at: float | None = None
         """When its first message was written, in seconds since 1970."""
         self.newest_at = 0.0
@@ -130,27 +130,26 @@ class Batch:
     def add(self, batch: RecordBatch) -> None:
         """Add the rows of a batch of records. Its offsets must follow those already added."""
         assert batch.first_offset > self.last_offset, "offsets only grow"
-        self._add_records(batch.offsets, batch.records, batch.chunk_ms)
-        self._make_lines()
+        chunk_ms = batch.chunk_ms
+        # One at a time: the garbage collector would traverse a list of results again and again.
+        for offset, raw in zip(batch.offsets, batch.records, strict=True):
+            self._add(offset, self._extractor.from_record(raw, chunk_ms))
+        if len(self._rows) >= ROWS_AT_ONCE:
+            self._lines.append(_lines_of(self._rows))
+            self._rows = []
         self.messages += len(batch.offsets)
         self.last_offset = batch.offsets[-1]
-        self.last_chunk_ms = batch.chunk_ms
-        self.newest_at = time.time() if batch.chunk_ms is None else batch.chunk_ms / 1000
+        self.newest_at = time.time() if chunk_ms is None else chunk_ms / 1000
         if self.oldest_at is None:
             self.oldest_at = self.newest_at
         # It is decoded only if its position is needed.
-        self._last = batch if len(batch.records) == 1 else _end_of(batch)
-
-    def _add_records(self, offsets: Sequence[int], records: Sequence[bytes], chunk_ms: int | None) -> None:
-        # One at a time: the garbage collector would traverse a list of results again and again.
-        for offset, raw in zip(offsets, records, strict=True):
-            self._add(offset, self._extractor.from_record(raw, chunk_ms))
+        self._last = Message.from_record(batch.stream, batch.offsets[-1], batch.records[-1], chunk_ms)
 
     def _add(self, offset: int, extracted: Extracted) -> None:
         time_us, _, values, skips, receipt = extracted
         if time_us is not None and self._with_time:
-            self._times.append(time_us)
-            self._time_offsets.append(offset)
+            self.times.append(time_us)
+            self.time_offsets.append(offset)
         if values:
             shown = "\\N" if time_us is None else str(time_us)
             for key_id, value in values:
@@ -163,11 +162,6 @@ class Batch:
         if receipt is not None:
             self.receipts.append((receipt, offset))
 
-    def _make_lines(self) -> None:
-        if len(self._rows) >= ROWS_AT_ONCE:
-            self._lines.append(_lines_of(self._rows))
-            self._rows = []
-
     @staticmethod
     def lines(batches: Iterable["Batch"]) -> list[str]:
         """Return the rows of batches in COPY's text format, many lines in each text."""
@@ -177,14 +171,10 @@ class Batch:
             rows += batch._rows
         return [*texts, _lines_of(rows)]
 
-    def time_blocks(self, high_us: int | None) -> tuple[list[TimeBlock], int | None]:
-        """Return the rows for the time index, and the greatest time including them; see `time_blocks`."""
-        return time_blocks(self._time_offsets, self._times, high_us)
-
     def position(self) -> Position:
         """Return the last message's position, which identifies the stream later."""
         assert self._last is not None, "a batch that is committed holds messages"
-        return position_of(last_message(self._last))
+        return position_of(self._last)
 
 
 _Row: TypeAlias = tuple[int, str, int, int, str]
@@ -213,14 +203,3 @@ def readable(batch: RecordBatch) -> Iterator[tuple[RecordBatch, str | None]]:
 def _why_not(record: tuple[int, bytes]) -> str | None:
     raw = record[1]
     return raw.reason if isinstance(raw, UnreadableRecord) and not raw.is_broken else None
-
-
-def _end_of(batch: RecordBatch) -> RecordBatch:
-    """A batch of the last message only, so that the others can be freed."""
-    offsets, records = batch.offsets[-1:], batch.records[-1:]
-    return replace(batch, first_offset=offsets[0], offsets=offsets, records=records)
-
-
-def last_message(batch: RecordBatch) -> Message:
-    """Return the last message of a batch, undecoded."""
-    return Message.from_record(batch.stream, batch.offsets[-1], batch.records[-1], batch.chunk_ms)

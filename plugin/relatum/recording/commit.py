@@ -17,7 +17,7 @@ from relatum.errors import CoverageConflict, DatabaseUnavailable
 from relatum.following import Event, Records
 from relatum.otel import LINKS_MAX, Description, Part, Span
 from relatum.reading import Message, Position, RecordBatch
-from relatum.recording.batch import Batch, readable, width_class
+from relatum.recording.batch import Batch, readable, time_blocks, width_class
 from relatum.store.coverage import CoverageRow, advance_all
 from relatum.store.database import transaction
 from relatum.store.parts import copy_rows
@@ -75,7 +75,7 @@ CHECKPOINT_OFFSETS: Final = 10_000
 """Offsets between two checkpoints: at most so many are recorded again after a stream lost its tail."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Share:
     """One stream's part of a commit, which advances `row` and `high_us` if it succeeds."""
 
@@ -148,7 +148,7 @@ def write_rows(connection: sa.Connection, batches: Sequence[tuple[Batch, int | N
     highest: list[int | None] = []
     for batch, high_us in batches:
         stream_id = batch.stream_id
-        found, high_us = batch.time_blocks(high_us)
+        found, high_us = time_blocks(batch.time_offsets, batch.times, high_us)
         highest.append(high_us)
         blocks.extend(
             f"{block.min_us}\t{block.max_us}\t{block.first_offset}\t{block.last_offset}"
@@ -233,7 +233,7 @@ class Committer:
     def _extract(self, tail: "OpenTail", batch: RecordBatch) -> None:
         for part, reason in readable(batch):
             if reason is not None:
-                tail.stream.pass_over(tail.row, part.last_offset + 1, reason)
+                tail.stream.pass_over(tail.opened.stream, part.last_offset + 1, reason)
                 return
             tail.add(part)
             tail.stream.progress.read(part.last_offset)
@@ -285,10 +285,10 @@ class Committer:
         for tail, cause in zip(tails, errors, strict=True):
             if cause is not None:
                 tail.stream.failed(tail, cause)
-            elif tail.share.is_held_up:
+            elif tail.is_held_up:
                 self._loop.call_later(HELD_UP_S, self._try_again, tail)
             else:
-                has_receipts |= bool(tail.share.batch.receipts)
+                has_receipts |= bool(tail.batch.receipts)
                 tail.committed()
                 if tail.filling.messages:
                     self._ready[tail] = None
@@ -305,14 +305,14 @@ class Committer:
     def _written(self, tails: "Sequence[OpenTail]") -> list[Exception | None]:
         """Commit shares; return each stream's error, or None."""
         begun = time.perf_counter()
-        with recording([(tail.stream.name, tail.share.batch) for tail in tails]) as span:
+        with recording([(tail.stream.name, tail.batch) for tail in tails]) as span:
             errors = self._outcomes(tails, span)
-        self._group.metrics.batch_s.observe(time.perf_counter() - begun)
+        self._group.batch_s.observe(time.perf_counter() - begun)
         return errors
 
     def _outcomes(self, tails: "Sequence[OpenTail]", span: Span) -> list[Exception | None]:
         try:
-            commit_shares(self._engine, [tail.share for tail in tails])
+            commit_shares(self._engine, tails)
         except DatabaseUnavailable as error:
             span.failed(error)
             return [error] * len(tails)
@@ -323,9 +323,9 @@ class Committer:
             return [error]
         errors: list[Exception | None] = []
         for tail in tails:
-            share, lost = tail.share, None
-            if not share.is_committed and not share.is_held_up:
-                message = f"another recorder moved the coverage from {share.row.to_offset} first; nothing was written"
+            lost = None
+            if not tail.is_committed and not tail.is_held_up:
+                message = f"another recorder moved the coverage from {tail.row.to_offset} first; nothing was written"
                 lost = CoverageConflict(message, stream=tail.stream.name)
                 span.failed(lost)
             errors.append(lost)

@@ -258,7 +258,7 @@ class EmbeddedRecorder:
 
     def statistics(self) -> RecorderStatistics:
         """Return what was recorded, and how far behind each stream is. Asks no server."""
-        return self._group.metrics.statistics()
+        return self._group.statistics()
 
     def watch(self, exchange: Any, routing_key: Any) -> None:
         """Record the streams that a message published there may go to, from now on. Cheap if they are known.
@@ -357,11 +357,9 @@ class EmbeddedRecorder:
 
     def _find(self, subject: Subject) -> list[str]:
         """Record the streams of a subject, and return them."""
-        reader = self._group.reader()
-        return self._bound(reader, subject.name) if subject.is_exchange else self._named(reader, subject.name)
-
-    def _named(self, reader: StreamReader, name: str) -> list[str]:
-        """Record the stream of that name, if there is one."""
+        reader, name = self._group.follower.reader(), subject.name
+        if subject.is_exchange:
+            return self._bound(reader, name)
         try:
             found = reader.routes("", name)
             if found is None:

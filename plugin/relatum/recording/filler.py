@@ -189,7 +189,6 @@ class Filler:
         return True
 
     def _whole(self, part: Range) -> Segment:
-        """Return some offsets with all keys in force and the time."""
         key_ids = frozenset(key.key_id for key in self._definitions)
         return Segment(*part, key_ids | ({TIME} if self._stream.record_time else set()))
 

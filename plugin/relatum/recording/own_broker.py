@@ -1,6 +1,5 @@
 """The broker that streams are recorded from; another broker's stream of the same name is not. See docs/adr/0043."""
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -52,7 +51,6 @@ class OwnBroker:
         self._reader = reader
         self._identity = BrokerIdentity(None, "")
         self._ask_at = 0.0
-        self._asking = threading.Lock()
 
     def is_not_of(self, broker_id: UUID | None) -> bool:
         """Return whether a broker id is known to be another broker's."""
@@ -93,12 +91,11 @@ class OwnBroker:
 
     def _others(self, rows: Sequence[StreamRow]) -> dict[str, RelatumError]:
         reader = self._reader()
-        with self._asking:
-            if self._identity.broker_id is None and time.monotonic() >= self._ask_at:
-                with suppress(StreamUnavailable, ReadTimeout):
-                    self._identity = claimed_identity(reader)
-                self._ask_at = time.monotonic() + UNKNOWN_S
-            identity = self._identity
+        if self._identity.broker_id is None and time.monotonic() >= self._ask_at:
+            with suppress(StreamUnavailable, ReadTimeout):
+                self._identity = claimed_identity(reader)
+            self._ask_at = time.monotonic() + UNKNOWN_S
+        identity = self._identity
         if identity.broker_id is None:
             return {}
         adopted = {"stream_ids": [row.stream_id for row in rows], "broker_id": identity.broker_id}

@@ -30,10 +30,6 @@ PARTITIONS_S: Final = 30.0
 SHARED_NAME_BYTES_MAX: Final = 500
 """Maximum bytes of the name that members share; PostgreSQL can index 2,700."""
 
-_NAMES: Final = "looking for streams to record"
-
-_KEYS: Final = "reading the definitions of keys"
-
 
 class Recorder:
     """Records streams and super streams until it is stopped.
@@ -82,7 +78,7 @@ class Recorder:
         )
         self._engine = self._group.database.engine
         for each in self._names:
-            self._group.metrics.stream(each)
+            self._group.progress_of(each)
         self._is_super: dict[str, bool] = {}
         """Whether a found name is a super stream's. If not, a broker logs an error for each query of its partitions."""
         self._has_checked = False
@@ -90,7 +86,7 @@ class Recorder:
 
     def statistics(self) -> RecorderStatistics:
         """Return what was recorded, and how far behind each stream is. Asks no server."""
-        return self._group.metrics.statistics()
+        return self._group.statistics()
 
     def run(self, stop: threading.Event) -> None:
         """Record until `stop` is set, then finish the batches under way.
@@ -107,11 +103,6 @@ class Recorder:
         checked_event("stop", stop)
         try:
             with within(AfterStop(stop)):
-                pauses = backoff()
-                while not stop.is_set() and not self._tried(_KEYS, Server.DATABASE, self._define_keys):
-                    # Nothing else asks the broker until then, and the metrics say whether it answers.
-                    self._tried(_NAMES, Server.BROKER, self._look)
-                    stop.wait(next(pauses))
                 self._look_for_streams(stop)
         finally:
             self._group.stop()
@@ -119,9 +110,12 @@ class Recorder:
                 logger.info("the recorder has stopped, as requested")
 
     def _look_for_streams(self, stop: threading.Event) -> None:
-        away, unknown = backoff(), backoff(QUESTION_S)
+        has_keys, away, unknown = False, backoff(), backoff(QUESTION_S)
         while not stop.is_set():
-            if not self._tried(_NAMES, Server.BROKER, partial(self._find_streams, stop)):
+            has_keys = has_keys or self._tried("reading the definitions of keys", Server.DATABASE, self._define_keys)
+            # Without keys, only the metrics need to know whether the broker answers.
+            find = partial(self._find_streams, stop) if has_keys else self._look
+            if not self._tried("looking for streams to record", Server.BROKER, find) or not has_keys:
                 stop.wait(next(away))
                 continue
             away = backoff()
@@ -155,11 +149,10 @@ class Recorder:
     def _look(self) -> None:
         # Asks about a stream, not about a super stream, which is harmless while the broker starts.
         with suppress(NotFound):
-            self._group.reader().bounds(self._names[0])
+            self._group.follower.reader().bounds(self._names[0])
 
     def _find_streams(self, stop: threading.Event) -> None:
-        """Start a recorder for each stream and each partition."""
-        reader = self._group.reader()
+        reader = self._group.follower.reader()
         for name in self._names:
             if stop.is_set():
                 return
@@ -176,14 +169,14 @@ class Recorder:
             self._group.add(partition, super_stream=name)
         if partitions:
             self._is_super[name] = True
-            self._group.metrics.streams.pop(name, None)
+            self._group.progress.pop(name, None)
         elif name not in self._is_super:
             try:
                 if not reader.routes("", name):
                     reader.bounds(name)
             except NotFound as error:
                 self._group.outages.failed(f"recording of stream {name!r}", error)
-                self._group.metrics.stream(name).show(None)
+                self._group.progress_of(name).show(None)
             else:
                 self._group.outages.over(f"recording of stream {name!r}")
                 self._group.add(name)

@@ -15,10 +15,10 @@ from relatum import metrics
 from relatum.errors import CoverageConflict, RelatumError
 from relatum.following import Attached, CaughtUp, Failed, Hole, Replaced, StreamFollower
 from relatum.processes import new_holder
-from relatum.reading import BrokerAddress, StreamBounds, StreamReader, bounds_or_error
+from relatum.reading import BrokerAddress, StreamBounds, bounds_or_error
 from relatum.recording.commit import Committer
 from relatum.recording.own_broker import OwnBroker
-from relatum.recording.statistics import RecorderMetrics
+from relatum.recording.statistics import Progress, RecorderStatistics
 from relatum.recording.stream_recording import OpenTail, StreamRecording
 from relatum.recording.tails import Opened, open_streams
 from relatum.recording.upkeep import Membership, Upkeep
@@ -126,7 +126,9 @@ class RecorderGroup:
         held = partial(Database, refusing=None, ending=self._ending, idle_s=lease_s)
         commit_engine, lease_engine = held(self.database).engine, held(self._of_lease).engine
         self.outages = Outages(logger, stop=self.stopping, broker=str(address), database=self.database.address.name)
-        self.metrics = RecorderMetrics(self.outages)
+        self.progress: dict[str, Progress] = {}
+        """The streams that are reported, which may not be recorded yet."""
+        self.batch_s = metrics.Histogram()
         self.loop = ComponentLoop("relatum-recorder", logger, helpers_max=HELPERS_MAX, ending=self._ending)
         self.follower = StreamFollower(
             self.loop,
@@ -147,13 +149,22 @@ class RecorderGroup:
         self._duties: list[Duty] = []
         self._finishing: Future[None] | None = None
         self._has_begun = False
-        metrics.report(self.metrics)
+        metrics.report(self)
 
     # --- from any thread ----------------------------------------------------------------------------------------------
 
-    def reader(self) -> StreamReader:
-        """Return the follower's reader, for queries."""
-        return self.follower.reader()
+    def progress_of(self, stream: str) -> Progress:
+        """Return the progress of a stream, which is reported from now on."""
+        return self.progress.setdefault(stream, Progress())
+
+    def statistics(self) -> RecorderStatistics:
+        """Return what was recorded, and how far behind each stream is. Asks no server."""
+        return RecorderStatistics(
+            streams={name: progress.statistics() for name, progress in list(self.progress.items())},
+            batch_s=self.batch_s.observed(),
+            is_broker_up=self.outages.is_up(Server.BROKER),
+            is_database_up=self.outages.is_up(Server.DATABASE),
+        )
 
     def streams(self) -> list[StreamRecording]:
         """Return all streams in the order in which they were added."""
@@ -164,7 +175,7 @@ class RecorderGroup:
         if stream in self._by_name or self.stopping.is_set():
             return
         # Here and not in the loop: `left` must include it at once.
-        added = self._by_name[stream] = StreamRecording(stream, super_stream, self.metrics.stream(stream), self)
+        added = self._by_name[stream] = StreamRecording(stream, super_stream, self.progress_of(stream), self)
         if not self._has_begun:
             self._has_begun = True
             self.loop.start()
@@ -222,7 +233,7 @@ class RecorderGroup:
         """Wait until the streams that this process records are recorded up to their present ends."""
         try:
             with within(max(0.1, until - time.monotonic())):
-                found = {stream: bounds_or_error(self.reader(), stream.name) for stream in self.streams()}
+                found = {stream: bounds_or_error(self.follower.reader(), stream.name) for stream in self.streams()}
         except RelatumError as error:
             logger.info("not drained: %s", ended(error))
             return
@@ -234,7 +245,11 @@ class RecorderGroup:
 
     def left(self) -> dict[str, int | None]:
         """Return the numbers of messages that are not recorded, by stream; None if unknown. Asks no server."""
-        counts = {stream.name: stream.left for stream in self.streams()}
+        found = {
+            stream.name: stream.progress.statistics() for stream in self.streams() if not stream.progress.is_standby
+        }
+        # -1 is the end of an empty or missing stream.
+        counts = {name: 0 if each.stream_offset == -1 else each.lag_offsets for name, each in found.items()}
         return {name: count for name, count in counts.items() if count != 0}
 
     def end(self) -> None:
@@ -266,7 +281,7 @@ class RecorderGroup:
         self.loop.stop(max(0.0, until - time.monotonic()))
         self.database.close()
         self._of_lease.close()
-        metrics.retire(self.metrics)
+        metrics.retire(self)
 
     async def _finish(self) -> None:
         closing = self.loop.spawn(self.follower.close())

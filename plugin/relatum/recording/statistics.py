@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from relatum.metrics import Counter, Distribution, Histogram, MaxGauge, MinGauge, Observed, PerLabel, reported
+from relatum.metrics import Counter, Distribution, MaxGauge, MinGauge, Observed, PerLabel, reported
 from relatum.recording.batch import Batch
-from relatum.waiting import Outages, Server
 
 LATELY_S: Final = 86_400
 """Seconds for which a hole is reported after it was noticed: a day, so that no alert is missed or stays for ever."""
@@ -101,18 +100,21 @@ class Progress:
 
     def statistics(self) -> RecordedStream:
         """Return the stream's statistics."""
-        return RecordedStream(
-            is_recording=self.is_recording,
-            recorded_offset=self.recorded,
-            stream_offset=self.end,
-            lag_offsets=self.lag_offsets,
-            lag_s=self.lag_s,
-            hole_offsets=self.hole_offsets,
-            messages=self.messages,
-            rows=self.rows,
-            skipped=dict(self.skipped),
-            reconnects=self.reconnects,
-        )
+        with self._lock:
+            now, recorded, end = self._clock(), self.recorded, self.end
+            self._holes = [hole for hole in self._holes if hole[0] > now - LATELY_S]
+            return RecordedStream(
+                is_recording=self._unwritten is not None,
+                recorded_offset=recorded,
+                stream_offset=end,
+                lag_offsets=None if self.is_standby or end is None or recorded is None else max(0, end - recorded),
+                lag_s=None if self.is_standby else max(0.0, now - self._oldest(now)),
+                hole_offsets=sum(offsets for _, offsets in self._holes),
+                messages=self.messages,
+                rows=self.rows,
+                skipped=dict(self.skipped),
+                reconnects=self.reconnects,
+            )
 
     def count(self, batch: Batch) -> None:
         """Count a batch that was committed."""
@@ -121,15 +123,11 @@ class Progress:
         for (_, _, reason), count in batch.skips.items():
             self.skipped[reason] += count
 
-    @property
-    def is_recording(self) -> bool:
-        """Whether this process follows the stream and writes its rows now."""
-        return self._unwritten is not None
-
     def begin(self, recorded: int, unwritten: Callable[[], float | None]) -> None:
-        """Note that recording begins; `unwritten` returns when the oldest uncommitted message was written."""
+        """Note that the stream is recorded; `unwritten` returns when the oldest uncommitted message was written."""
         with self._lock:
-            self.is_standby, self.recorded, self._unwritten, self.end = False, recorded, unwritten, None
+            if self._unwritten is None:
+                self.is_standby, self.recorded, self._unwritten, self.end = False, recorded, unwritten, None
 
     def stop(self) -> None:
         """Note that recording has ended, for whatever reason."""
@@ -148,14 +146,8 @@ class Progress:
     def lost(self, offsets: int) -> None:
         """Note a hole of so many offsets."""
         if offsets:
-            self._holes.append((self._clock(), offsets))
-
-    @property
-    def hole_offsets(self) -> int:
-        """Offsets lost to retention before they were recorded, as this process noticed within a day."""
-        since = self._clock() - LATELY_S
-        self._holes = [(noticed_at, offsets) for noticed_at, offsets in self._holes if noticed_at > since]
-        return sum(offsets for _, offsets in self._holes)
+            with self._lock:
+                self._holes.append((self._clock(), offsets))
 
     def written(self, recorded: int, at: float) -> None:
         """Note that everything up to an offset is recorded, and when its message was written."""
@@ -177,25 +169,8 @@ class Progress:
             if self.end <= (-1 if self.recorded is None else self.recorded):
                 self._whole_at, self._lacking = self._clock(), None
 
-    @property
-    def lag_offsets(self) -> int | None:
-        """Offsets between the stream's end and the last recorded; None if unknown."""
-        with self._lock:
-            if self.is_standby or self.end is None or self.recorded is None:
-                return None
-            return max(0, self.end - self.recorded)
-
-    @property
-    def lag_s(self) -> float | None:
-        """Age of the oldest unrecorded message, an upper bound; None if another process records the stream."""
-        with self._lock:
-            if self.is_standby:
-                return None
-            oldest = self._oldest()
-            return 0.0 if oldest is None else max(0.0, self._clock() - oldest)
-
-    def _oldest(self) -> float | None:
-        """When the oldest unrecorded message was written, or a time before that; None if there is none."""
+    def _oldest(self, now: float) -> float:
+        """Return when the oldest unrecorded message was written, or a time before that; `now` if there is none."""
         if self._lacking is not None:
             return self._lacking[1]
         if self._unwritten is None:
@@ -203,27 +178,5 @@ class Progress:
         read = self._unwritten()
         if read is not None:
             return read
-        behind = self.end is None or self.recorded is None or self.end > self.recorded
-        return self._whole_at if behind else None
-
-
-class RecorderMetrics:
-    """One recorder's progress with each of its streams, from the moment a stream is added."""
-
-    def __init__(self, outages: Outages) -> None:
-        self._outages = outages
-        self.streams: dict[str, Progress] = {}
-        self.batch_s = Histogram()
-
-    def stream(self, name: str) -> Progress:
-        """Return the progress of a stream, which is reported from now on."""
-        return self.streams.setdefault(name, Progress())
-
-    def statistics(self) -> RecorderStatistics:
-        """Return the statistics of all streams. Asks no server."""
-        return RecorderStatistics(
-            streams={name: progress.statistics() for name, progress in list(self.streams.items())},
-            batch_s=self.batch_s.observed(),
-            is_broker_up=self._outages.is_up(Server.BROKER),
-            is_database_up=self._outages.is_up(Server.DATABASE),
-        )
+        is_behind = self.end is None or self.recorded is None or self.end > self.recorded
+        return self._whole_at if is_behind else now

@@ -7,7 +7,7 @@ counts.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -65,16 +65,6 @@ class StreamRecording:
         return not self.is_refused if tail is None else tail.recorded_to < offset
 
     @property
-    def left(self) -> int | None:
-        """The number of messages that this process has not recorded yet; None if unknown.
-
-        Also 0 if another process records the stream, or the stream is empty or missing.
-        """
-        if self.progress.is_standby or self.progress.end == -1:
-            return 0
-        return self.progress.lag_offsets
-
-    @property
     def is_read(self) -> bool:
         """Whether it is being read and recorded."""
         return self.tail is not None and not self.tail.is_closing
@@ -113,7 +103,6 @@ class StreamRecording:
         return row
 
     async def _wait_for_broker(self) -> None:
-        """Wait until the broker has the stream and lets this user read it."""
         if not self.following:
             self.following = self._group.follower.follow(self.name, 0)
         await self._until(lambda: self.is_there)
@@ -206,14 +195,13 @@ class StreamRecording:
         elif isinstance(event, Attached):
             self._attached(tail)
         elif isinstance(event, Hole):
-            self.close(partial(self._pass_hole, tail.row, event.to_offset))
+            self.close(partial(self._pass_hole, tail.opened.stream, event.to_offset))
         else:
-            self.close(partial(self._check_same, tail.row))
+            self.close(partial(self._check_same, tail.opened.stream))
 
     def _attached(self, tail: "OpenTail") -> None:
         start = tail.recorded_to + 1
-        if not self.progress.is_recording:
-            self.progress.begin(start - 1, tail.unwritten)
+        self.progress.begin(start - 1, tail.unwritten)
         self.is_refused = False
         logger.info(
             "recording stream %r from offset %d on", self.name, start, extra={"stream": self.name, "from": start}
@@ -229,7 +217,7 @@ class StreamRecording:
         self.is_refused = True
         if self.tail is not None and self.is_read:
             self.is_there = False
-            self.close(partial(self._wait_until_back, self.tail.row, error), is_followed=True)
+            self.close(partial(self._wait_until_back, self.tail.opened.stream, error), is_followed=True)
 
     # --- the end of a tail --------------------------------------------------------------------------------------------
 
@@ -277,7 +265,7 @@ class StreamRecording:
         await self._wait_for_broker()
 
 
-class OpenTail:
+class OpenTail(Share):
     """The tail of an open stream: while one batch is committed, the next one is filled.
 
     There are at most two batches, so memory is bounded at any backlog. A lone message is committed at once; under load,
@@ -286,13 +274,12 @@ class OpenTail:
 
     def __init__(self, stream: StreamRecording, opened: Opened) -> None:
         self.stream = stream
-        self.row = opened.stream
-        self._extractor = Extractor(opened.definitions)
-        self._is_known = opened.known is not None
+        self.opened = opened
+        extractor = Extractor(opened.definitions)
+        self._new_batch = partial(Batch, opened.tail.stream_id, extractor, with_time=opened.tail.with_time)
         self._checkpoint_offset, self._checkpoint_at = -1, 0.0
-        self.filling = Batch(opened.tail.stream_id, self._extractor, with_time=opened.tail.with_time)
-        self.share = Share(opened.tail, self.filling)
-        """What is being committed, or was committed last."""
+        self.filling = self._new_batch()
+        super().__init__(opened.tail, self.filling)
         self.committing: Batch | None = None
         """The batch that is being committed, or was held up."""
         self.held: list[Records] = []
@@ -302,7 +289,6 @@ class OpenTail:
         self.after: Callable[[], Awaitable[Any]] | None = None
         """Called at the end of the tail."""
         self.error: Exception | None = None
-        self._started_at = opened.tail.to_offset
         self.recorded_to = opened.tail.to_offset - 1
         self.first_offset = opened.stream.first_offset or 0
         """The first retained offset when last asked, while a message was recorded. Rows below it may be pruned."""
@@ -333,12 +319,12 @@ class OpenTail:
     @property
     def has_recorded(self) -> bool:
         """Whether anything was committed since the tail was opened."""
-        return self.recorded_to >= self._started_at
+        return self.recorded_to >= self.opened.tail.to_offset
 
     @property
     def is_known(self) -> bool:
         """Whether a recorded message distinguishes the stream from another of its name."""
-        return self._is_known or self.has_recorded
+        return self.opened.known is not None or self.has_recorded
 
     def unwritten(self) -> float | None:
         """Return when the oldest uncommitted message was written; None if there is none."""
@@ -348,30 +334,24 @@ class OpenTail:
         return None
 
     def take(self) -> None:
-        """Hand the filled batch to the share; if the last batch was held up, hand it over again."""
-        share = self.share
+        """Take the filled batch for the next commit; if the last batch was held up, take it again."""
         if self.committing is None:
-            self.committing = share.batch = self.filling
-            self.filling = Batch(share.row.stream_id, self._extractor, with_time=share.row.with_time)
-        share.is_committed = False
-        share.checkpoint = (
-            share.batch.last_offset - self._checkpoint_offset >= CHECKPOINT_OFFSETS
+            self.committing = self.batch = self.filling
+            self.filling = self._new_batch()
+        self.is_committed = False
+        self.checkpoint = (
+            self.batch.last_offset - self._checkpoint_offset >= CHECKPOINT_OFFSETS
             or time.monotonic() - self._checkpoint_at >= _CHECKPOINT_S
         )
 
     def committed(self) -> None:
-        """Note that the share was committed."""
-        batch, self.committing = self.share.batch, None
-        self.share.batch = self.filling  # frees the lines
-        if self.share.checkpoint:
+        """Note the commit of the batch."""
+        batch, self.committing = self.batch, None
+        self.batch = self.filling  # frees the lines
+        if self.checkpoint:
             self._checkpoint_offset, self._checkpoint_at = batch.last_offset, time.monotonic()
         self.recorded_to = batch.last_offset
         self.stream.progress.count(batch)
         if not self.is_over:
             self.stream.progress.written(batch.last_offset, batch.newest_at)
         self.stream.committed(self)
-
-    def records_by(self, key_ids: Sequence[int], with_time: bool | None) -> bool:
-        """Return whether it records exactly these keys, and the time as given."""
-        row = self.share.row
-        return (tuple(sorted(key_ids)), with_time) == (row.key_ids, row.with_time)

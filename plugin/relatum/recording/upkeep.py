@@ -28,7 +28,7 @@ from relatum.recording.pruning import prune_expired, prune_receipts
 from relatum.recording.ranges import gaps
 from relatum.recording.stream_recording import OpenTail, StreamRecording
 from relatum.store.catalog import StreamRow, key_definitions
-from relatum.store.coverage import CoverageRow, Range, coverage_by_stream
+from relatum.store.coverage import Range, coverage_by_stream
 from relatum.store.database import sql, transaction
 from relatum.store.members import Member, Share
 from relatum.store.parts import (
@@ -59,7 +59,7 @@ class Found(NamedTuple):
     """The result of a renewal: the share, the keys in force, and columns of the streams that this member holds."""
 
     share: Share
-    key_ids: list[int]
+    key_ids: tuple[int, ...]
     held: Mapping[int, Any]
 
 
@@ -135,7 +135,7 @@ class Membership:
         if row is not None and stream_id not in self._released and not is_strange:
             stream.take()
             tail = stream.tail
-            if tail is not None and not tail.records_by(found.key_ids, row.record_time):
+            if tail is not None and (tail.row.key_ids, tail.row.with_time) != (found.key_ids, row.record_time):
                 stream.close()
             return
         stream.give_up()
@@ -145,7 +145,6 @@ class Membership:
             stream.stand_by()
 
     def _give(self, surplus: int) -> None:
-        """Release this member's surplus of streams."""
         surplus -= sum(stream.tail is not None and not stream.is_mine for stream in self._group.streams())
         read = [stream for stream in reversed(self._group.streams()) if stream.is_read]
         for stream in read[: max(0, surplus)]:
@@ -160,9 +159,9 @@ class Membership:
             # While it is cut off, this member keeps following streams that no other member takes.
             share = self._member.beat(connection, wanted, takes=self._reach.may_take, leased=not self._reach.is_cut_off)
             if not share.held:
-                return Found(share, [], {})
+                return Found(share, (), {})
             held = {row.stream_id: row for row in connection.execute(_HELD, {"stream_ids": sorted(share.held)})}
-            return Found(share, [key.key_id for key in key_definitions(connection)], held)
+            return Found(share, tuple(key.key_id for key in key_definitions(connection)), held)
 
     def _log(self, share: Share) -> None:
         """Log how many streams other members record when the number changes, to explain idle members."""
@@ -273,7 +272,7 @@ class Upkeep:
             retain_from(connection, {tail.row.stream_id: first for tail, first in due.items()})
             parts = [part.part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
         for tail, first in due.items():
-            while prune_expired(self._engine, tail.row, first, parts=parts):
+            while prune_expired(self._engine, tail.opened.stream, first, parts=parts):
                 if time.monotonic() >= until:
                     return
             tail.stream.pruned_to = first
@@ -311,7 +310,7 @@ class Upkeep:
 
     def _bounds(self, name: str) -> StreamBounds:
         with within(LOOK_TIME_S):
-            return self._group.reader().bounds(name)
+            return self._group.follower.reader().bounds(name)
 
     # --- gaps ---------------------------------------------------------------------------------------------------------
 
@@ -325,15 +324,19 @@ class Upkeep:
         has_work = False
         failed: Exception | None = None
         for tail in recorded:
-            row = tail.row
+            row = tail.opened.stream
             found = gaps(ranges[row.stream_id], tail.first_offset)
             self._seen |= {(row.stream_id, gap): seen.get((row.stream_id, gap), now) for gap in found}
             due = [gap for gap in found if now - self._seen[row.stream_id, gap] >= UNTOUCHED_S]
             has_work |= len(due) < len(found)
-            again = recorded_over_amqp(ranges[row.stream_id], tail.first_offset)
+            again = [
+                (each.from_offset, each.to_offset)
+                for each in ranges[row.stream_id]
+                if each.over_amqp and not each.is_tail and each.to_offset > max(tail.first_offset, each.from_offset)
+            ]
             if self._stop.is_set() or not (due or again):
                 continue
-            filler = Filler(self._engine, self._group.reader(), row, definitions, stop=self._stop)
+            filler = Filler(self._engine, self._group.follower.reader(), row, definitions, stop=self._stop)
             try:
                 for record, parts in ((filler.fill, due), (filler.record_again, again)):
                     for part in parts:
@@ -360,12 +363,3 @@ class Upkeep:
             # Another process works on it, or the stream was replaced, which its recorder notices.
             return fill(part)
         return False
-
-
-def recorded_over_amqp(rows: Sequence[CoverageRow], first: int) -> list[Range]:
-    """Return the ranges, except the tail, that were recorded over AMQP 0.9.1 and have retained offsets."""
-    return [
-        (row.from_offset, row.to_offset)
-        for row in rows
-        if row.over_amqp and not row.is_tail and row.to_offset > max(first, row.from_offset)
-    ]

@@ -190,22 +190,16 @@ def check_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> None
 def _in_force(connection: sa.Connection, wanted: Iterable[KeyDefinition]) -> dict[str, KeyDefinition]:
     """Read the keys in force, by name; raise if one contradicts a wanted key."""
     in_force = {definition.name: definition for definition in key_definitions(connection)}
-    for definition in wanted:
-        _check_same(definition, in_force.get(definition.name))
+    for each in wanted:
+        existing = in_force.get(each.name, each)
+        names_other = None not in (each.names, existing.names) and each.names != existing.names
+        if (each.sources, each.type) != (existing.sources, existing.type) or names_other:
+            raise KeyDefinitionConflict(
+                f"key {each.name!r} is already defined as {existing.meaning}, and now requested as {each.meaning}: "
+                f"write {existing.code} to use it, choose another name, or remove it first (`relatum keys remove`)",
+                key=each.name,
+            )
     return in_force
-
-
-def _check_same(wanted: KeyDefinition, existing: KeyDefinition | None) -> None:
-    if existing is None:
-        return
-    names_other = None not in (wanted.names, existing.names) and wanted.names != existing.names
-    if (wanted.sources, wanted.type) != (existing.sources, existing.type) or names_other:
-        raise KeyDefinitionConflict(
-            f"key {wanted.name!r} is already defined as {existing.meaning}, and now requested as "
-            f"{wanted.meaning}: write {existing.code} to use it, choose another name, or remove it first "
-            f"(`relatum keys remove`)",
-            key=wanted.name,
-        )
 
 
 def _is_said(wanted: KeyDefinition, existing: KeyDefinition | None) -> bool:
@@ -318,10 +312,8 @@ def ensure_streams(connection: sa.Connection, vhost: str, super_streams: Mapping
     names = sorted(super_streams)
     values = {"vhost": vhost, "names": names, "super_streams": [super_streams[name] for name in names]}
     found = streams_named(connection, vhost, names, partitions=False)
-    if len(found) < len(names):
+    if len(found) < len(names) or any(super_streams[row.name] not in (None, row.super_stream) for row in found):
         connection.execute(_ADD_STREAMS, values)
-        found = streams_named(connection, vhost, names, partitions=False)
-    if any(super_streams[row.name] not in (None, row.super_stream) for row in found):
         connection.execute(_SET_SUPER_STREAMS, values)
         found = streams_named(connection, vhost, names, partitions=False)
     return found

@@ -186,7 +186,6 @@ def idle_limit(seconds: float) -> str:
 
 
 def _cancel(pgconn: Any) -> None:
-    """Send a cancel request in a new thread."""
     if not _cancelling.acquire(blocking=False):
         return
     try:

@@ -75,7 +75,6 @@ def sql(text: str) -> sa.TextClause:
 
 @lru_cache(maxsize=1024)
 def _text_of(statement: sa.TextClause) -> bytes:
-    """Compile a statement for psycopg."""
     return str(statement.compile(dialect=_DIALECT)).encode()
 
 
