@@ -190,12 +190,10 @@ class RouterCore:
             preferred = next((each for each in partitions if each.stream == stream), None)
             return preferred or partitions[self.rule(name, _candidates(partitions))]
 
-        options = self.options
+        # An affinity set that is not cached has usually not been placed yet.
+        are_new, most = self.options.kind == "affinity", self.options.open_sets_max
         with self._in_time():
-            placed = self.store.place(
-                [name], choose, open_sets_max=options.open_sets_max, are_new=options.names_are_new
-            )
-        return placed[name]
+            return self.store.place([name], choose, open_sets_max=most, are_new=are_new)[name]
 
     def fence_after(self, name: str, epoch: int, stream: str) -> Move | None:
         with self._in_time():

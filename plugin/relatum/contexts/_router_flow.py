@@ -70,9 +70,6 @@ class PikaSending:
     async def source(self) -> Any:
         return self.channel
 
-    async def vhost(self) -> str:
-        return vhost_of(self.channel)
-
     async def send_named(self, core: RouterCore, placement: Placement, headers: dict[str, Any]) -> Any:
         own = (
             copy_with(self.properties, headers, self.properties.message_id)
@@ -119,9 +116,6 @@ class AioPikaSending:
 
     async def source(self) -> Any:
         return (await channel_of(self.target).get_underlay_channel()).connection
-
-    async def vhost(self) -> str:
-        return vhost_of(await self.source())
 
     async def send_named(self, core: RouterCore, placement: Placement, headers: dict[str, Any]) -> Any:
         own: Any = copy.copy(self.message)
@@ -244,7 +238,7 @@ class RouterBase(Generic[Options]):
         core, publications = self._core, self._core.publications
         if not core.is_open:
             await self._connect(sending)
-        core.check_vhost(await sending.vhost())
+        core.check_vhost(vhost_of(await sending.source()))
         placement = publications.at_hand(name)
         if placement is None:
             placement = await self._call(publications.place, name, stream)
@@ -266,7 +260,7 @@ class RouterBase(Generic[Options]):
         core = self._core
         if not core.has_layout:
             await self._connect(sending, with_database=False)
-        core.check_vhost(await sending.vhost())
+        core.check_vhost(vhost_of(await sending.source()))
         return core.unnamed(sending.routing_key)
 
     async def _settle_name(self, name: str, timeout_s: float | None = None) -> None:
