@@ -13,7 +13,6 @@ from relatum import Broker
 from relatum.contexts import AffinitySets, SerializationContexts, forget_placements
 from relatum.contexts._move_store import MoveStore
 from relatum.contexts._placement_prune import forget_moves, forget_released
-from relatum.contexts._placement_store import CHANGES_MAX
 from relatum.contexts._placements import Move, PartitionRow, PartitionState, PlacementState
 from relatum.errors import DatabaseUnavailable, MoveConflict, RowRefused, SuperStreamConflict, TooManyOpenSets
 from relatum.limits import INTEGER_MAX
@@ -24,6 +23,8 @@ from tests.support.tables import placements, serial_consumers, serial_holds, sup
 
 LAYOUT = Layout.numbered("orders", 3)
 HEADER = "affinity_set"
+CHANGES_MAX = 10_000
+"""How many changes are returned one by one."""
 
 
 def least(_name: str, partitions: Sequence[PartitionRow]) -> PartitionRow:
