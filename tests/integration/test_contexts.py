@@ -68,7 +68,7 @@ def controls(reader: StreamReader, stream: str) -> list[tuple[int, Control]]:
 
 
 def run(contexts: SerializationContexts, steps: Callable[..., Move], *given: Any) -> Move:
-    return Mover(contexts._moves, contexts._control_streams()).run(steps, *given)
+    return Mover(contexts._store, contexts._control_streams()).run(steps, *given)
 
 
 def crash(contexts: SerializationContexts, after: int, steps: Callable[..., Any], *given: Any) -> None:
@@ -80,7 +80,7 @@ def leave(contexts: SerializationContexts, names: list[str], after: int) -> int:
     source, target = (f"{contexts.super_stream}-{place}" for place in (0, 1))
     with pytest.raises(Crash):
         crash(contexts, after, moving.move, source, target, frozenset(names))
-    return contexts._moves.moves()[0].move_id
+    return contexts._store.moves()[0].move_id
 
 
 def check_ended(contexts: SerializationContexts, ended: Move, names: list[str]) -> None:
@@ -163,20 +163,20 @@ def test_a_broker_without_its_stream_for_a_moment_is_waited_for(contexts: Serial
                 back.start()
             super().publish(stream, control)
 
-    mover = WithoutSource(contexts._moves, contexts._control_streams())
+    mover = WithoutSource(contexts._store, contexts._control_streams())
     ended = mover.run(moving.move, source, target, frozenset(names))
     back.join()
-    check_ended(contexts, contexts._moves.move(ended.move_id), names)
+    check_ended(contexts, contexts._store.move(ended.move_id), names)
 
 
 def test_a_beginning_whose_outcome_is_not_known_is_repeated(contexts: SerializationContexts) -> None:
     """Beginning a move again with the same holder gives the same move; another holder gets a conflict."""
     names = place(contexts, 2)
     wanted = f"{contexts.super_stream}-0", f"{contexts.super_stream}-1", frozenset(names), 0, 0
-    begun = contexts._moves.begin(*wanted, "me")
-    assert contexts._moves.begin(*wanted, "me") == begun
+    begun = contexts._store.begin(*wanted, "me")
+    assert contexts._store.begin(*wanted, "me") == begun
     with pytest.raises(MoveConflict, match=f"move {begun.move_id}") as caught:
-        contexts._moves.begin(*wanted, "another")
+        contexts._store.begin(*wanted, "another")
     assert (caught.value.move_id, caught.value.state) == (begun.move_id, "fencing")
     contexts.resume(begun.move_id)
 
@@ -195,12 +195,12 @@ def test_a_move_that_is_late_takes_what_is_left(contexts: SerializationContexts)
     names = place(contexts, 3)
     contexts.move(names[:1], f"{contexts.super_stream}-2")
     source, target = f"{contexts.super_stream}-0", f"{contexts.super_stream}-1"
-    begun = contexts._moves.begin(source, target, frozenset([*names, "nobody"]), 0, 0, "me")
+    begun = contexts._store.begin(source, target, frozenset([*names, "nobody"]), 0, 0, "me")
     assert begun.names == frozenset(names[1:])
     contexts.resume(begun.move_id)
     generation = contexts.status().generation
     with pytest.raises(NothingToMove):
-        contexts._moves.begin(source, target, frozenset(names), 0, 0, "me")
+        contexts._store.begin(source, target, frozenset(names), 0, 0, "me")
     assert contexts.status().generation == generation
 
 

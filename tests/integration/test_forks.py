@@ -226,7 +226,7 @@ def test_locks_held_at_the_fork_do_not_stop_the_child(place: Place) -> None:
 
         def use() -> list[Any]:
             publish_in_child(place.broker, place.database, place.stream, ["child"])
-            orders.place_handle(orders.layout(""), "round_robin", None, {})
+            orders.affinity().destination("", b"", None, "")
             return [reader.read(place.stream, 0).body, relations.read(place.stream, 0).body]
 
         try:

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 
 from relatum import Broker
 from relatum.contexts import AffinitySets, SerializationContexts, forget_placements
+from relatum.contexts._move_store import MoveStore
 from relatum.contexts._placement_prune import forget_moves, forget_released
-from relatum.contexts._placement_store import CHANGES_MAX, PlacementStore
 from relatum.contexts._placements import Move, PartitionRow, PartitionState, PlacementState
 from relatum.errors import DatabaseUnavailable, MoveConflict, RowRefused, SuperStreamConflict, TooManyOpenSets
 from relatum.limits import INTEGER_MAX
@@ -23,6 +23,8 @@ from tests.support.tables import placements, serial_consumers, serial_holds, sup
 
 LAYOUT = Layout.numbered("orders", 3)
 HEADER = "affinity_set"
+CHANGES_MAX = 10_000
+"""How many changes are returned one by one."""
 
 
 def least(_name: str, partitions: Sequence[PartitionRow]) -> PartitionRow:
@@ -34,20 +36,20 @@ def in_place(place: int) -> Callable[[str, Sequence[PartitionRow]], PartitionRow
 
 
 @contextmanager
-def stored(database_url: str, vhost: str = "/", super_stream: str = "orders") -> Iterator[PlacementStore]:
+def stored(database_url: str, vhost: str = "/", super_stream: str = "orders") -> Iterator[MoveStore]:
     with closing(Database(database_url, writes=True)) as database:
-        yield PlacementStore(database, vhost, super_stream)
+        yield MoveStore(database, vhost, super_stream)
 
 
 @pytest.fixture
-def store(database_url: str) -> Iterator[PlacementStore]:
+def store(database_url: str) -> Iterator[MoveStore]:
     """The store of a super stream of three partitions."""
     with stored(database_url) as opened:
         opened.open(HEADER, LAYOUT)
         yield opened
 
 
-def counted(store: PlacementStore) -> list[int]:
+def counted(store: MoveStore) -> list[int]:
     """The open sets of each partition, as they are counted on."""
     counts = [partition.open_sets for partition in store.partitions()]
     placed = Counter(placement.stream for placement in store.placements())
@@ -55,7 +57,7 @@ def counted(store: PlacementStore) -> list[int]:
     return counts
 
 
-def execute(store: PlacementStore, *statements: sa.Executable) -> None:
+def execute(store: MoveStore, *statements: sa.Executable) -> None:
     """Execute statements in one transaction."""
     with store.database.engine.begin() as connection:
         for statement in statements:
@@ -67,7 +69,7 @@ def existing(move: Move | None) -> Move:
     return move
 
 
-def test_what_publishers_rely_on_comes_from_no_standby(store: PlacementStore, database_url: str) -> None:
+def test_what_publishers_rely_on_comes_from_no_standby(store: MoveStore, database_url: str) -> None:
     """No answer that a publisher relies on comes from a server that calls itself a standby, since it may be behind."""
     store.place(["x"], in_place(0))
     standby_says = "CREATE FUNCTION behind.pg_is_in_recovery() RETURNS boolean RETURN true"
@@ -87,7 +89,7 @@ def test_what_publishers_rely_on_comes_from_no_standby(store: PlacementStore, da
         assert list(standby.find(["x"])) == ["x"]  # what is only shown may be of a moment ago
 
 
-def in_state(store: PlacementStore, state: PlacementState) -> int:
+def in_state(store: MoveStore, state: PlacementState) -> int:
     in_it = sql("SELECT 1 FROM relatum.placements WHERE state = :state::text")
     return len(store.database.rows(in_it, {"state": str(state)}))
 
@@ -95,8 +97,8 @@ def in_state(store: PlacementStore, state: PlacementState) -> int:
 class Moves:
     """Moves of one name each, as a mover stores them; a move goes by its number."""
 
-    def __init__(self, store: PlacementStore, contexts: SerializationContexts) -> None:
-        self._store, self._moves = store, contexts._moves
+    def __init__(self, store: MoveStore, contexts: SerializationContexts) -> None:
+        self._store, self._moves = store, contexts._store
 
     def stored(self) -> list[int]:
         return [each.move_id for each in self._moves.moves(latest=99)]
@@ -119,12 +121,12 @@ class Moves:
 
 
 @pytest.fixture
-def moves(store: PlacementStore, database_url: str) -> Iterator[Moves]:
+def moves(store: MoveStore, database_url: str) -> Iterator[Moves]:
     with SerializationContexts("orders", database_url) as contexts:
         yield Moves(store, contexts)
 
 
-def test_where_a_fence_without_an_epoch_lies_is_not_stored(store: PlacementStore, moves: Moves) -> None:
+def test_where_a_fence_without_an_epoch_lies_is_not_stored(store: MoveStore, moves: Moves) -> None:
     """The offset of a fence without an epoch, as of an earlier release's mover, is not stored."""
     store.place(["x"], in_place(0))
     move_id = moves.begin("x", 1)
@@ -133,7 +135,7 @@ def test_where_a_fence_without_an_epoch_lies_is_not_stored(store: PlacementStore
     assert (found.state, found.fence_offset, found.attempt) == ("fencing", None, 2)
 
 
-def test_a_partition_that_is_bound_by_another_key_is_noticed(store: PlacementStore) -> None:
+def test_a_partition_that_is_bound_by_another_key_is_noticed(store: MoveStore) -> None:
     """A partition that is bound by another key makes every cached placement wrong."""
     store.place(["a"], in_place(1))
     before = store.generation()
@@ -142,7 +144,7 @@ def test_a_partition_that_is_bound_by_another_key_is_noticed(store: PlacementSto
     assert store.find(["a"])["a"].binding_key == "one"
 
 
-def test_placing_and_releasing_at_once_keeps_the_counts(database_url: str, store: PlacementStore) -> None:
+def test_placing_and_releasing_at_once_keeps_the_counts(database_url: str, store: MoveStore) -> None:
     """Every count is right and epochs ascend while many threads place and release the same names."""
     seen: dict[str, list[int]] = {}
     lock = threading.Lock()
@@ -166,7 +168,7 @@ def test_placing_and_releasing_at_once_keeps_the_counts(database_url: str, store
     assert all(max(epochs) < last[name] for name, epochs in seen.items())
 
 
-def test_a_released_name_is_placed_anew_with_a_higher_epoch(store: PlacementStore) -> None:
+def test_a_released_name_is_placed_anew_with_a_higher_epoch(store: MoveStore) -> None:
     """A released name shows up as a change and may be placed elsewhere, where its old release has no effect."""
     first = store.place(["a"], in_place(0))["a"]
     since = store.generation()
@@ -186,7 +188,7 @@ def test_a_released_name_is_placed_anew_with_a_higher_epoch(store: PlacementStor
 
 
 def test_a_set_that_moves_cannot_be_released_until_it_has_arrived(
-    store: PlacementStore, moves: Moves, database_url: str
+    store: MoveStore, moves: Moves, database_url: str
 ) -> None:
     """A set that moves cannot be released; once it has arrived, a release with its old epoch counts."""
     placed = store.place(["a", "b"], in_place(0))
@@ -203,7 +205,7 @@ def test_a_set_that_moves_cannot_be_released_until_it_has_arrived(
     assert counted(store) == [0, 0, 0]
 
 
-def test_a_set_is_released_that_arrives_just_then(store: PlacementStore, moves: Moves, database_url: str) -> None:
+def test_a_set_is_released_that_arrives_just_then(store: MoveStore, moves: Moves, database_url: str) -> None:
     """A release that waited for the end of a move releases the set where the move has left it."""
     epoch = store.place(["a"], in_place(0))["a"].epoch
     move_id = moves.begin("a", 1)
@@ -220,7 +222,7 @@ def test_a_set_is_released_that_arrives_just_then(store: PlacementStore, moves: 
     assert counted(store) == [0, 0, 0]
 
 
-def test_no_more_sets_are_open_than_may_be(database_url: str, store: PlacementStore) -> None:
+def test_no_more_sets_are_open_than_may_be(database_url: str, store: MoveStore) -> None:
     """No more sets than the limit are ever open, and names that do not fit are not placed at all."""
 
     def place(number: int) -> tuple[int, int] | None:
@@ -242,7 +244,7 @@ def test_no_more_sets_are_open_than_may_be(database_url: str, store: PlacementSt
     assert store.find([name, "x"]).keys() == {name}
 
 
-def test_only_a_retired_partition_is_taken_for_one(store: PlacementStore) -> None:
+def test_only_a_retired_partition_is_taken_for_one(store: MoveStore) -> None:
     """A row that PostgreSQL refuses for another reason is reported with that reason."""
     function = "CREATE FUNCTION divide() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM 1 / 0; END $$"
     trigger = "CREATE TRIGGER divides BEFORE INSERT ON relatum.placements FOR EACH ROW EXECUTE FUNCTION divide()"
@@ -251,7 +253,7 @@ def test_only_a_retired_partition_is_taken_for_one(store: PlacementStore) -> Non
         store.place(["a"], least)
 
 
-def test_nothing_new_is_placed_in_a_retired_partition(store: PlacementStore) -> None:
+def test_nothing_new_is_placed_in_a_retired_partition(store: MoveStore) -> None:
     """A retired partition gets no new name, even if it was retired between the choice and the write."""
 
     def retire(stream: str) -> None:
@@ -270,7 +272,7 @@ def test_nothing_new_is_placed_in_a_retired_partition(store: PlacementStore) -> 
     assert store.find(["a"])["a"].stream == "orders-2"
 
 
-def test_more_changes_than_can_be_told_are_everything(store: PlacementStore) -> None:
+def test_more_changes_than_can_be_told_are_everything(store: MoveStore) -> None:
     """A publisher that missed more changes than the limit is told to forget everything."""
     row = "INSERT INTO relatum.placements (super_stream_id, name, partition_id, epoch, first_epoch, generation) "
     rows = row + f"SELECT {store.super_stream_id}, 'n' || n, {store.partitions()[0].partition_id}, n, n, 2 + n % 2 "
@@ -281,7 +283,7 @@ def test_more_changes_than_can_be_told_are_everything(store: PlacementStore) -> 
     assert (generation, len(changed or ())) == (3, CHANGES_MAX // 2 + 1)
 
 
-def test_the_first_move_after_an_epoch_is_found(store: PlacementStore, moves: Moves) -> None:
+def test_the_first_move_after_an_epoch_is_found(store: MoveStore, moves: Moves) -> None:
     """A message is fenced by the first move of its name out of or into its partition above the message's epoch."""
     first = store.place(["a", "b"], in_place(0))["a"]
     assert store.fence_after("a", first.epoch, "orders-0") is None
@@ -298,13 +300,13 @@ def test_the_first_move_after_an_epoch_is_found(store: PlacementStore, moves: Mo
     assert store.fence_after("a", 0, "orders-2") is None
 
 
-def release_earlier(store: PlacementStore, interval: str) -> None:
+def release_earlier(store: MoveStore, interval: str) -> None:
     """Have the name "a" released that much earlier than now."""
     released_at = sa.func.now() - sa.text(f"interval '{interval}'")
     execute(store, sa.update(placements).where(placements.c.name == "a").values(released_at=released_at))
 
 
-def test_what_was_released_long_ago_is_forgotten(store: PlacementStore) -> None:
+def test_what_was_released_long_ago_is_forgotten(store: MoveStore) -> None:
     """A name that was released an hour ago is deleted, and publishers that may have it cached forget everything."""
     placed = store.place(["a", "b", "c"], least)
     since = store.generation()
@@ -320,7 +322,7 @@ def test_what_was_released_long_ago_is_forgotten(store: PlacementStore) -> None:
     assert store.place(["a"], least)["a"].epoch > placed["c"].epoch
 
 
-def test_the_last_move_of_a_context_at_each_end_is_kept(store: PlacementStore, moves: Moves) -> None:
+def test_the_last_move_of_a_context_at_each_end_is_kept(store: MoveStore, moves: Moves) -> None:
     """Moves are forgotten once retention has dropped both ends, but for the last of a context at each end."""
     store.place(["a", "b"], in_place(0))
     ids = [row.partition_id for row in store.partitions()]

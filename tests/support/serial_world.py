@@ -242,6 +242,8 @@ class World:
         self._names = 0
         self.streams: dict[str, list[Entry]] = {partition: [] for partition in PARTITIONS}
         self.placements: dict[str, Placement] = {}
+        self.changed: dict[str, int] = defaultdict(int)
+        """The generation of each name's last change."""
         self.openings: dict[str, int] = defaultdict(int)
         self.opening_of: dict[tuple[str, int], int] = {}
         self.moves: dict[int, MoveStep] = {}
@@ -384,7 +386,7 @@ class World:
             case Asked("changes", (None,)):
                 return self.generation, None
             case Asked("changes", (since,)):
-                return self.generation, [each for each in self.placements.values() if each.generation > since]
+                return self.generation, [each for name, each in self.placements.items() if self.changed[name] > since]
             case Asked("place", (name, stream)):
                 return self._open(name, stream or PARTITIONS[0])
             case Asked("fence_after", (name, epoch, stream)):
@@ -423,9 +425,7 @@ class World:
             epoch = self.next_epoch()
             self.opening_of[name, epoch] = self.openings[name]
             where = (PARTITIONS.index(preferred), preferred, preferred)
-            generation = 0 if placement is None else placement.generation
-            placement = Placement(name, *where, epoch, PlacementState.OPEN, generation=generation)
-            self.placements[name] = placement
+            placement = self.placements[name] = Placement(name, *where, epoch, PlacementState.OPEN)
         return placement
 
     def _append(self, sent: Arriving) -> None:
@@ -450,7 +450,8 @@ class World:
     def _set(self, name: str, **changes: Any) -> None:
         if "epoch" in changes:
             self.opening_of[name, changes["epoch"]] = self.openings[name]
-        self.placements[name] = replace(self.placements[name], generation=self.generation, **changes)
+        self.changed[name] = self.generation
+        self.placements[name] = replace(self.placements[name], **changes)
 
     def _find_move(self, name: str, epoch: int, stream: str) -> Move | None:
         """The first move that ended or began a name in a partition under a higher epoch than that."""

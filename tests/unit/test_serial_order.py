@@ -8,7 +8,7 @@ import pytest
 from relatum.contexts._order import (
     FINDINGS_MAX,
     NO_ENTRY,
-    ContextMessage,
+    Counted,
     Finding,
     FindingKind,
     OrderCheck,
@@ -33,7 +33,7 @@ def marker(move_id: int, epoch: int, source: str, fence_offset: int, *contexts: 
     return Marker(move_id, epoch, frozenset(contexts or ("c",)), source, fence_offset)
 
 
-def read(partitions: Partitions, *, first: Any = None, floors: Any = None) -> tuple[SerialReport, list[ContextMessage]]:
+def read(partitions: Partitions, *, first: Any = None, floors: Any = None) -> tuple[SerialReport, list[Counted]]:
     begin = {stream: (first or {}).get(stream, 0) for stream in partitions}
     report = SerialReport("s", "serialization_context")
 

@@ -9,7 +9,7 @@ from relatum.contexts._context_options import (
     SerialOptions,
     SerialStatistics,
 )
-from relatum.contexts._order import ContextMessage, Finding, FindingKind, SerialReport, verify
+from relatum.contexts._order import Finding, FindingKind, SerialReport, verify
 from relatum.contexts._placement_prune import forget_placements
 from relatum.contexts._placements import (
     Assignment,
@@ -42,7 +42,6 @@ __all__ = [
     "AsyncContextRouter",
     "AsyncSerialBatch",
     "AsyncSerialConsumer",
-    "ContextMessage",
     "ContextOptions",
     "ContextRouter",
     "ContextsStatus",

@@ -58,7 +58,7 @@ class AffinitySets(SerializationContexts):
     """
 
     def _open(self, header: str | None) -> None:
-        self._placements.open(header)
+        self._store.open(header)
 
     def list(
         self, prefix: str = "", *, partition: str | None = None, limit: int | None = PAGE
@@ -75,13 +75,13 @@ class AffinitySets(SerializationContexts):
             checked_name("partition", partition)
         if limit is not None:
             checked_count("limit", limit, otherwise=", or None")
-        found = self._placements.placements(stream=partition, first=prefix)
+        found = self._store.placements(stream=partition, first=prefix)
         with_prefix = takewhile(lambda each: each.name.startswith(prefix), found)
         return [_set_of(placement) for placement in islice(with_prefix, limit)]
 
     def count(self) -> dict[str, int]:
         """Return the number of open sets of every partition, by its stream."""
-        return {partition.stream: partition.open_sets for partition in self._placements.partitions()}
+        return {partition.stream: partition.open_sets for partition in self._store.partitions()}
 
     def inspect(self, name: str) -> AffinitySet:
         """Return an open set.
@@ -90,7 +90,7 @@ class AffinitySets(SerializationContexts):
             PlacementNotFound: no set with this name is open.
         """
         check_name(name, "an affinity set's name")
-        placement = self._placements.find([name]).get(name)
+        placement = self._store.find([name]).get(name)
         if placement is None:
             raise PlacementNotFound(f"no affinity set {name!r} is open in {self.super_stream!r}", name=name)
         return _set_of(placement)
@@ -107,13 +107,13 @@ class AffinitySets(SerializationContexts):
         check_name(name, "an affinity set's name")
         self._check_closes()
         found = self.inspect(name)
-        while self._placements.release([(name, found.epoch)]):
+        while self._store.release([(name, found.epoch)]):
             move_id = self.inspect(name).move_id
             if move_id is not None:
                 raise MoveConflict(
                     f"{name!r} is being moved; complete or abort the move, then close it",
                     move_id=move_id,
-                    state=str(self._moves.move(move_id).state),
+                    state=str(self._store.move(move_id).state),
                 )
         return found
 
@@ -125,7 +125,7 @@ class AffinitySets(SerializationContexts):
         """
         checked_seconds("idle_s", idle_s, zero=False)
         self._check_closes()
-        return close_idle(self._placements, idle_s)
+        return close_idle(self._store, idle_s)
 
     def set_idle(self, idle_s: float | None) -> None:
         """Store after how many seconds without a message sets are closed, at least 60; None for never.
@@ -135,7 +135,7 @@ class AffinitySets(SerializationContexts):
         if idle_s is not None:
             checked_seconds("idle_s", idle_s, least=IDLE_S_MIN)
         self._check_closes()
-        self._placements.set_idle(idle_s)
+        self._store.set_idle(idle_s)
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Store the weights of partitions, by stream, for all routers with `balance="weighted"`.
@@ -145,7 +145,7 @@ class AffinitySets(SerializationContexts):
             InvalidInput: a weight is negative or not a number; nothing was changed.
         """
         weights = checked_weights("weights", weights)
-        self._placements.set_weights(weights)
+        self._store.set_weights(weights)
 
     def move(self, names: str | Iterable[str], to: str, *, progress: Progress | None = None) -> "builtins.list[Move]":
         """Move sets to another partition; guarantees and errors are those of `SerializationContexts.move`.
@@ -159,7 +159,7 @@ class AffinitySets(SerializationContexts):
 
     def _check_closes(self) -> None:
         # The next message of a closed context could go to another partition: its order would be lost.
-        if self._placements.header == CONTEXT_HEADER:
+        if self._store.header == CONTEXT_HEADER:
             raise SuperStreamConflict(
                 f"serialization contexts are placed in {self.super_stream!r}: closing one would end its order; "
                 "nothing was changed",

@@ -25,9 +25,6 @@ class RouterOptions:
     kind: ClassVar[str]
     """The kind of router in metrics: "context" or "affinity"."""
 
-    names_are_new: ClassVar[bool]
-    """Whether a name that is not cached has usually not been placed yet."""
-
     when_away: ClassVar[tuple[str, ...]]
     """The valid values of `when_database_away`."""
 
@@ -47,12 +44,10 @@ class RouterOptions:
 
     @property
     def open_sets_max(self) -> int | None:
-        """How many sets may be open at once; None for no limit."""
         return None
 
     @property
     def idle_s(self) -> float | None:
-        """Seconds without use after which any router closes a set; None for the stored value."""
         return None
 
     def rules(self) -> tuple[Balance, Balance]:
@@ -94,7 +89,6 @@ class ContextOptions(RouterOptions):
     """
 
     kind: ClassVar[str] = "context"
-    names_are_new: ClassVar[bool] = False
     when_away: ClassVar[tuple[str, ...]] = ("wait", "fail")
     names_option: ClassVar[str] = "contexts_max"
 
@@ -145,7 +139,6 @@ class AffinityOptions(RouterOptions):
     """
 
     kind: ClassVar[str] = "affinity"
-    names_are_new: ClassVar[bool] = True
     when_away: ClassVar[tuple[str, ...]] = ("known", "wait", "fail")
     names_option: ClassVar[str] = "known_sets_max"
 

@@ -79,8 +79,7 @@ class ControlStreams(Closing):
 
     def end_of(self, stream: str) -> int:
         """The offset after a stream's last message, 0 if it is empty. Later messages are not below it."""
-        last = self.reader().bounds(stream).last
-        return 0 if last is None else last + 1
+        return self.reader().bounds(stream).end
 
     def find(self, stream: str, control: Fence | Marker, from_offset: int) -> int | None:
         """Find the first fence or marker of the same move and epoch before the stream's present end."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from relatum.contexts._partition_log import Control, Fence, Marker
+from relatum.contexts._placement_store import PlacementStore
 from relatum.contexts._placements import Move, MoveState, MoveStep, PartitionState, PlacementState
 from relatum.contexts._super_stream_rows import KEEP_COMMITS, RAISE_GENERATION, Ask, asking
 from relatum.errors import Conflict, MoveConflict, NotFound, StreamNotFound, SuperStreamConflict
@@ -175,25 +176,19 @@ class NothingToMove(Conflict):
     """None of the contexts is still open in the source; nothing was written."""
 
 
-class MoveStore:
-    """The moves of one super stream. Thread-safe."""
+class MoveStore(PlacementStore):
+    """The placements and moves of one super stream. Thread-safe. Call `open` first."""
 
-    def __init__(self, database: Database, super_stream_id: int, super_stream: str) -> None:
-        self._database = database
-        self.super_stream_id = super_stream_id
-        self._name = super_stream
+    def __init__(self, database: Database, vhost: str, super_stream: str) -> None:
+        super().__init__(database, vhost, super_stream)
         self.outages = Outages(logger, database=database.address.name)
-        """The name of these calls in logs of an outage."""
 
     @contextmanager
     def kept(self) -> Iterator[Ask]:
         """Open a transaction whose commit waits for the disk; yield a function that runs its statements."""
-        with self._database.transaction() as connection:
+        with self.database.transaction() as connection:
             connection.execute(_KEEP_COMMITS)
             yield asking(connection, super_stream_id=self.super_stream_id)
-
-    def _rows(self, statement: sa.TextClause, **given: Any) -> list[Any]:
-        return self._database.rows(statement, {"super_stream_id": self.super_stream_id, **given})
 
     def begin(
         self, source: str, target: str, contexts: Collection[str], scan_from: int, target_scan_from: int, holder: str
@@ -206,7 +201,14 @@ class MoveStore:
             rows = ask(LOCK_NAMED, names=sorted(contexts)).all()
             for row in rows:
                 if row.state == PlacementState.MOVING:
-                    return _begun_before(ask, row.move_id, row.name, holder)
+                    found = _step(ask, row.move_id)
+                    if found.holder == holder:
+                        return found
+                    raise MoveConflict(
+                        f"move {found.move_id} moves {row.name!r} already: resume or abort that move",
+                        move_id=found.move_id,
+                        state=found.state.value,
+                    )
             source_id = _partition(ask, source).partition_id
             names = [row.name for row in rows if (row.state, row.partition_id) == ("open", source_id)]
             if not names:
@@ -236,15 +238,15 @@ class MoveStore:
             return _step(ask, move_id)
 
     def look(self, move_id: int) -> MoveStep:
-        return _step_of(_only(self._rows(ONE, move_id=move_id), move_id))
+        return _step_of(_only(self._select(ONE, move_id=move_id), move_id))
 
     def attend(self, move_id: int, holder: str) -> None:
-        self._rows(ATTEND, move_id=move_id, holder=holder, lease_s=LEASE_S)
+        self._select(ATTEND, move_id=move_id, holder=holder, lease_s=LEASE_S)
 
     def take_abandoned(self) -> int | None:
         """Take the lease of a move that has not ended and has no live holder; None if there is none."""
-        taken = {"super_stream_id": self.super_stream_id, "holder": new_holder(), "lease_s": LEASE_S}
-        return next((row.move_id for row in self._database.rows(TAKE_ABANDONED, taken, once=True)), None)
+        taken = self._with_id(holder=new_holder(), lease_s=LEASE_S)
+        return next((row.move_id for row in self.database.rows(TAKE_ABANDONED, taken, once=True)), None)
 
     def let_fence(self, move_id: int) -> MoveStep:
         """Assign the fence's epoch, once no publisher relies on a query from before the move."""
@@ -281,11 +283,23 @@ class MoveStore:
 
     def moves(self, *, latest: int | None = None) -> list[Move]:
         """Return the moves that have not ended, oldest first; or the `latest` ones of all, newest first."""
-        rows = self._rows(UNDER_WAY) if latest is None else self._rows(LATEST, latest=latest)
-        return [move_info(row) for row in rows]
+        rows = self._select(UNDER_WAY) if latest is None else self._select(LATEST, latest=latest)
+        return [_move(row) for row in rows]
 
     def move(self, move_id: int) -> Move:
-        return move_info(_only(self._rows(ONE, move_id=move_id), move_id))
+        return _move(_only(self._select(ONE, move_id=move_id), move_id))
+
+    def fence_after(self, name: str, epoch: int, stream: str) -> Move | None:
+        """Read the first move of a name out of or into a partition whose fence or marker has an epoch above this one.
+
+        After that fence or marker, messages with this epoch are strays. Old moves may be deleted, but then a later move
+        of the name there is kept whose fence or marker retention has dropped, too: all remaining messages follow it.
+        None: messages with this epoch cannot be strays there.
+        """
+        wanted = self._with_id(name=name, stream=stream, above=epoch)
+        # Publishers rely on the result: a standby, which may lag, is refused.
+        [row] = self.database.rows(FENCE_AFTER, wanted, on_primary=True)
+        return None if row.move_id is None else _move(row)
 
 
 def _partition(ask: Ask, stream: str) -> Any:
@@ -293,18 +307,6 @@ def _partition(ask: Ask, stream: str) -> Any:
     if row is None:
         raise StreamNotFound(f"the super stream has no partition {stream!r}", stream=stream)
     return row
-
-
-def _begun_before(ask: Ask, move_id: int, context: str, holder: str) -> MoveStep:
-    """The contexts' present move, if this holder began it; else raise `MoveConflict`."""
-    found = _step(ask, move_id)
-    if found.holder == holder:
-        return found
-    raise MoveConflict(
-        f"move {move_id} moves {context!r} already: resume or abort that move",
-        move_id=move_id,
-        state=found.state.value,
-    )
 
 
 def _step(ask: Ask, move_id: int) -> MoveStep:
@@ -322,7 +324,7 @@ def _step_of(row: Any) -> MoveStep:
     return replace(step, state=MoveState(step.state))
 
 
-def move_info(row: Sequence[Any]) -> Move:
+def _move(row: Sequence[Any]) -> Move:
     move = Move(*row[:_FACTS])
     return replace(move, state=MoveState(move.state))
 

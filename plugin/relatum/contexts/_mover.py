@@ -29,8 +29,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._move_store import MoveStore, NothingToMove, logger
 from relatum.contexts._partition_log import Control, Fence, Marker
-from relatum.contexts._placement_store import PlacementStore
-from relatum.contexts._placements import Move, MoveProgress, MoveState, MoveStep, Placement, Progress, in_parts
+from relatum.contexts._placements import Move, MoveProgress, MoveState, MoveStep, Progress, in_parts
 from relatum.contexts._publication import MOVE_WAIT_S, elapsed_s
 from relatum.errors import (
     Conflict,
@@ -184,9 +183,14 @@ class Mover:
         try:
             return steps(self, *given)
         except RelatumError as error:
-            if self._known is None or self._known.state.is_ended:
+            known = self._known
+            if known is None or known.state.is_ended:
                 raise
-            raise _stopped(self._known, error) from error
+            stopped: RelatumError = type(error)(
+                f"move {known.move_id} stopped in the state {known.state.value}: {error}; resume it, or abort it"
+            )
+            stopped.__dict__.update(error.__dict__, move_id=known.move_id)
+            raise stopped from error
 
     def end_of(self, stream: str) -> int:
         return self._persist(self._streams.end_of, stream)
@@ -269,14 +273,6 @@ def resume_abandoned(moves: MoveStore, streams: ControlStreams, *, retry_s: floa
             log_failure(logger, error, f"another mover completed or aborted move {move_id}", level=logging.INFO)
 
 
-def _stopped(move: MoveStep, error: RelatumError) -> RelatumError:
-    stopped: RelatumError = type(error)(
-        f"move {move.move_id} stopped in the state {move.state.value}: {error}; resume it, or abort it"
-    )
-    stopped.__dict__.update(error.__dict__, move_id=move.move_id)
-    return stopped
-
-
 MOVES_AT_ONCE: Final = 4
 """The default number of moves that run at the same time."""
 
@@ -292,8 +288,7 @@ _Wanted: TypeAlias = tuple[str, str, frozenset[str]]
 
 @dataclass
 class Movers:
-    placements: PlacementStore
-    moves: MoveStore
+    store: MoveStore
     streams: ControlStreams
     at_once: int
     retry_s: float
@@ -306,7 +301,7 @@ class Movers:
         """Move contexts, by target. Contexts without a placement are skipped."""
         try:
             # First, because contexts of moves that have not ended are a conflict.
-            resume_abandoned(self.moves, self.streams, retry_s=self.retry_s)
+            resume_abandoned(self.store, self.streams, retry_s=self.retry_s)
         except RelatumError as error:
             log_failure(logger, error, "an abandoned move was not completed here")
         ended: list[Move] = []
@@ -321,15 +316,15 @@ class Movers:
                 return ended
             self._contexts_all = self._contexts_done + sum(len(names) for _, _, names in wanted)
             for step in self._perform_all(wanted):
-                ended.append(self.moves.move(step.move_id))
+                ended.append(self.store.move(step.move_id))
                 moved |= step.names
         raise Conflict("other movers move these contexts to other streams at the same time: repeat the call later")
 
     def perform(self, steps: Callable[[Mover, int], MoveStep], move_id: int, *, reason: str | None = None) -> Move:
-        return self.moves.move(self._mover(reason).run(steps, move_id).move_id)
+        return self.store.move(self._mover(reason).run(steps, move_id).move_id)
 
     def _mover(self, reason: str | None = None) -> Mover:
-        return Mover(self.moves, self.streams, retry_s=self.retry_s, reason=reason, tell=self._tell)
+        return Mover(self.store, self.streams, retry_s=self.retry_s, reason=reason, tell=self._tell)
 
     def _tell(self, move: Move) -> None:
         with self._telling:
@@ -340,8 +335,14 @@ class Movers:
 
     def _needed(self, names: Collection[str], target: str) -> list[_Wanted]:
         leaving: dict[str, list[str]] = {}
-        for placement in self.placements.find(names).values():
-            self._check_stands(placement)
+        for placement in self.store.find(names).values():
+            found = None if placement.move_id is None else self.store.move(placement.move_id)
+            if found is not None and not found.state.is_ended:
+                raise MoveConflict(
+                    f"move {found.move_id} moves {placement.name!r} already: resume or abort that move",
+                    move_id=found.move_id,
+                    state=found.state.value,
+                )
             if placement.stream != target:
                 leaving.setdefault(placement.stream, []).append(placement.name)
         return [
@@ -349,17 +350,6 @@ class Movers:
             for source, those in leaving.items()
             for some in in_parts(those, CONTEXTS_MAX)
         ]
-
-    def _check_stands(self, placement: Placement) -> None:
-        if placement.move_id is None:
-            return
-        found = self.moves.move(placement.move_id)
-        if not found.state.is_ended:
-            raise MoveConflict(
-                f"move {found.move_id} moves {placement.name!r} already: resume or abort that move",
-                move_id=found.move_id,
-                state=found.state.value,
-            )
 
     def _perform_all(self, wanted: Sequence[_Wanted]) -> list[MoveStep]:
         """Perform several moves at a time. If one stops, running moves are completed and no other begins.

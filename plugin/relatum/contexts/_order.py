@@ -8,11 +8,11 @@ and markers retention has dropped.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from relatum.checks import checked_name
 from relatum.contexts._move_store import floors_before
@@ -27,7 +27,7 @@ from relatum.contexts._partition_log import (
     Verdict,
     entry_of,
 )
-from relatum.contexts._super_stream_rows import open_super_stream
+from relatum.contexts._placement_store import PlacementStore
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, SuperStreamNotFound
 from relatum.headers import CONTEXT_HEADER
 from relatum.ids import MessageId
@@ -131,32 +131,14 @@ Retention may have dropped the message, or it was published after reading began.
 NO_ENTRY: Final = Data(None, None)
 
 
-@dataclass(frozen=True, slots=True)
-class ContextMessage:
-    """A valid message of the application.
-
-    Attributes:
-        context: Its context, or None.
-        at: The partition and offset where it is valid: its own, or those of its adoption.
-        message: The partition and offset where it is stored.
-        epoch: The epoch it is valid in; 0 if no router published it and no context was moved here.
-        placed: The placement it was published with; None if no router published it.
-    """
+class Counted(NamedTuple):
+    """A valid message of the application. An adopted message is valid at its adoption."""
 
     context: str | None
     at: MessageId
-    message: MessageId
     epoch: int
+    """0 if no router published it and no context was moved here."""
     placed: Placed | None
-
-
-@dataclass(slots=True)
-class _Run:
-    """One epoch of a context in its partition: the first and last message of each session."""
-
-    stream: str
-    first: dict[str, ContextMessage] = field(default_factory=dict)
-    last: dict[str, ContextMessage] = field(default_factory=dict)
 
 
 class OrderCheck:
@@ -171,11 +153,12 @@ class OrderCheck:
         self._report = report
         self._log = PartitionLog()
         self._stream = ""
-        self._latest: dict[str, int] = {}
+        self._latest: dict[str | None, int] = {}
         self._strays: dict[MessageId, Data] = {}
-        self._adopted: dict[MessageId, ContextMessage] = {}
+        self._adopted: dict[MessageId, Counted] = {}
         self._fences: set[int] = set()
-        self._runs: defaultdict[str, dict[int, _Run]] = defaultdict(dict)
+        self._runs: defaultdict[str, dict[int, dict[str, tuple[Counted, Counted]]]] = defaultdict(dict)
+        """By context and epoch: the first and last message of each session."""
 
     def begin(self, stream: str, floors: Mapping[str, int]) -> None:
         """Begin the next partition; `floors` are those at the first offset read."""
@@ -183,7 +166,7 @@ class OrderCheck:
         self._log = PartitionLog(floors)
         self._latest = {}
 
-    def add(self, offset: int, entry: Entry) -> ContextMessage | None:
+    def add(self, offset: int, entry: Entry) -> Counted | None:
         """Return the message that is valid at an offset, or None."""
         at = MessageId(self._stream, offset)
         if isinstance(entry, (Fence, Marker)):
@@ -195,38 +178,41 @@ class OrderCheck:
                 self._report.strays += 1
                 self._report.adopted += at in self._adopted
             return None
-        counted = self._adoption(at, entry) if isinstance(entry, Adoption) else self._data(at, entry)
+        if isinstance(entry, Adoption):
+            counted = self._adoption(at, entry)
+        else:
+            epoch = self._latest.get(entry.context, 0) if entry.placed is None else entry.placed.epoch
+            counted = Counted(entry.context, at, epoch, entry.placed)
         if counted is not None:
             self._report.messages += 1
             self._report.unplaced += counted.placed is None
             self._order(counted)
         return counted
 
-    def _order(self, counted: ContextMessage) -> None:
+    def _order(self, counted: Counted) -> None:
         """Check the next message of a context; offsets ascend within a partition."""
-        context, placed = counted.context, counted.placed
+        context, at, epoch, placed = counted
         if context is None:
             return
-        self._latest[context] = max(counted.epoch, self._latest.get(context, 0))
+        self._latest[context] = max(epoch, self._latest.get(context, 0))
         if placed is None:
             return
-        run = self._runs[context].setdefault(counted.epoch, _Run(counted.at.stream))
-        if run.stream != counted.at.stream:
-            text = f"epoch {counted.epoch} of the context is in {run.stream!r}, too"
-            self._report.add(Finding(FindingKind.SPLIT, *counted.at, context, text))
+        run = self._runs[context].setdefault(epoch, {})
+        first, before = run.get(placed.session, (counted, None))
+        stream = next((earliest.at.stream for earliest, _ in run.values()), at.stream)
+        if stream != at.stream:
+            self._found(FindingKind.SPLIT, at, context, f"epoch {epoch} of the context is in {stream!r}, too")
             return
-        before = run.last.get(placed.session)
         if before is not None:
             self._compare(before, counted)
-        run.first.setdefault(placed.session, counted)
-        run.last[placed.session] = counted
+        run[placed.session] = first, counted
 
     def _control(self, at: MessageId, entry: Fence | Marker) -> None:
         for context in entry.contexts:
             # Fences and markers may be repeated: only the first one raises the floor.
             if self._log.floors.get(context, 0) < entry.epoch == self._latest.get(context, 0):
                 what = f"epoch {entry.epoch} was used before move {entry.move_id} began it"
-                self._report.add(Finding(FindingKind.EARLY, *at, context, what))
+                self._found(FindingKind.EARLY, at, context, what)
         self._log.judge(at.offset, entry)
         if isinstance(entry, Fence):
             self._fences.add(entry.move_id)
@@ -235,52 +221,46 @@ class OrderCheck:
             # Holding delays a message's delivery; it does not change its validity.
             self._log.end(move_id)
 
-    def _data(self, at: MessageId, entry: Data) -> ContextMessage:
-        epoch = 0
-        if entry.placed is not None:
-            epoch = entry.placed.epoch
-        elif entry.context is not None:
-            epoch = self._latest.get(entry.context, 0)
-        return ContextMessage(entry.context, at, at, epoch, entry.placed)
-
-    def _adoption(self, at: MessageId, entry: Adoption) -> ContextMessage | None:
+    def _adoption(self, at: MessageId, entry: Adoption) -> Counted | None:
         message = MessageId(entry.stream, entry.offset)
         seen = self._look(entry.stream, entry.offset)
         if seen is None:
             return None
         if not isinstance(seen, Data) or seen.context != entry.context or seen.placed is None:
-            self._false_adoption(at, entry.context, f"{message} is not a message of the context")
+            what = f"{message} is not a message of the context"
+            self._found(FindingKind.FALSE_ADOPTION, at, entry.context, what)
             return None
         self._report.adopted += message in self._strays and message not in self._adopted
-        counted = self._adopted[message] = ContextMessage(entry.context, at, message, entry.epoch, seen.placed)
+        counted = self._adopted[message] = Counted(entry.context, at, entry.epoch, seen.placed)
         return counted
-
-    def _false_adoption(self, at: MessageId, context: str | None, text: str) -> None:
-        self._report.add(Finding(FindingKind.FALSE_ADOPTION, *at, context, text))
 
     def finish(self, read: Mapping[str, tuple[int, int]]) -> None:
         for message, counted in self._adopted.items():
             first, end = read.get(message.stream, (0, 0))
             if first <= message.offset < end and message not in self._strays:
-                self._false_adoption(counted.at, counted.context, f"{message} is valid where it is stored")
+                what = f"{message} is valid where it is stored"
+                self._found(FindingKind.FALSE_ADOPTION, counted.at, counted.context, what)
         for at, entry in self._strays.items():
             if at not in self._adopted:
-                self._report.add(Finding(FindingKind.STRAY, *at, entry.context, f"{entry.placed} follows its fence"))
+                self._found(FindingKind.STRAY, at, entry.context, f"{entry.placed} follows its fence")
         for runs in self._runs.values():
-            last: dict[str, ContextMessage] = {}
+            last: dict[str, Counted] = {}
             for _, run in sorted(runs.items()):
-                for session, earliest in run.first.items():
+                for session, (earliest, latest) in run.items():
                     if session in last:
                         self._compare(last[session], earliest)
-                last |= run.last
+                    last[session] = latest
         self._report.contexts = len(self._runs)
 
-    def _compare(self, before: ContextMessage, counted: ContextMessage) -> None:
+    def _compare(self, before: Counted, counted: Counted) -> None:
         assert before.placed is not None
         assert counted.placed is not None
         if before.placed.number >= counted.placed.number:
             text = f"{counted.placed} follows {before.placed} at {before.at}"
-            self._report.add(Finding(FindingKind.DISORDER, *counted.at, counted.context, text))
+            self._found(FindingKind.DISORDER, counted.at, counted.context, text)
+
+    def _found(self, kind: FindingKind, at: MessageId, context: str | None, text: str) -> None:
+        self._report.add(Finding(kind, *at, context, text))
 
 
 def verify(
@@ -349,24 +329,23 @@ def _begin(
     if database is not None:
         # A super stream without placements has no rows.
         with suppress(SuperStreamNotFound), closing(Database(database, statement_s=ONCE_STATEMENT_S)) as shared:
-            known = shared.run(lambda found: open_super_stream(found, (address.vhost, super_stream), None, None))
-            ids = {row.stream: row.partition_id for row in known.partitions}
-            ranges = dict(_ranges(reader, ids))
+            known = PlacementStore(shared, address.vhost, super_stream)
+            ids = {row.stream: row.partition_id for row in known.open()}
+            ranges = _ranges(reader, ids)
             floors = {stream: floors_before(shared, ids[stream], first) for stream, (first, _) in ranges.items()}
             return header or known.header, ranges, floors
     # The empty name is the default exchange, which every stream is bound to.
     streams = reader.bound(super_stream) if super_stream else ()
     if not streams:
         raise SuperStreamNotFound(f"there is no super stream {super_stream!r}", super_stream=super_stream)
-    return header or CONTEXT_HEADER, dict(_ranges(reader, streams)), {}
+    return header or CONTEXT_HEADER, _ranges(reader, streams), {}
 
 
-def _ranges(reader: StreamReader, streams: Iterable[str]) -> Iterator[tuple[str, tuple[int, int]]]:
+def _ranges(reader: StreamReader, streams: Iterable[str]) -> dict[str, tuple[int, int]]:
     """Return the present offsets of each stream; deleted ones, which were retired, are left out."""
+    ranges = {}
     for stream in streams:
-        try:
+        with suppress(StreamNotFound):
             bounds = reader.bounds(stream)
-        except StreamNotFound:
-            continue
-        first = bounds.first or 0
-        yield stream, (first, first if bounds.last is None else bounds.last + 1)
+            ranges[stream] = bounds.first or 0, bounds.end
+    return ranges

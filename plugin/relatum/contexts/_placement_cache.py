@@ -4,13 +4,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any
 from weakref import WeakValueDictionary
 
 from relatum.contexts._partition_log import Adoption, Placed
 from relatum.contexts._placements import Placement, PlacementState
-
-_Lock = TypeVar("_Lock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +155,15 @@ class Unchecked:
             self._sent.pop(name, None)
 
 
-class NameLocks(Generic[_Lock]):
+class NameLocks:
     """A lock for each name in use, for threads or tasks: `with locks(name):`. A lock is dropped with its last user."""
 
-    def __init__(self, make: Callable[[], _Lock]) -> None:
+    def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._lock = threading.Lock()
-        self._used: WeakValueDictionary[str, _Lock] = WeakValueDictionary()
+        self._used: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
-    def __call__(self, name: str) -> _Lock:
+    def __call__(self, name: str) -> Any:
         """Return the name's lock; keep it while it is used or waited for."""
         with self._lock:
             return self._used.setdefault(name, self._make())

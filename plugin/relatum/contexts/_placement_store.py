@@ -14,11 +14,9 @@ from typing import Any, Final
 import psycopg
 import sqlalchemy as sa
 
-from relatum.contexts._move_store import FENCE_AFTER, move_info
 from relatum.contexts._placement_prune import forget_released
 from relatum.contexts._placements import (
     Choose,
-    Move,
     PartitionRow,
     PartitionState,
     Placement,
@@ -66,8 +64,7 @@ _TRIES: Final = 20
 """Attempts to place names: a chosen partition may be retired, or others place and release a name meanwhile."""
 
 _PLACEMENT: Final = """
-        p.name, p.partition_id, s.stream, s.binding_key, p.epoch, p.state, p.move_id, p.generation, p.opened_at,
-        p.used_at, p.released_at"""
+        p.name, p.partition_id, s.stream, s.binding_key, p.epoch, p.state, p.move_id, p.opened_at, p.used_at"""
 """The columns of `Placement`, in order."""
 
 _OF_PLACEMENTS: Final = """
@@ -128,7 +125,7 @@ def _placed(to_lock: str) -> sa.TextClause:
             epoch = nextval('relatum.placement_epochs'), first_epoch = placements.epoch + 1,
             opened_at = statement_timestamp(), used_at = statement_timestamp()
         WHERE placements.state = 'released'
-        RETURNING name, partition_id, epoch, state, move_id, generation, opened_at, used_at, released_at),
+        RETURNING name, partition_id, epoch, state, move_id, opened_at, used_at),
     locked AS (
         SELECT partition_id, open_sets FROM relatum.super_stream_partitions
         WHERE {to_lock}
@@ -140,7 +137,7 @@ def _placed(to_lock: str) -> sa.TextClause:
         WHERE s.partition_id = locked.partition_id AND s.partition_id = added.partition_id
         RETURNING s.partition_id, s.stream, s.binding_key)
     SELECT placed.name, placed.partition_id, counted.stream, counted.binding_key, placed.epoch, placed.state,
-        placed.move_id, placed.generation, placed.opened_at, placed.used_at, placed.released_at,
+        placed.move_id, placed.opened_at, placed.used_at,
         (SELECT sum(open_sets)::bigint FROM locked) + (SELECT count(*) FROM placed) AS open_sets, {KEEP_COMMITS}
     FROM placed JOIN counted ON counted.partition_id = placed.partition_id""")
 
@@ -215,11 +212,10 @@ class PlacementStore:
         option raises `SuperStreamConflict`, an unknown super stream `SuperStreamNotFound`.
         """
         self._active_until = 0.0
-        found = self.database.run(
+        self.super_stream_id, self.header, partitions = self.database.run(
             lambda connection: open_super_stream(connection, (self._vhost, self._name), header, layout, idle_s)
         )
-        self.super_stream_id, self.header = found.super_stream_id, found.header
-        return found.partitions
+        return partitions
 
     def open_or_add(self, header: str | None, broker: BrokerAddress) -> None:
         """Open the super stream's rows; if there are none, create them for the partitions that the broker has."""
@@ -357,18 +353,6 @@ class PlacementStore:
             if len(rows) < PAGE:
                 return
             first = behind(rows[-1].name)
-
-    def fence_after(self, name: str, epoch: int, stream: str) -> Move | None:
-        """Read the first move of a name out of or into a partition whose fence or marker has an epoch above this one.
-
-        After that fence or marker, messages with this epoch are strays. Old moves may be deleted, but then a later move
-        of the name there is kept whose fence or marker retention has dropped, too: all remaining messages follow it.
-        None: messages with this epoch cannot be strays there.
-        """
-        wanted = self._with_id(name=name, stream=stream, above=epoch)
-        # Publishers rely on the result: a standby, which may lag, is refused.
-        [row] = self.database.rows(FENCE_AFTER, wanted, on_primary=True)
-        return None if row.move_id is None else move_info(row)
 
     def idle_s(self) -> float | None:
         """Read after how many seconds without use sets are closed; None for never."""

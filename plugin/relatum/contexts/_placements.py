@@ -116,12 +116,9 @@ class Placement:
     state: PlacementState
     move_id: int | None = None
     """The move it waits for, or None."""
-    generation: int = 0
-    """The super stream's generation at its last change; 0 if it never changed."""
     opened_at: datetime | None = None
     used_at: datetime | None = None
     """When a publisher last reported use; see `PlacementStore.touch`."""
-    released_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -297,16 +297,11 @@ class Publications:
         move = self._world.fence_after(sent.name, sent.wanted.epoch, sent.stream)
         if move is None:
             return None
-        end = _end_of(move, sent)
-        # Prefer the fence's known offset: retention may have dropped the fence itself.
+        is_out = move.source == sent.stream and move.fence_epoch > sent.wanted.epoch
+        end = move.fence_offset if is_out else move.marker_offset
+        # Prefer the known offset of the fence or marker: retention may have dropped it.
         from_offset = _scan_from(move, sent.stream) if end is None else end
         return self._world.search(sent, from_offset, end is not None)
-
-
-def _end_of(move: Move, sent: Sent) -> int | None:
-    """The offset of the fence or marker after which a message is a stray; None while it is not known."""
-    is_out = move.source == sent.stream and move.fence_epoch > sent.wanted.epoch
-    return move.fence_offset if is_out else move.marker_offset
 
 
 def _scan_from(move: Move, stream: str) -> int:

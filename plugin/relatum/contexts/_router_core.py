@@ -16,19 +16,16 @@ from relatum.contexts._move_store import MoveStore, logger
 from relatum.contexts._mover import resume_abandoned
 from relatum.contexts._partition_log import Adoption
 from relatum.contexts._placement_cache import Sent
-from relatum.contexts._placement_store import PlacementStore
 from relatum.contexts._placements import Move, PartitionRow, PartitionState, Placement, check_name
 from relatum.contexts._publication import AWAY_S, WAITED_S, Publications, elapsed_s
 from relatum.errors import (
     ConfigurationError,
     DatabaseUnavailable,
     PublishOutcomeUnknown,
-    PublishRejected,
     RelatumError,
     Transient,
     UsedAfterClose,
 )
-from relatum.headers import PLACED_HEADER
 from relatum.reading import Broker
 from relatum.store.database import AnyDatabase, Database
 from relatum.store.members import LEASE_S
@@ -64,8 +61,8 @@ BUSY: Final = 2
 class RouterCore:
     """The placements of one router, and the calls that its publications make. Thread-safe."""
 
-    store: PlacementStore
-    """The placements in the database. Known after `open`."""
+    store: MoveStore
+    """The placements and moves in the database. Known after `open`."""
     control_streams: ControlStreams
     """Reads partitions, and publishes control messages. Known after `open`."""
 
@@ -96,7 +93,6 @@ class RouterCore:
         self._candidates: Sequence[PartitionRow] = ()
         self.has_layout = False
         """Whether messages without a name can be published."""
-        self._moves: MoveStore | None = None
         self._take_over_at = 0.0
         self._reading = threading.Lock()
         self._asked = itertools.count(1)
@@ -137,10 +133,9 @@ class RouterCore:
             self.has_layout = True
             if needs_database:
                 self.control_streams = ControlStreams(address, self.options.header)
-                self.store = store = PlacementStore(self._database, address.vhost, self.super_stream)
+                self.store = MoveStore(self._database, address.vhost, self.super_stream)
                 with within(max(self.options.timeout_s, LEAST_S)):
-                    rows = store.open(self.options.header, layout, idle_s=self.options.idle_s)
-                self._moves = MoveStore(self._database, store.super_stream_id, self.super_stream)
+                    rows = self.store.open(self.options.header, layout, idle_s=self.options.idle_s)
                 self._candidates = [row for row in rows if row.state is PartitionState.ACTIVE]
                 self.is_open = True
 
@@ -195,12 +190,10 @@ class RouterCore:
             preferred = next((each for each in partitions if each.stream == stream), None)
             return preferred or partitions[self.rule(name, _candidates(partitions))]
 
-        options = self.options
+        # An affinity set that is not cached has usually not been placed yet.
+        are_new, most = self.options.kind == "affinity", self.options.open_sets_max
         with self._in_time():
-            placed = self.store.place(
-                [name], choose, open_sets_max=options.open_sets_max, are_new=options.names_are_new
-            )
-        return placed[name]
+            return self.store.place([name], choose, open_sets_max=most, are_new=are_new)[name]
 
     def fence_after(self, name: str, epoch: int, stream: str) -> Move | None:
         with self._in_time():
@@ -218,23 +211,22 @@ class RouterCore:
 
     def take_over(self, seconds: float) -> None:
         """Complete abandoned moves for so many seconds at most, in one thread at a time; errors are logged."""
-        moves = self._moves
         with self._lock:
-            if moves is None or time.monotonic() < self._take_over_at:
+            if time.monotonic() < self._take_over_at:
                 return
             self._take_over_at = time.monotonic() + WAITED_S
         who = f"resuming abandoned moves of {self.super_stream!r}"
         with within(seconds) as time_left:
             try:
-                resume_abandoned(moves, self.control_streams)
+                resume_abandoned(self.store, self.control_streams)
             except Exception as error:  # noqa: BLE001 - it is logged, and the message keeps waiting
                 if time_left.has_passed:
                     # This error does not mean that a server is unavailable.
                     log_failure(logger, error, who, level=logging.INFO)
                 else:
-                    moves.outages.failed(who, error)
+                    self.store.outages.failed(who, error)
             else:
-                moves.outages.over(who)
+                self.store.outages.over(who)
 
     def sleep(self, seconds: float) -> None:
         """Sleep, unless the waiting task was cancelled."""
@@ -300,12 +292,6 @@ class RouterCore:
             return None
         return check_name(name, f"the header {self.options.header}", outcome="nothing was sent")
 
-    def headers_for(self, sent: Sent, given: Mapping[str, Any] | None) -> dict[str, Any]:
-        headers = dict(given) if given else {}
-        headers[self.options.header] = sent.name
-        headers[PLACED_HEADER] = str(sent.wanted)
-        return headers
-
 
 def _candidates(partitions: Sequence[PartitionRow]) -> list[Candidate]:
     return [Candidate(each.stream, each.weight, each.open_sets) for each in partitions]
@@ -324,12 +310,3 @@ def unsettled(name: str, settle: Callable[..., Any]) -> Iterator[None]:
             in_stream=None,
             settle=settle,
         ) from error
-
-
-def rejected(sent: Sent) -> PublishRejected:
-    """The error for a message of unknown outcome that arrived after its context had left."""
-    return PublishRejected(
-        f"the message of {sent.name!r} reached {sent.stream!r} after its context had left, so no serial consumer "
-        "takes it there: publish it again",
-        in_stream=False,
-    )

@@ -21,9 +21,10 @@ from relatum.checks import checked_seconds, shown
 from relatum.contexts._context_options import AffinityOptions, ContextOptions, RouterOptions, RouterStatistics
 from relatum.contexts._placement_cache import NameLocks, Sent
 from relatum.contexts._placements import PartitionRow, Placement
-from relatum.contexts._router_core import RouterCore, rejected, unsettled
+from relatum.contexts._router_core import RouterCore, unsettled
 from relatum.contexts._router_sets import Found, Predecessors, SetKeeper, set_request_of
-from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable
+from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishRejected, PublishUnroutable
+from relatum.headers import PLACED_HEADER
 from relatum.ids import MessageId
 from relatum.processes import of_one_process
 from relatum.publishing import OwnProperties, copy_with
@@ -68,9 +69,6 @@ class PikaSending:
 
     async def source(self) -> Any:
         return self.channel
-
-    async def vhost(self) -> str:
-        return vhost_of(self.channel)
 
     async def send_named(self, core: RouterCore, placement: Placement, headers: dict[str, Any]) -> Any:
         own = (
@@ -118,9 +116,6 @@ class AioPikaSending:
 
     async def source(self) -> Any:
         return (await channel_of(self.target).get_underlay_channel()).connection
-
-    async def vhost(self) -> str:
-        return vhost_of(await self.source())
 
     async def send_named(self, core: RouterCore, placement: Placement, headers: dict[str, Any]) -> Any:
         own: Any = copy.copy(self.message)
@@ -194,7 +189,7 @@ class RouterBase(Generic[Options]):
 
     def _set_up(self) -> None:
         """Create what this kind of router has besides its core."""
-        self._locks: NameLocks[Any] = NameLocks(ThreadLock)
+        self._locks = NameLocks(ThreadLock)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._core.super_stream!r}>"
@@ -243,13 +238,14 @@ class RouterBase(Generic[Options]):
         core, publications = self._core, self._core.publications
         if not core.is_open:
             await self._connect(sending)
-        core.check_vhost(await sending.vhost())
+        core.check_vhost(vhost_of(await sending.source()))
         placement = publications.at_hand(name)
         if placement is None:
             placement = await self._call(publications.place, name, stream)
         sent = publications.next_of(placement)
         try:
-            result = await sending.send_named(core, placement, core.headers_for(sent, sending.headers))
+            headers = {**(sending.headers or {}), core.options.header: sent.name, PLACED_HEADER: str(sent.wanted)}
+            result = await sending.send_named(core, placement, headers)
         except PublishOutcomeUnknown as error:
             error.settle = self._faced(self._settle_unknown, error.settle, sent)
             raise
@@ -264,7 +260,7 @@ class RouterBase(Generic[Options]):
         core = self._core
         if not core.has_layout:
             await self._connect(sending, with_database=False)
-        core.check_vhost(await sending.vhost())
+        core.check_vhost(vhost_of(await sending.source()))
         return core.unnamed(sending.routing_key)
 
     async def _settle_name(self, name: str, timeout_s: float | None = None) -> None:
@@ -285,7 +281,11 @@ class RouterBase(Generic[Options]):
         places: tuple[MessageId, ...] = await found if isawaitable(found) else found
         if await self._call(self._core.publications.counts, sent):
             return places
-        raise rejected(sent)
+        raise PublishRejected(
+            f"the message of {sent.name!r} reached {sent.stream!r} after its context had left, so no serial consumer "
+            "takes it there: publish it again",
+            in_stream=False,
+        )
 
     async def _check(self, timeout_s: float | None = None) -> None:
         if timeout_s is not None:

@@ -118,8 +118,13 @@ class Member:
         if self.options.start == "first":
             # Not the first retained offset: dropped fences and markers matter, too.
             return {}
+        ends = {}
         with StreamReader.open(self._address) as reader:
-            return {stream: _end(reader, stream) for stream in streams}
+            for stream in streams:
+                # The stream of a retired partition may be deleted.
+                with suppress(StreamNotFound):
+                    ends[stream] = reader.bounds(stream).end
+        return ends
 
     async def _join(self) -> None:
         self._sharing = asyncio.Lock()
@@ -363,11 +368,3 @@ class Member:
                 if partition.partition_id == partition_id:
                     partition.change(Following.release, move_id, time.monotonic())
         return min(POLL_SLOWEST_S, max(POLL_S, min(waiting.values()) / 200))
-
-
-def _end(reader: StreamReader, stream: str) -> int:
-    """The offset of the next message; 0 if the partition was retired and its stream deleted."""
-    try:
-        return reader.bounds(stream).end
-    except StreamNotFound:
-        return 0

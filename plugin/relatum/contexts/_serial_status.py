@@ -1,6 +1,6 @@
 """The status of serial consumers: positions, lag and held messages; and forgetting a consumer."""
 
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -173,7 +173,6 @@ def forget_consumer(super_stream: str, name: str, *, database: AnyDatabase, vhos
 
 
 def _lag(reader: StreamReader, stream: str, position: int) -> int:
-    try:
+    with suppress(StreamNotFound):
         return reader.bounds(stream).lag(position)
-    except StreamNotFound:
-        return 0
+    return 0

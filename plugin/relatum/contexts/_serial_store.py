@@ -220,7 +220,7 @@ class ConsumerStore:
         self._of_lease.close()
 
     def ensure(self, super_stream_id: int, beginnings: Callable[[Sequence[str]], Mapping[str, int]]) -> None:
-        """Create missing rows of this consumer; `beginnings` returns the first positions of a new one."""
+        """Create missing rows of this consumer; `beginnings` returns a new one's first positions above 0."""
         with self.database.transaction() as connection:
             ask = asking(connection, super_stream_id=super_stream_id, name=self.name)
             ask(_ADD_CONSUMER)
@@ -319,7 +319,23 @@ class ConsumerStore:
         """Store a step in a transaction; False, without writing, if another member holds the partition."""
         if connection.execute(ADVANCE, self._moved(following, step, token)).first() is None:
             return False
-        _write_holds(asking(connection, **self._mine(following.partition_id)), step)
+        ask = asking(connection, **self._mine(following.partition_id))
+        begun = {hold.move_id for hold in step.begun}
+        for hold in step.begun:
+            ask(
+                BEGIN_HOLD,
+                move_id=hold.move_id,
+                source=hold.source,
+                epoch=hold.epoch,
+                marker_offset=hold.marker_offset,
+                cursor=hold.marker_offset + 1,
+                fence_offset=hold.fence_offset,
+            )
+        for move_id, cursor, held in step.holds:
+            if move_id not in begun:
+                ask(MOVE_HOLD, move_id=move_id, cursor=cursor, held=held)
+        for move_id in step.ended:
+            ask(END_HOLD, move_id=move_id)
         return True
 
     def _moved(self, following: Following, step: Step, token: UUID) -> dict[str, Any]:
@@ -353,22 +369,3 @@ class ConsumerStore:
         """Read the holds in these partitions that have ended: partition and move of each."""
         wanted = {**self.me, "partition_ids": list(partition_ids)}
         return [(row.partition_id, row.move_id) for row in self.database.rows(COMPLETE_HOLDS, wanted)]
-
-
-def _write_holds(ask: Ask, step: Step) -> None:
-    begun = {hold.move_id for hold in step.begun}
-    for hold in step.begun:
-        ask(
-            BEGIN_HOLD,
-            move_id=hold.move_id,
-            source=hold.source,
-            epoch=hold.epoch,
-            marker_offset=hold.marker_offset,
-            cursor=hold.marker_offset + 1,
-            fence_offset=hold.fence_offset,
-        )
-    for move_id, cursor, held in step.holds:
-        if move_id not in begun:
-            ask(MOVE_HOLD, move_id=move_id, cursor=cursor, held=held)
-    for move_id in step.ended:
-        ask(END_HOLD, move_id=move_id)

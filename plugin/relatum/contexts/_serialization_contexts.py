@@ -8,7 +8,7 @@ from relatum.contexts import _mover as moving
 from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._move_store import MoveStore
 from relatum.contexts._mover import MOVES_AT_ONCE, RETRY_S, Movers
-from relatum.contexts._placement_store import PAGE, PlacementStore
+from relatum.contexts._placement_store import PAGE
 from relatum.contexts._placements import (
     Assignment,
     ContextsStatus,
@@ -88,22 +88,20 @@ class SerializationContexts(Closing):
         self._retry_s = retry_s
         self._streams = ControlStreams(address) if address is not None and address.amqp_port is not None else None
         self._database = Database(database, writes=True, idle_s=LEASE_S)
-        self._placements = PlacementStore(
-            self._database, vhost or (address.vhost if address is not None else "/"), super_stream
-        )
+        vhost = vhost or (address.vhost if address is not None else "/")
+        self._store = MoveStore(self._database, vhost, super_stream)
         try:
             self._open(header)
         except BaseException:
             self._database.close()
             raise
-        self._moves = MoveStore(self._database, self._placements.super_stream_id, super_stream)
         of_one_process(self, "a mover of contexts")
 
     def _open(self, header: str | None) -> None:
         if self._streams is None:
-            self._placements.open(header)
+            self._store.open(header)
         else:
-            self._placements.open_or_add(header, self._streams.address)
+            self._store.open_or_add(header, self._streams.address)
 
     def assign(self, contexts: str | Iterable[str], partition: str) -> list[Assignment]:
         """Assign contexts to a partition before their first messages. Idempotent.
@@ -119,10 +117,10 @@ class SerializationContexts(Closing):
         """
         names = _names("contexts", contexts)
         wanted = self._partition(checked_name("partition", partition))
-        _check_in(self._placements.find(names).values(), partition)
+        _check_in(self._store.find(names).values(), partition)
         placed: list[Placement] = []
         for some in in_parts(names, PAGE):
-            found = self._placements.place(some, lambda name, active: _chosen(active, wanted))
+            found = self._store.place(some, lambda name, active: _chosen(active, wanted))
             _check_in(found.values(), partition)
             placed += [found[name] for name in some]
         return [Assignment.of(each) for each in placed]
@@ -149,21 +147,21 @@ class SerializationContexts(Closing):
         if partition is not None:
             self._partition(checked_name("partition", partition))
         first = "" if after is None else behind(after)
-        return map(Assignment.of, self._placements.placements(stream=partition, first=first))
+        return map(Assignment.of, self._store.placements(stream=partition, first=first))
 
     def status(self) -> ContextsStatus:
         """Return the partitions with their numbers of contexts, and the moves that have not ended."""
         return ContextsStatus(
             self.super_stream,
-            self._placements.header,
-            self._placements.generation(),
-            tuple(self._placements.partitions()),
-            tuple(self._moves.moves()),
+            self._store.header,
+            self._store.generation(),
+            tuple(self._store.partitions()),
+            tuple(self._store.moves()),
         )
 
     def _find(self, names: Collection[str]) -> dict[str, Placement]:
         """The placements of names; `PlacementNotFound` if one of them has none."""
-        found = self._placements.find(names)
+        found = self._store.find(names)
         for name in names:
             if name not in found:
                 raise PlacementNotFound(f"{name!r} has no placement: no message of it was published yet", name=name)
@@ -209,7 +207,7 @@ class SerializationContexts(Closing):
             placement.name
             for stream in streams
             if stream != target
-            for placement in self._placements.placements(stream=stream)
+            for placement in self._store.placements(stream=stream)
         ]
         return self._move({target: names}, progress)
 
@@ -228,9 +226,9 @@ class SerializationContexts(Closing):
         if partitions is not None:
             rows = [self._partition(stream) for stream in checked_names("partitions", partitions)]
         else:
-            rows = [row for row in self._placements.partitions() if row.state is PartitionState.ACTIVE]
+            rows = [row for row in self._store.partitions() if row.state is PartitionState.ACTIVE]
         placed: dict[str, list[str]] = {}
-        for placement in self._placements.placements():
+        for placement in self._store.placements():
             if placement.state is PlacementState.OPEN:
                 placed.setdefault(placement.stream, []).append(placement.name)
         return Plan(spread(placed, {row.stream: row.weight for row in rows}))
@@ -259,7 +257,7 @@ class SerializationContexts(Closing):
         """
         if latest is not None:
             checked_count("latest", latest)
-        return self._moves.moves(latest=latest)
+        return self._store.moves(latest=latest)
 
     def resume(self, move_id: int, *, progress: Progress | None = None) -> Move:
         """Complete a move that any process began. Idempotent: an ended move is returned unchanged.
@@ -306,9 +304,9 @@ class SerializationContexts(Closing):
             checked_names("binding_keys", binding_keys)
         address, added = self._control_streams().address, []
         for key in [None] * count if binding_keys is None else binding_keys:
-            wanted = checked_key(self._placements.partitions(), self.super_stream, key)
+            wanted = checked_key(self._store.partitions(), self.super_stream, key)
             added.append(add_partition(address, self.super_stream, binding_key=wanted).stream)
-            self._placements.open(None, self._described())
+            self._store.open(None, self._described())
         return added
 
     def retire(self, partition: str, *, delete: bool = False, timeout_s: float = 30.0) -> None:
@@ -331,19 +329,19 @@ class SerializationContexts(Closing):
         checked_seconds("timeout_s", timeout_s)
         self._partition(partition)
         streams = self._control_streams()
-        retire(self._moves, partition)
+        retire(self._store, partition)
         if any(bound.stream == partition for bound in self._described()):
             unbind_partition(streams.address, self.super_stream, partition)
         if delete:
-            wait_until_read(self._placements, streams, partition, timeout_s)
+            wait_until_read(self._store, streams, partition, timeout_s)
             with blocking_connection(streams.address, streams.address) as connection, connection.channel() as channel:
                 channel.queue_delete(partition)
 
     def _partition(self, stream: str) -> PartitionRow:
         """The partition of that stream; if it is not known, the broker's layout is read again."""
-        known = {row.stream: row for row in self._placements.partitions()}
+        known = {row.stream: row for row in self._store.partitions()}
         if stream not in known and self._streams is not None:
-            known = {row.stream: row for row in self._placements.open(None, self._described())}
+            known = {row.stream: row for row in self._store.open(None, self._described())}
         if stream not in known:
             raise StreamNotFound(f"{stream!r} is not a partition of {self.super_stream!r}", stream=stream)
         return known[stream]
@@ -361,8 +359,7 @@ class SerializationContexts(Closing):
         streams = self._control_streams()
         streams.reader()  # fails now if the broker is away
         return Movers(
-            self._placements,
-            self._moves,
+            self._store,
             streams,
             at_once=self._moves_at_once,
             retry_s=self._retry_s,

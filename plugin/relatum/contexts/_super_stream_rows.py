@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import sqlalchemy as sa
 
@@ -17,7 +17,6 @@ from relatum.superstreams import Layout
 if TYPE_CHECKING:
     from relatum.contexts._control_streams import ControlStreams
     from relatum.contexts._move_store import MoveStore
-    from relatum.contexts._placement_store import PlacementStore
 
 USED_EVERY_S: Final = 15.0
 """Seconds between two writes of a router about the sets it used."""
@@ -138,14 +137,6 @@ def asking(connection: sa.Connection, **given: Any) -> Ask:
     return lambda statement, **more: connection.execute(statement, {**given, **more})
 
 
-class Opened(NamedTuple):
-    """A super stream's row, and its partitions, retired ones included."""
-
-    super_stream_id: int
-    header: str
-    partitions: list[PartitionRow]
-
-
 def placed_super_streams(database: AnyDatabase, *, vhost: str = "/") -> list[str]:
     """Return the names of the super streams with serialization contexts or affinity sets, ordered.
 
@@ -167,8 +158,8 @@ def open_super_stream(
     header: str | None,
     wanted: Layout | None,
     idle_s: float | None = None,
-) -> Opened:
-    """Create the rows of a super stream; see `PlacementStore.open`."""
+) -> tuple[int, str, list[PartitionRow]]:
+    """Create the rows of a super stream; see `PlacementStore.open`. Return its id, its header and its partitions."""
     vhost, name = whose
     found = connection.execute(FIND_SUPER_STREAM, {"vhost": vhost, "name": name}).one_or_none()
     if found is None:
@@ -188,7 +179,7 @@ def open_super_stream(
     known = partitions_in(connection, found.super_stream_id)
     if wanted is not None and _synced(ask, known, wanted):
         known = partitions_in(connection, found.super_stream_id)
-    return Opened(found.super_stream_id, found.header, known)
+    return found.super_stream_id, found.header, known
 
 
 def _agree_on_idle(ask: Ask, name: str, idle_s: float, *, stored: float | None) -> None:
@@ -255,13 +246,13 @@ def checked_key(rows: Sequence[PartitionRow], super_stream: str, key: str | None
     return key
 
 
-def retire(moves: "MoveStore", stream: str) -> None:
+def retire(store: "MoveStore", stream: str) -> None:
     """Retire a partition: nothing is placed in it or moved to it. Idempotent.
 
     Raises:
         StreamNotFound, PartitionInUse: nothing was changed.
     """
-    with moves.kept() as ask:
+    with store.kept() as ask:
         ask(_LOCK_SUPER_STREAM)
         rows = ask(PARTITIONS).all()
         row = next((row for row in rows if row.stream == stream), None)
@@ -271,21 +262,17 @@ def retire(moves: "MoveStore", stream: str) -> None:
             raise PartitionInUse(f"{stream!r} is the last partition", stream=stream, reason="it is the last one")
         # First, as it locks the row: names that are placed there now are seen, and later ones find it retired.
         ask(_RETIRE, partition_id=row.partition_id)
-        _check_unused(ask, stream, row.partition_id)
+        move_id = ask(MOVES_OF, partition_id=row.partition_id).scalar()
+        if move_id is not None:
+            reason = f"move {move_id} has not ended"
+            raise PartitionInUse(f"{stream!r} cannot be retired: {reason}", stream=stream, reason=reason)
+        context = ask(PLACED_IN, partition_id=row.partition_id).scalar()
+        if context is not None:
+            reason = f"{context!r} is placed there, and maybe more"
+            raise PartitionInUse(f"{stream!r} cannot be retired: {reason}; move them", stream=stream, reason=reason)
 
 
-def _check_unused(ask: Ask, stream: str, partition_id: int) -> None:
-    move_id = ask(MOVES_OF, partition_id=partition_id).scalar()
-    if move_id is not None:
-        reason = f"move {move_id} has not ended"
-        raise PartitionInUse(f"{stream!r} cannot be retired: {reason}", stream=stream, reason=reason)
-    context = ask(PLACED_IN, partition_id=partition_id).scalar()
-    if context is not None:
-        reason = f"{context!r} is placed there, and maybe more"
-        raise PartitionInUse(f"{stream!r} cannot be retired: {reason}; move them", stream=stream, reason=reason)
-
-
-def wait_until_read(placements: "PlacementStore", streams: "ControlStreams", retired: str, timeout_s: float) -> None:
+def wait_until_read(store: "MoveStore", streams: "ControlStreams", retired: str, timeout_s: float) -> None:
     """Wait until every consumer has read all present messages of the super stream.
 
     This includes other partitions: an adoption there may stand for a message in the retired one.
@@ -293,18 +280,18 @@ def wait_until_read(placements: "PlacementStore", streams: "ControlStreams", ret
     Raises:
         PartitionInUse: a consumer did not finish in time.
     """
-    rows, ends = placements.partitions(), dict[int, int]()
+    rows, ends = store.partitions(), dict[int, int]()
     for row in rows:
         with suppress(StreamNotFound):  # one that was retired and deleted before
             ends[row.partition_id] = streams.end_of(row.stream)
     wanted = {
-        "super_stream_id": placements.super_stream_id,
+        "super_stream_id": store.super_stream_id,
         "partition_ids": list(ends),
         "ends": list(ends.values()),
         "partition_id": next(row.partition_id for row in rows if row.stream == retired),
     }
     give_up_at = time.monotonic() + timeout_s
-    while found := placements.database.rows(_UNREAD, wanted):
+    while found := store.database.rows(_UNREAD, wanted):
         if time.monotonic() >= give_up_at:
             name, stream = found[0]
             reason = (

@@ -163,26 +163,6 @@ class SuperStream(Target):
         """
         return AffinityHandle(self, balance=balance, name=name, weights=weights)
 
-    def place_handle(
-        self, layout: Layout, balance: BalanceName | Balance, name: str | None, weights: Mapping[str, float]
-    ) -> Partition:
-        """Choose a partition for an affinity handle, and count it as open: all handles share one balance."""
-        with self._lock:
-            if balance not in self._rules:
-                self._rules[balance] = balance_of(balance)
-            candidates = [
-                Candidate(each.stream, weights.get(each.stream, 1.0), self._open_handles[each.stream])
-                for each in layout
-            ]
-            chosen = layout.partitions[self._rules[balance](name, candidates)]
-            self._open_handles[chosen.stream] += 1
-            return chosen
-
-    def end_handle(self, partition: Partition) -> None:
-        """Count an affinity handle as closed."""
-        with self._lock:
-            self._open_handles[partition.stream] -= 1
-
     def key_of(self, message: Outgoing, routing_key: str = "") -> str | bytes:
         """Return the key of a message.
 
@@ -273,13 +253,7 @@ class AffinityHandle(Target, Closing):
             checked_text("name", name)
         self._weights = {} if weights is None else checked_weights("weights", weights)
         self._partition = partition
-        self._is_counted = False
-        self._lock = threading.Lock()
-        after_fork(self, AffinityHandle._renew)
-
-    def _renew(self) -> None:
-        """Reset the lock after a fork. A set that is placed stays in its partition in both processes."""
-        self._lock = threading.Lock()
+        self._counted: Partition | None = None
 
     def __repr__(self) -> str:
         where = "not placed yet" if self._partition is None else self._partition.stream
@@ -333,15 +307,22 @@ class AffinityHandle(Target, Closing):
 
     def close(self) -> None:
         """Stop counting the handle as open for "least_loaded". You can still publish with it. Idempotent."""
-        with self._lock:
-            is_counted, self._is_counted = self._is_counted, False
-        if is_counted and self._partition is not None:
-            self._super_stream.end_handle(self._partition)
+        owner = self._super_stream
+        with owner._lock:
+            counted, self._counted = self._counted, None
+            if counted is not None:
+                owner._open_handles[counted.stream] -= 1
 
     def _place(self, layout: Layout) -> Partition:
-        """Choose the partition, once for all callers."""
-        with self._lock:
+        """Choose the partition, once for all callers. All handles of a super stream share its rules and counts."""
+        owner, weights = self._super_stream, self._weights
+        with owner._lock:
             if self._partition is None:
-                self._partition = self._super_stream.place_handle(layout, self._balance, self._name, self._weights)
-                self._is_counted = True
+                rule = owner._rules.setdefault(self._balance, balance_of(self._balance))
+                candidates = [
+                    Candidate(each.stream, weights.get(each.stream, 1.0), owner._open_handles[each.stream])
+                    for each in layout
+                ]
+                self._counted = self._partition = layout.partitions[rule(self._name, candidates)]
+                owner._open_handles[self._partition.stream] += 1
             return self._partition

@@ -6,7 +6,7 @@ it by the stream protocol; if that does not answer, as far as AMQP 0.9.1 can tel
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Final, TypeAlias
 
 from pika import BlockingConnection
@@ -86,11 +86,8 @@ def declare_super_stream(
     wanted = _wanted(name, partitions, binding_keys)
     address = address_of(broker)
     with blocking_connection(broker, address) as connection:
-        try:
+        with suppress(SuperStreamNotFound):
             present = _described(connection, address, name)
-        except SuperStreamNotFound:
-            pass
-        else:
             _check_present(connection, present, wanted)
             if present == wanted and options is None:
                 return present

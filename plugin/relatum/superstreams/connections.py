@@ -63,7 +63,7 @@ def address_of(source: Any, nodes: Iterable[Parameters] = ()) -> BrokerAddress:
     if isinstance(source, BlockingChannel | Channel):
         source = source.connection
     others: list[str] = []
-    says: Callable[[Any], Any] = _secret_of
+    says: Callable[[Any], Any] = lambda connection: vars(connection).get(_NOTED)  # noqa: E731
     if isinstance(source, BlockingConnection | Connection):
         url, login = _of_pika(_parameters(source))
         others = [_of_pika(node)[0] for node in nodes]
@@ -80,7 +80,7 @@ def address_of(source: Any, nodes: Iterable[Parameters] = ()) -> BrokerAddress:
     address = address.beside(_of_equal_login(address, others))
     # kombu calls its function at each login: the current password may differ already.
     asked = getattr(source, "password", None)
-    others_say = [(node, _password_of) for node in nodes]
+    others_say = [(node, lambda node: getattr(node.credentials, "password", None)) for node in nodes]
     held = HeldPassword(source, address.password, says, *others_say)
     address = address.with_password(asked if callable(asked) else held)
     return address.with_login(login) if login.is_of_tls else address
@@ -89,14 +89,6 @@ def address_of(source: Any, nodes: Iterable[Parameters] = ()) -> BrokerAddress:
 def note_secret(connection: Any, secret: Any) -> None:
     """Note the secret that a connection uses from now on, for clients that do not keep it."""
     setattr(connection, _NOTED, secret)
-
-
-def _secret_of(connection: Any) -> Any:
-    return vars(connection).get(_NOTED)
-
-
-def _password_of(parameters: Any) -> Any:
-    return getattr(parameters.credentials, "password", None)
 
 
 def _of_equal_login(address: BrokerAddress, urls: Iterable[str]) -> Iterator[BrokerAddress]:
@@ -303,14 +295,11 @@ def stream_exists(connection: BlockingConnection, address: BrokerAddress, stream
         NotAStream: There is a queue of another type with this name.
         AccessRefused: The user may not read the stream, so the answer is unknown.
     """
-    if not queue_exists(connection, stream):
-        return False
-    with StreamReader.open(address) as reader:
-        try:
+    if queue_exists(connection, stream):
+        with StreamReader.open(address) as reader, suppress(StreamNotFound):
             reader.bounds(stream)
-        except StreamNotFound:
-            return False
-    return True
+            return True
+    return False
 
 
 @contextmanager
