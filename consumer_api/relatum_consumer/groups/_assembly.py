@@ -156,9 +156,8 @@ def assemble(
     `floors`: The first retained offset of each stream.
     """
     arrived = in_arrival(rows)
-    expired: list[Row] = []
-    if floors and any(row[4] < floors.get(row[3], 0) for row in arrived):
-        expired = [row for row in arrived if row[4] < floors.get(row[3], 0)]
+    expired = [row for row in arrived if row[4] < floors.get(row[3], 0)] if floors else []
+    if expired and floors:
         arrived = [row for row in arrived if row[4] >= floors.get(row[3], 0)]
     chosen: dict[int, Row] = {}
     duplicates = tuple(row for row in arrived if chosen.setdefault(row[1], row) is not row)
