@@ -44,7 +44,6 @@ class Known:
 
     @property
     def firsts(self) -> dict[str, int]:
-        """The streams' first retained offsets, by name."""
         return {stream: bounds.first or 0 for stream, bounds in self.evidence.ends.items()}
 
     @property

@@ -44,8 +44,6 @@ _NOBODY: Final = -1
 
 
 class _WaitingMessage(NamedTuple):
-    """A message that must be followed."""
-
     id: MessageId
     stream_id: int
     value: str
@@ -93,7 +91,6 @@ kind of join.
 
 
 def defined(catalog: Catalog) -> tuple[Expectation, ...]:
-    """Return the expectations of the virtual host, ordered by name."""
     rows: list[Any] = catalog.servers.rows(DEFINED, {"vhost": catalog.vhost})
     return tuple(Expectation(*row) for row in rows)
 
@@ -117,7 +114,6 @@ def _expectation_named(catalog: Catalog, name: str | Expectation) -> Expectation
 def missing(
     catalog: Catalog, name: str | Expectation, since: datetime | None, until: datetime | None, limit: int
 ) -> MissingReport:
-    """Report the messages that did not meet an expectation."""
     checked_count("limit", limit, most=ANSWER_MESSAGES_MAX)
     low, high = span_of(since, until)
     expectation = _expectation_named(catalog, name)
@@ -295,5 +291,4 @@ class _Check:
             found[:] = self._first(unmet.finding)
 
     def _first(self, finding: ExpectationResult) -> tuple[UnmetExpectation, ...]:
-        """Return the first messages with a finding, by time, stream and offset."""
         return tuple(sorted(self._found[finding], key=lambda each: (each.time, each.id))[: self._limit])

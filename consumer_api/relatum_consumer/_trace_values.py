@@ -54,7 +54,6 @@ class Directions:
         return tuple((key_id, text) for key_id, key in self.definitions.items() for text in key.read(base_of)[0])
 
     def sought(self, values: Iterable[Value]) -> Iterable[Value]:
-        """Yield the values to search for, given some."""
         return ((other, value) for key_id, value in values for other in self._led_to[key_id])
 
     def links(

@@ -40,8 +40,6 @@ Start: TypeAlias = "Message | Consumed | tuple[str, Any]"
 
 
 class _Visited(NamedTuple):
-    """A message of the trace, and its number of hops from the start."""
-
     message: Message
     values: tuple[Value, ...]
     hops: int
@@ -95,7 +93,6 @@ class _TraceRun:
     is_copy: Callable[[Message], bool] | None = None
 
     def begin(self, start: GivenMessage | None, values: Sequence[Value]) -> None:
-        """Begin with a message, or with values."""
         if start is None:
             self.frontier += values
             return
@@ -107,7 +104,6 @@ class _TraceRun:
             self._take(start.id, start.message, 0, values)
 
     def trace(self, *, complete: bool) -> Trace:
-        """Trace to the end, or to a bound."""
         # Before the index is asked for anything, so that the evidence holds for everything found.
         key_ids = [*self.directions.definitions, *[TIME] * self._is_bounded]
         known = evidence(self.catalog, self.names, key_ids, kept=self.kept)
@@ -134,7 +130,6 @@ class _TraceRun:
 
     @property
     def _sought(self) -> set[int]:
-        """The ids of the keys that were searched."""
         return {key_id for key_id, _ in self.asked}
 
     def _take(self, where: MessageId, message: Message, hop: int, values: tuple[Value, ...]) -> None:

@@ -5,11 +5,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from relatum_consumer.groups import _claims as claims
-from relatum_consumer.groups._consumer import HOLDERS, SCANS
+from relatum_consumer.groups import _consumer as claims
+from relatum_consumer.groups._assembly import MEMBERS, ROWS_BETWEEN
 from relatum_consumer.groups._finding import WRITE_DOWN
+from relatum_consumer.groups._groups import HOLDERS
 from relatum_consumer.groups._one_group import NEWEST, UNFINISHED
-from relatum_consumer.groups._view import MEMBERS, ROWS_BETWEEN
 from tests.support.plans import (
     CATALOG,
     CLOSE_PARTS,
@@ -77,12 +77,12 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any], str, int]] = {
     ),
     "claiming": (claims.CLAIM, LEASE | {"limit": 10, "held": []}, "group_states_next", 400),
     "renewing": (claims.RENEW, LEASE | {"group_ids": ids(*range(10))}, "", 400),
-    "acknowledging": (claims.DONE, ONE, "", 400),
+    "acknowledging": (claims.END, ONE | {"state": "done"}, "", 400),
     "counting": (claims.COUNT_GIVEN, ONE | {"given": 1}, "", 400),
-    "giving back": (claims.READY, ONE, "", 400),
+    "giving back": (claims.END, ONE | {"state": "ready"}, "", 400),
     "asking for one": (claims.STATE_OF, ONE, "", 400),
     "who has some": (HOLDERS, {"consumer_id": 1}, "", 400),
-    "what is scanned": (SCANS, {"consumer_id": 1, "stream_ids": [1, 2]}, "", 400),
+    "what is scanned": (claims.SCANS, {"consumer_id": 1, "stream_ids": [1, 2]}, "", 400),
     "writing down": (WRITE_DOWN, WRITTEN, "", 3_000),
 }
 """Each with its parameters, the index that must find its rows, and the pages that it may read."""

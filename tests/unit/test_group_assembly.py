@@ -2,16 +2,23 @@
 
 import operator
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relatum_consumer.groups._assembly import Member, assemble, distinct, in_arrival
+from relatum.errors import StreamReplaced
+from relatum.membership import GROUP_KEY, value_of
+from relatum.reading import Message
+from relatum.recording.extractor import Extractor
+from relatum.wire.amqp10 import data_section
+from relatum_consumer.groups._assembly import Member, View, assemble, distinct, in_arrival
 from relatum_consumer.groups._finding import GROUPS_AT_ONCE, batches
 from relatum_consumer.groups._options import BATCH_MESSAGES, GroupOptions
-from relatum_consumer.groups._view import View
+from relatum_consumer.groups._reading import check
 from relatum_consumer.lookups.servers import Servers
+from tests.support.amqp import encode, listed, section
 
 ID = "0" * 48
 
@@ -79,3 +86,43 @@ def test_large_groups_behind_small_ones_do_not_make_a_batch_large() -> None:
     counts = [sum(len(group.rows) for group in batch) for batch in batches(view, GroupOptions(("s",)))]
     assert sum(counts) == sum(sizes.values())
     assert max(counts) < BATCH_MESSAGES + 50 * GROUPS_AT_ONCE
+
+
+TIME_US = 1_700_000_000_000_000
+OTHER_ID = "f" * 48
+HEADERS: dict[str, list[Any]] = {
+    "group_id": [ID, OTHER_ID, ID.encode(), None, 0],
+    "group_sequence": [1, 2, 1.0, True, "1", b"1", 0],
+    "group_last": [True, False, 1, 0, 1.0, "true", b"true", None],
+    "relatum_time": [TIME_US, TIME_US + 1, float(TIME_US), True, str(TIME_US), 2**62],
+}
+PROPERTIES = {
+    "none": b"",
+    "id": section(0x73, listed(encode("7"))),
+    "stamped": section(0x73, listed(*map(encode, [None] * 9 + [datetime.fromtimestamp(1_600_000_000, UTC)]))),
+    "broken": section(0x73, b"\xc0\x03\x09\xa1\xff"),
+}
+
+
+@settings(max_examples=1_000)
+@given(
+    st.fixed_dictionaries({}, optional={name: st.sampled_from(values) for name, values in HEADERS.items()}),
+    st.sampled_from(sorted(PROPERTIES)),
+    st.booleans(),
+    st.tuples(st.just(ID), st.integers(1, 2), st.booleans()),
+    st.none() | st.sampled_from([TIME_US, 1, 1_600_000_000_000_000, 5_000]),
+)
+def test_a_message_is_checked_against_what_a_recorder_would_store(
+    headers: dict[str, Any], properties: str, is_broken: bool, place: Any, recorded_us: int | None
+) -> None:
+    """It is handed out only if its headers and its time give the same row, whatever the types of the headers are."""
+    application = b"" if not headers else section(0x74, encode(headers))
+    raw = PROPERTIES[properties] + application + data_section(b"group_id") + b"?" * is_broken
+    time_us, _, values, *_ = Extractor([GROUP_KEY]).from_record(raw, 5)
+    is_row = values == [(0, value_of(*place))] and recorded_us in (None, time_us)
+    try:
+        check((*place, "s", 7, recorded_us), Message.from_record("s", 7, raw, 5))
+    except StreamReplaced:
+        assert not is_row
+    else:
+        assert is_row

@@ -5,13 +5,8 @@ The methods belong to `Relations` and `AsyncRelations`: `groups`, `group`, `grou
 """
 
 from relatum_consumer.groups._assembly import GroupOrder
-from relatum_consumer.groups._consumer import (
-    GroupConsumerStatus,
-    GroupMemberStatus,
-    GroupSourceStatus,
-    SharedGroupsStatistics,
-)
-from relatum_consumer.groups._groups import GroupMethods
+from relatum_consumer.groups._consumer import SharedGroupsStatistics
+from relatum_consumer.groups._groups import GroupConsumerStatus, GroupMemberStatus, GroupMethods, GroupSourceStatus
 from relatum_consumer.groups._options import (
     GroupArguments,
     GroupConsumer,

@@ -1,13 +1,31 @@
-"""Assembles groups from rows of the table: members in order, and the group's place among others. Pure."""
+"""Groups in the table: the rows of their members, read in a view of the streams, and assembled to groups.
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+The steps of a view are in the order of every proof: first the broker's ends of the streams, then the coverage. So each
+message that was in the streams at that moment is in the table or is read from its stream.
+"""
+
+import logging
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, Self, TypeAlias
 
+from relatum.errors import InvalidInput, KeyNotDefined
 from relatum.ids import MessageId
-from relatum.limits import INTEGER_MIN
-from relatum.membership import Anomaly, GroupPosition, assess
+from relatum.limits import GROUP_ID_BYTES, INTEGER_MAX, INTEGER_MIN
+from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, Membership, assess, membership, parse_value
+from relatum.reading import Message
+from relatum.store.database import sql
+from relatum.store.parts import part_may_hold_offsets, part_may_hold_values
+from relatum_consumer.lookups.answer import UnreadableStream
+from relatum_consumer.lookups.catalog import Catalog, PresentStream
+from relatum_consumer.lookups.proof import Uncovered, evidence
+from relatum_consumer.lookups.servers import Servers
+
+logger = logging.getLogger("relatum.groups")
 
 GroupOrder: TypeAlias = Literal["logical", "physical"]
 
@@ -37,7 +55,6 @@ class Member(NamedTuple):
 
 
 def named(rows: Iterable[Row]) -> list[Member]:
-    """Return rows as members."""
     return [Member(*row) for row in rows]
 
 
@@ -139,9 +156,8 @@ def assemble(
     `floors`: The first retained offset of each stream.
     """
     arrived = in_arrival(rows)
-    expired: list[Row] = []
-    if floors and any(row[4] < floors.get(row[3], 0) for row in arrived):
-        expired = [row for row in arrived if row[4] < floors.get(row[3], 0)]
+    expired = [row for row in arrived if row[4] < floors.get(row[3], 0)] if floors else []
+    if expired and floors:
         arrived = [row for row in arrived if row[4] >= floors.get(row[3], 0)]
     chosen: dict[int, Row] = {}
     duplicates = tuple(row for row in arrived if chosen.setdefault(row[1], row) is not row)
@@ -159,3 +175,191 @@ def assemble(
         assess(group_id, there + gone).is_complete if gone else position.is_complete,
         None if head is None else Member(*head),
     )
+
+
+# --- a view of the table and the streams ----------------------------------------------------------------------
+
+UNRECORDED_MEMBERS_MAX: Final = 500_000
+"""Unrecorded messages of groups whose places are held in memory, 200 bytes each. If there are more, a recorder does not
+run, or a back-fill is due."""
+
+GROUP_ID_LENGTH: Final = 2 * GROUP_ID_BYTES
+"""Characters of a group's id."""
+
+_LOW: Final = "wanted.group_id || '|' COLLATE \"C\""
+_HIGH: Final = "wanted.group_id || '}' COLLATE \"C\""
+"""`}` is the character after `|`, so all values of a group, `<group id>|<sequence>|<last>`, are between the two: one
+short range of the index `relationships_lookup`."""
+
+# The aggregate makes PostgreSQL join group by group. `stream_id + 0` keeps it from the index of offsets: it expects no
+# rows of a stream that was never analyzed, and would search the whole stream for each group.
+MEMBERS: Final = sql(
+    f"""
+    SELECT wanted.group_id, found.*
+    FROM unnest(:group_ids::text[]) AS wanted (group_id)
+    CROSS JOIN LATERAL (
+      SELECT
+        array_agg(substr(r.value, {GROUP_ID_LENGTH + 2})) AS places, array_agg(r.stream_id) AS stream_ids,
+        array_agg(r.stream_offset) AS stream_offsets, array_agg(r.time_us) AS times_us
+      FROM relatum.relationships r
+      WHERE r.key_id = :key_id::smallint AND r.value >= {_LOW} AND r.value < {_HIGH}
+        AND {part_may_hold_values("r", ":key_id::smallint", _LOW, _HIGH)}
+        AND r.stream_id + 0 = ANY (:stream_ids::int[])
+    ) AS found
+    WHERE found.places IS NOT NULL
+    """
+)
+"""The rows of each group of `group_ids` in the streams `stream_ids`: the group's id, and unordered arrays of values
+without the id, stream ids, offsets and times. A group is one row, since each row costs the driver time.
+
+Each group takes one index probe of each part that may hold its range of values: one or two parts if ids are in the
+order of time.
+"""
+
+
+# Rows are inserted in the order of offsets, so the index `relationships_offsets` finds a part of a stream fast.
+ROWS_BETWEEN: Final = sql(
+    f"""
+    SELECT r.value, r.stream_offset, r.time_us
+    FROM relatum.relationships r
+    WHERE r.stream_id = :stream_id::int
+      AND r.stream_offset >= :low::bigint AND r.stream_offset < :high::bigint
+      AND r.key_id = :key_id::smallint
+      AND {part_may_hold_offsets("r", ":stream_id::int", ":low::bigint", ":high::bigint")}
+      AND (NOT :firsts_only::boolean OR split_part(r.value, '|', 2) = '1')
+    ORDER BY r.stream_offset
+    """
+)
+"""Rows of the key `key_id` in one stream from offset `low` to before `high`, by offset: value, offset, time.
+
+With `firsts_only`, only rows with number 1.
+"""
+
+
+@dataclass(slots=True)
+class View:
+    """The streams to read, and how far they are read.
+
+    By stream: `numbers` are the ids in the database, `floors` the first retained offsets, `stops` the ends of the view,
+    exclusive. The table lacks the retained ranges `gaps`, and the members of `unrecorded_groups`.
+    """
+
+    servers: Servers
+    key_id: int
+    numbers: dict[str, int]
+    floors: dict[str, int]
+    stops: dict[str, int]
+    gaps: tuple[Uncovered, ...] = ()
+    unrecorded_groups: dict[str, list[Member]] = field(default_factory=partial(defaultdict, list))
+    _unrecorded: list[Member] = field(default_factory=list)
+
+    @classmethod
+    def of_table(cls, servers: Servers, key_id: int, recorded: Sequence[PresentStream]) -> Self:
+        """Make a view of all rows of streams, whatever the streams retain."""
+        numbers = {stream.name: stream.stream_id for stream in recorded}
+        return cls(servers, key_id, numbers, {}, dict.fromkeys(numbers, INTEGER_MAX))
+
+    def add_unrecorded(self, group_id: str | None = None) -> None:
+        """Read the unrecorded ranges for members of all groups, or of one."""
+        found: list[Member] = []
+        for gap in self.gaps:
+            members = self.servers.scan(gap.stream, gap.start, gap.stop, _member_of)
+            found += members if group_id is None else (each for each in members if each.group_id == group_id)
+            if len(found) > UNRECORDED_MEMBERS_MAX:
+                raise InvalidInput(
+                    f"more than {UNRECORDED_MEMBERS_MAX:,} messages of groups are not recorded yet: run a recorder or "
+                    "a back-fill, or ask with complete=False for what is recorded"
+                )
+        self._unrecorded = sorted(found, key=stream_and_offset)
+        for member in self._unrecorded:
+            self.unrecorded_groups[member.group_id].append(member)
+
+    def between(self, stream: str, low: int, high: int, *, firsts_only: bool = False) -> list[Member]:
+        """Return the members in a part of a stream, ordered by offset; with `firsts_only`, those with number 1."""
+        held = self._unrecorded
+        first, stop = (bisect_left(held, (stream, at), key=stream_and_offset) for at in (low, high))
+        members = {each.offset: each for each in held[first:stop] if not firsts_only or each.sequence == 1}
+        if (number := self.numbers.get(stream)) is not None:
+            window = {"stream_id": number, "low": low, "high": high, "firsts_only": firsts_only}
+            rows = self.servers.rows(ROWS_BETWEEN, window | {"key_id": self.key_id})
+            for value, offset, time_us in rows:
+                if (place := parse_value(value)) is not None:
+                    members[offset] = Member(*place, stream, offset, time_us)
+        return [members[offset] for offset in sorted(members)]
+
+    def members_of(self, group_ids: Sequence[str]) -> dict[str, list[Row]]:
+        """Return the rows of all members of groups, by group. Groups without members are left out."""
+        rows = self.servers.rows(
+            MEMBERS,
+            {"key_id": self.key_id, "group_ids": list(group_ids), "stream_ids": list(self.numbers.values())},
+        )
+        streams = {number: (name, self.stops[name]) for name, number in self.numbers.items()}
+        groups: dict[str, list[Row]] = defaultdict(list)
+        # The same few dozen values recur in all groups: parse each once.
+        known: dict[str, Membership | None] = {}
+        for group_id, *columns in rows:
+            members = groups[group_id]
+            for place, number, offset, time_us in zip(*columns, strict=True):
+                if place not in known:
+                    known[place] = parse_value(f"{group_id}|{place}")
+                found = known[place]
+                stream, stop = streams[number]
+                if found is not None and offset < stop:
+                    members.append((group_id, found[1], found[2], stream, offset, time_us))
+        for group_id in group_ids if self.unrecorded_groups else ():
+            if held := self.unrecorded_groups.get(group_id):
+                groups[group_id] = distinct((*groups[group_id], *held))
+        return groups
+
+
+def _member_of(message: Message) -> Member | None:
+    """Return a message as a member of its group; None if it is in no group."""
+    place = membership(message.headers)
+    return None if place is None else Member(*place, message.stream, message.offset, message.time_us)
+
+
+def group_key(catalog: Catalog) -> int:
+    """Return the id of the key by which groups are found."""
+    try:
+        definition = catalog.definition(GROUP_KEY.name)
+    except KeyNotDefined:
+        definition = None
+    if definition is None or definition.sources != GROUP_KEY.sources or definition.type != GROUP_KEY.type:
+        raise KeyNotDefined(
+            f"groups need the key {GROUP_KEY.name!r}, which is not defined, or is defined differently: "
+            "call relatum.intercept(…, keys=[…, relatum.GROUP_KEY]), or run "
+            f"`relatum keys add {GROUP_KEY.name} --source {' --source '.join(GROUP_KEY.sources)}`; "
+            "then back-fill older messages",
+            key=GROUP_KEY.name,
+        )
+    return definition.key_id
+
+
+def look(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> View:
+    """Return a view of the streams now. `complete` also reads retained messages that are not recorded."""
+    key_id = group_key(catalog)
+    catalog.check_names(names)
+    known = evidence(catalog, names, [key_id], needs_firsts=True, is_proof=complete)
+    for refused in known.refused:
+        warn_left_out(refused)
+    view = View(
+        catalog.servers,
+        key_id,
+        {stream.name: stream.stream_id for stream in known.recorded if stream.name in known.ends},
+        {stream: ends.first or 0 for stream, ends in known.ends.items()},
+        {stream: ends.end for stream, ends in known.ends.items()},
+        tuple(known.uncovered),
+    )
+    if complete:
+        view.add_unrecorded()
+        return view
+    # End each stream at the end of its recorded part.
+    for gap in reversed(view.gaps):
+        if gap.stop >= view.stops[gap.stream]:
+            view.stops[gap.stream] = gap.start
+    return view
+
+
+def warn_left_out(found: UnreadableStream) -> None:
+    """Warn that a stream is left out: groups with messages in it are not complete."""
+    logger.warning("the stream %r is left out: %s", found.stream, found.reason)

@@ -1,21 +1,26 @@
-"""Consumers that share groups: finding one by name, making it, and its status."""
+"""Consumers that share groups: finding one by name, making it, and its members' claims of groups."""
 
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from relatum.checks import checked_name
-from relatum.errors import AccessRefused, ConfigurationError, NotAStream, NotFound, StreamNotFound
+from relatum.errors import (
+    AccessRefused,
+    ClaimLost,
+    ConfigurationError,
+    DatabaseUnavailable,
+    NotAStream,
+    StreamNotFound,
+)
 from relatum.metrics import Counter, Gauge, reported
-from relatum.reading import StreamBounds
-from relatum.store.coverage import Range, merged, missing
+from relatum.store.coverage import Range
 from relatum.store.database import sql
+from relatum.store.members import RENEWED
 from relatum_consumer.groups._assembly import GroupOrder, Member
 from relatum_consumer.groups._options import Beginning, GroupOptions
 from relatum_consumer.lookups.catalog import Catalog
-from relatum_consumer.lookups.proof import all_ends
 from relatum_consumer.lookups.servers import Servers
 
 
@@ -119,7 +124,6 @@ SCANS: Final = sql(
 
 
 def scanned_of(servers: Servers, consumer: SharedConsumer, stream_ids: Iterable[int]) -> dict[int, list[Range]]:
-    """Return the ranges a consumer has scanned, by stream id."""
     parameters = {"consumer_id": consumer.consumer_id, "stream_ids": list(stream_ids)}
     found: dict[int, list[Range]] = defaultdict(list)
     for stream_id, start, stop in servers.rows(SCANS, parameters):
@@ -147,124 +151,202 @@ class SharedGroupsStatistics:
     held: Annotated[int, Gauge("relatum_group_consumer_held_groups", "Groups claimed and not acknowledged")]
 
 
-STATES: Final = ("open", "ready", "claimed", "done", "dead")
+# --- claims ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class GroupMemberStatus:
-    """A member that has claimed groups.
+@dataclass(slots=True)
+class Claim:
+    """A group claimed by this member."""
 
-    Attributes:
-        holder: The member's name, given or generated.
-        claimed: How many groups it has claimed.
-        lease_expires_at: When the first of its leases expires, unless it is renewed.
-        is_alive: Whether that is in the future.
-    """
-
-    holder: str
-    claimed: int
-    lease_expires_at: datetime
-    is_alive: bool
+    group_id: str
+    number: int
+    """How often the group has been claimed. It tells this claim from others."""
+    given: int
+    """How often the group was delivered before, if the consumer counts that."""
+    stream_id: int
+    first_offset: int
+    good_until: float
+    """When the lease expires, by the monotonic clock. Another member may claim the group then."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSourceStatus:
-    """A stream of a consumer.
+ACKNOWLEDGE_PAUSE_S: Final = 0.25
+"""Seconds until an acknowledgement that PostgreSQL did not answer is repeated."""
 
-    Attributes:
-        stream: The stream's name.
-        scanned_to: The offset up to which members have scanned the stream for groups; None if no scan has begun.
-        lag_offsets: How many retained offsets are not scanned: not recorded yet, or recorded since the last scan.
-            None if the broker does not know the stream.
-    """
-
-    stream: str
-    scanned_to: int | None
-    lag_offsets: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class GroupConsumerStatus:
-    """A consumer that shares groups.
-
-    Attributes:
-        consumer: The consumer's name.
-        streams: The streams and super streams it reads; None for all recorded ones.
-        order: The order of its groups.
-        counts: How many groups are open (not complete), ready, claimed, done and dead.
-        oldest_waiting_at: When the oldest ready or claimed group was found; None if there is none.
-        oldest_open_at: When the oldest open group was found; None if there is none.
-        members: The members that have claimed groups, ordered by name.
-        sources: The recorded streams it reads, ordered by name.
-    """
-
-    consumer: str
-    streams: tuple[str, ...] | None
-    order: GroupOrder
-    counts: Mapping[str, int]
-    oldest_waiting_at: datetime | None
-    oldest_open_at: datetime | None
-    members: tuple[GroupMemberStatus, ...]
-    sources: tuple[GroupSourceStatus, ...]
-
-
-NAMES: Final = sql("SELECT name FROM relatum.group_consumers WHERE vhost = :vhost::text ORDER BY name")
-
-
-COUNTS: Final = sql(
-    """
-    SELECT state, count(*), min(opened_at)
-    FROM relatum.group_states
-    WHERE consumer_id = :consumer_id::int
-    GROUP BY state
-    """
-)
-"""The number of groups in each state, and when the oldest was found."""
 
 # The condition on `state` must be literally that of the index `group_states_next`, or the index cannot be used.
-HOLDERS: Final = sql(
-    """
-    SELECT holder, count(*), min(lease_expires_at), min(lease_expires_at) >= clock_timestamp()
-    FROM relatum.group_states
-    WHERE consumer_id = :consumer_id::int AND state IN ('ready', 'claimed') AND holder IS NOT NULL
-    GROUP BY holder
-    ORDER BY holder
+CLAIM: Final = sql(
+    f"""
+    WITH chosen AS (
+      SELECT group_id
+      FROM relatum.group_states
+      WHERE consumer_id = :consumer_id::int AND state IN ('ready', 'claimed')
+        AND (
+          state = 'ready' OR lease_expires_at < clock_timestamp()
+          OR holder = :holder::text AND NOT (group_id = ANY (:held::text[]))
+        )
+      ORDER BY rank, stream_id, first_offset
+      LIMIT :limit::bigint
+      FOR UPDATE SKIP LOCKED
+    )
+    UPDATE relatum.group_states claimed
+    SET deliveries = claimed.deliveries + 1, state = 'claimed', holder = :holder::text, {RENEWED}
+    FROM chosen
+    WHERE claimed.consumer_id = :consumer_id::int AND claimed.group_id = chosen.group_id
+    RETURNING claimed.group_id, claimed.deliveries, claimed.given, claimed.rank, claimed.stream_id, claimed.first_offset
     """
 )
-"""The members with claims: holder, number of claims, the first lease's expiry, whether that is in the future."""
+"""Claims the first `limit` groups that are ready.
+
+Returns rows, unordered: group, claim's number, how often it was delivered, rank, stream id, first offset.
+
+A group whose lease has expired is ready, too; and so is a group of this holder that is not in `held`: it was claimed by
+an earlier process of that name, or by a statement whose answer was lost.
+"""
+
+RENEW: Final = sql(
+    f"""
+    UPDATE relatum.group_states
+    SET {RENEWED}
+    WHERE consumer_id = :consumer_id::int AND holder = :holder::text AND group_id = ANY (:group_ids::text[])
+      AND state = 'claimed'
+    RETURNING group_id, deliveries
+    """
+)
+"""Renews the leases of the groups `group_ids` that the holder has. Returns: group, claim's number."""
+
+STATE_OF: Final = sql(
+    """
+    SELECT state, holder, deliveries
+    FROM relatum.group_states
+    WHERE consumer_id = :consumer_id::int AND group_id = :group_id::text
+    """
+)
 
 
-def consumer_status(catalog: Catalog, name: str) -> GroupConsumerStatus:
-    """Return the status of a consumer."""
-    checked_name("name", name)
-    consumer = by_name(catalog, name)
-    if consumer is None:
-        raise NotFound(f"there is no group consumer {name!r}: its first member creates it")
-    mine = {"consumer_id": consumer.consumer_id}
-    counts = dict.fromkeys(STATES, 0)
-    oldest: dict[str, datetime] = {}
-    for state, count, opened_at in catalog.servers.rows(COUNTS, mine):
-        counts[state], oldest[state] = count, opened_at
-    members = catalog.servers.rows(HOLDERS, mine)
-    return GroupConsumerStatus(
-        name,
-        None if consumer.names is None else tuple(consumer.names),
-        consumer.order,
-        counts,
-        min((oldest[state] for state in ("ready", "claimed") if state in oldest), default=None),
-        oldest.get("open"),
-        tuple(GroupMemberStatus(*row) for row in members),
-        tuple(_sources(catalog, consumer)),
-    )
+_THIS_CLAIM: Final = """consumer_id = :consumer_id::int AND holder = :holder::text AND group_id = :group_id::text
+      AND deliveries = :number::int AND state = 'claimed'"""
+
+COUNT_GIVEN: Final = sql(f"UPDATE relatum.group_states SET given = :given::int WHERE {_THIS_CLAIM} RETURNING group_id")
+"""Stores how often the group has been delivered, including this time. No row: the claim was lost."""
+
+_IS_OVER: Final = "CASE WHEN :state::text IN ('done', 'dead') THEN"
+
+END: Final = sql(
+    f"""
+    UPDATE relatum.group_states
+    SET state = :state::text, lease_expires_at = NULL,
+      done_at = {_IS_OVER} clock_timestamp() END, holder = {_IS_OVER} holder END
+    WHERE {_THIS_CLAIM}
+    RETURNING group_id
+    """
+)
+"""Ends a claim, by a group that is "done" or "dead", "ready" for any member, or "open": incomplete again.
+
+No row: the claim was lost.
+"""
 
 
-def _sources(catalog: Catalog, consumer: SharedConsumer) -> Iterator[GroupSourceStatus]:
-    present = {stream.name: stream.stream_id for stream in catalog.streams(consumer.names)}
-    scanned = scanned_of(catalog.servers, consumer, present.values())
-    for stream, bounds in all_ends(catalog.servers, sorted(present), is_named=False).items():
-        number, lag = present[stream], None
-        known = merged(scanned.get(number, ()))
-        if isinstance(bounds, StreamBounds):
-            retained = (max(bounds.first or 0, consumer.low(number)), 0 if bounds.last is None else bounds.last + 1)
-            lag = sum(stop - start for start, stop in missing(retained, known))
-        yield GroupSourceStatus(stream, known[-1][1] if known else None, lag)
+class Claims:
+    """The open claims of one member. One thread or task claims; any may end a claim."""
+
+    def __init__(self, servers: Servers, holder: str, lease_s: float) -> None:
+        self._servers = servers
+        self._holder = holder
+        self.lease_s = lease_s
+        self.consumer_id: int | None = None
+        """The consumer whose groups are claimed; set before the first claim."""
+        self.held: dict[str, Claim] = {}
+        """The claims whose leases are renewed, by group."""
+        self.acknowledged = 0
+        """How many claims were ended as done."""
+        self.is_closed = False
+
+    def take(self, limit: int) -> list[Claim]:
+        """Claim up to `limit` ready groups. Returns them in their order."""
+        good_until = time.monotonic() + self.lease_s
+        given = {"lease_s": self.lease_s, "limit": limit, "held": list(self.held)}
+        rows = self._servers.rows(CLAIM, self._mine() | given)
+        # RETURNING has no order. Sort by rank, stream, offset.
+        claims = [
+            Claim(group_id, number, given, stream_id, first_offset, good_until)
+            for group_id, number, given, _, stream_id, first_offset in sorted(rows, key=lambda row: row[3:])
+        ]
+        self.held |= {claim.group_id: claim for claim in claims}
+        return claims
+
+    def has(self, claim: Claim) -> bool:
+        """Return whether the claim is in force, as far as this member knows."""
+        return self.held.get(claim.group_id) is claim
+
+    def is_mine(self, claim: Claim) -> bool:
+        """Return whether the claim is still in force; an expired lease is renewed first."""
+        if self.has(claim) and claim.good_until < time.monotonic():
+            self.renew()
+        return self.has(claim)
+
+    def forget(self, claim: Claim) -> None:
+        """Forget a claim that has ended, here or elsewhere."""
+        if self.has(claim):
+            del self.held[claim.group_id]
+
+    def count_given(self, claim: Claim) -> bool:
+        """Store that a group is delivered. False if the claim was lost. Idempotent."""
+        rows = self._servers.rows(COUNT_GIVEN, self._this(claim) | {"given": claim.given + 1})
+        if not rows:
+            self.forget(claim)
+        return bool(rows)
+
+    def end(self, claim: Claim, state: str) -> bool:
+        """End a claim by the group's new state, see `END`. Returns whether it was still in force."""
+        rows = self._servers.rows(END, self._this(claim) | {"state": state})
+        self.forget(claim)
+        return bool(rows)
+
+    def acknowledge(self, claim: Claim, until: float) -> bool:
+        """End a claim as done. False: the database is unavailable, so repeat the call, up to a monotonic time."""
+        is_first = self.has(claim)
+        try:
+            is_done = self.end(claim, "done") or self._was_done(claim)
+        except DatabaseUnavailable:
+            if self.is_closed or time.monotonic() > until:
+                raise
+            return False
+        if not is_done:
+            raise ClaimLost(
+                f"this member has lost the group {claim.group_id}; it was not acknowledged, and is delivered again",
+                group_id=claim.group_id,
+            )
+        self.acknowledged += is_first
+        return True
+
+    def _was_done(self, claim: Claim) -> bool:
+        """Return whether this claim was done already: that answer may have been lost."""
+        rows = self._servers.rows(STATE_OF, self._mine() | {"group_id": claim.group_id})
+        return [tuple(row) for row in rows] == [("done", self._holder, claim.number)]
+
+    def renew(self) -> None:
+        """Renew the leases of all held claims, and forget the lost ones."""
+        held = list(self.held.values())
+        if not held:
+            return
+        good_until = time.monotonic() + self.lease_s
+        ids = [claim.group_id for claim in held]
+        rows = self._servers.rows(RENEW, self._mine() | {"lease_s": self.lease_s, "group_ids": ids})
+        numbers: dict[str, int] = dict(rows)
+        for claim in held:
+            if numbers.get(claim.group_id) == claim.number:
+                claim.good_until = good_until
+            else:
+                self.forget(claim)
+
+    def give_back(self) -> None:
+        """Release all claims, so that other members need not wait for the leases to expire."""
+        for claim in list(self.held.values()):
+            self.end(claim, "ready")
+
+    def _mine(self) -> dict[str, Any]:
+        assert self.consumer_id is not None, "nothing is claimed before that is known"
+        return {"consumer_id": self.consumer_id, "holder": self._holder}
+
+    def _this(self, claim: Claim) -> dict[str, Any]:
+        return self._mine() | {"group_id": claim.group_id, "number": claim.number}

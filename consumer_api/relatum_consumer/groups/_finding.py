@@ -19,15 +19,18 @@ from relatum_consumer.groups._assembly import (
     Clock,
     Member,
     Place,
+    View,
     assemble,
+    group_key,
     in_arrival,
+    look,
     named,
     stream_and_offset,
+    warn_left_out,
 )
 from relatum_consumer.groups._consumer import SharedConsumer, scanned_of
 from relatum_consumer.groups._options import BATCH_MESSAGES, Beginning, GroupOptions
 from relatum_consumer.groups._reading import Group, deliver
-from relatum_consumer.groups._view import View, group_key, look, warn_left_out
 from relatum_consumer.lookups.catalog import Catalog, replaced
 from relatum_consumer.lookups.proof import coverage_by_stream, ends_of
 from relatum_consumer.lookups.waiting import POLL_S_MAX, POLL_S_MIN, Pause
@@ -112,11 +115,9 @@ class Idle:
 
     @property
     def is_over(self) -> bool:
-        """Whether the idle timeout has passed."""
         return time.monotonic() >= self._until
 
     def rest(self) -> Pause:
-        """Return the rest until the next poll."""
         rest = Pause(max(0.0, min(self._pause_s, self._until - time.monotonic())))
         self._pause_s = min(2 * self._pause_s, self._longest_s)
         return rest

@@ -1,20 +1,149 @@
-"""The methods of `Relations` that read groups."""
+"""The methods of `Relations` that read groups, and the status of the consumers that share them."""
 
-from collections.abc import Generator
-from typing import Any, Unpack, overload
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Unpack, overload
 from weakref import WeakSet
 
-from relatum.errors import InvalidInput
-from relatum.reading import BrokerAddress
-from relatum_consumer.groups._consumer import NAMES, GroupConsumerStatus, consumer_status
+from relatum.checks import checked_name
+from relatum.errors import InvalidInput, NotFound
+from relatum.reading import BrokerAddress, StreamBounds
+from relatum.store.coverage import merged, missing
+from relatum.store.database import sql
+from relatum_consumer.groups._assembly import GroupOrder
+from relatum_consumer.groups._consumer import SharedConsumer, by_name, scanned_of
 from relatum_consumer.groups._finding import whole_groups
 from relatum_consumer.groups._one_group import OneGroupMethods
 from relatum_consumer.groups._options import GroupArguments, GroupConsumer, GroupOptions, SharingArguments
 from relatum_consumer.groups._reading import Group
 from relatum_consumer.groups._shared_groups import SharedGroups
 from relatum_consumer.lookups.arguments import Names, names_of
+from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.proof import all_ends
 from relatum_consumer.lookups.telemetry import lookup
 from relatum_consumer.lookups.waiting import Pause, without_pauses
+
+STATES: Final = ("open", "ready", "claimed", "done", "dead")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMemberStatus:
+    """A member that has claimed groups.
+
+    Attributes:
+        holder: The member's name, given or generated.
+        claimed: How many groups it has claimed.
+        lease_expires_at: When the first of its leases expires, unless it is renewed.
+        is_alive: Whether that is in the future.
+    """
+
+    holder: str
+    claimed: int
+    lease_expires_at: datetime
+    is_alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSourceStatus:
+    """A stream of a consumer.
+
+    Attributes:
+        stream: The stream's name.
+        scanned_to: The offset up to which members have scanned the stream for groups; None if no scan has begun.
+        lag_offsets: How many retained offsets are not scanned: not recorded yet, or recorded since the last scan.
+            None if the broker does not know the stream.
+    """
+
+    stream: str
+    scanned_to: int | None
+    lag_offsets: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConsumerStatus:
+    """A consumer that shares groups.
+
+    Attributes:
+        consumer: The consumer's name.
+        streams: The streams and super streams it reads; None for all recorded ones.
+        order: The order of its groups.
+        counts: How many groups are open (not complete), ready, claimed, done and dead.
+        oldest_waiting_at: When the oldest ready or claimed group was found; None if there is none.
+        oldest_open_at: When the oldest open group was found; None if there is none.
+        members: The members that have claimed groups, ordered by name.
+        sources: The recorded streams it reads, ordered by name.
+    """
+
+    consumer: str
+    streams: tuple[str, ...] | None
+    order: GroupOrder
+    counts: Mapping[str, int]
+    oldest_waiting_at: datetime | None
+    oldest_open_at: datetime | None
+    members: tuple[GroupMemberStatus, ...]
+    sources: tuple[GroupSourceStatus, ...]
+
+
+NAMES: Final = sql("SELECT name FROM relatum.group_consumers WHERE vhost = :vhost::text ORDER BY name")
+
+
+COUNTS: Final = sql(
+    """
+    SELECT state, count(*), min(opened_at)
+    FROM relatum.group_states
+    WHERE consumer_id = :consumer_id::int
+    GROUP BY state
+    """
+)
+"""The number of groups in each state, and when the oldest was found."""
+
+# The condition on `state` must be literally that of the index `group_states_next`, or the index cannot be used.
+HOLDERS: Final = sql(
+    """
+    SELECT holder, count(*), min(lease_expires_at), min(lease_expires_at) >= clock_timestamp()
+    FROM relatum.group_states
+    WHERE consumer_id = :consumer_id::int AND state IN ('ready', 'claimed') AND holder IS NOT NULL
+    GROUP BY holder
+    ORDER BY holder
+    """
+)
+"""The members with claims: holder, number of claims, the first lease's expiry, whether that is in the future."""
+
+
+def consumer_status(catalog: Catalog, name: str) -> GroupConsumerStatus:
+    checked_name("name", name)
+    consumer = by_name(catalog, name)
+    if consumer is None:
+        raise NotFound(f"there is no group consumer {name!r}: its first member creates it")
+    mine = {"consumer_id": consumer.consumer_id}
+    counts = dict.fromkeys(STATES, 0)
+    oldest: dict[str, datetime] = {}
+    for state, count, opened_at in catalog.servers.rows(COUNTS, mine):
+        counts[state], oldest[state] = count, opened_at
+    members = catalog.servers.rows(HOLDERS, mine)
+    return GroupConsumerStatus(
+        name,
+        None if consumer.names is None else tuple(consumer.names),
+        consumer.order,
+        counts,
+        min((oldest[state] for state in ("ready", "claimed") if state in oldest), default=None),
+        oldest.get("open"),
+        tuple(GroupMemberStatus(*row) for row in members),
+        tuple(_sources(catalog, consumer)),
+    )
+
+
+def _sources(catalog: Catalog, consumer: SharedConsumer) -> Iterator[GroupSourceStatus]:
+    present = {stream.name: stream.stream_id for stream in catalog.streams(consumer.names)}
+    scanned = scanned_of(catalog.servers, consumer, present.values())
+    for stream, bounds in all_ends(catalog.servers, sorted(present), is_named=False).items():
+        number, lag = present[stream], None
+        known = merged(scanned.get(number, ()))
+        if isinstance(bounds, StreamBounds):
+            retained = (max(bounds.first or 0, consumer.low(number)), 0 if bounds.last is None else bounds.last + 1)
+            lag = sum(stop - start for start, stop in missing(retained, known))
+        yield GroupSourceStatus(stream, known[-1][1] if known else None, lag)
 
 
 class GroupMethods(OneGroupMethods):

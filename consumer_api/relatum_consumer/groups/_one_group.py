@@ -17,10 +17,9 @@ from relatum.membership import GROUP_KEY, GroupPosition, Membership, checked_gro
 from relatum.reading import StreamBounds
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
-from relatum_consumer.groups._assembly import Assembled, GroupOrder, Row, assemble, named
+from relatum_consumer.groups._assembly import Assembled, GroupOrder, Row, View, assemble, group_key, look, named
 from relatum_consumer.groups._options import check_order
 from relatum_consumer.groups._reading import Group, GroupPage, GroupReport, as_group, floor_of, read_group, read_on
-from relatum_consumer.groups._view import View, group_key, look
 from relatum_consumer.lookups.answer import Answer
 from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, again_if_replaced
 from relatum_consumer.lookups.arguments import Names, names_of

@@ -135,7 +135,6 @@ class GroupOptions:
 
 
 def check_order(order: Any) -> None:
-    """Check an order of groups."""
     checked_choice("order", order, get_args(GroupOrder))
 
 
@@ -148,7 +147,6 @@ class Beginning:
 
     @classmethod
     def of(cls, start: GroupStart) -> "Beginning":
-        """Return the beginning for a `start=` argument."""
         return cls(since_us=time_us_of(start)) if isinstance(start, datetime) else cls(start or 0)
 
     def admits(self, head: Member | None) -> bool:

@@ -20,8 +20,14 @@ from relatum.reading import BrokerAddress, Message, StreamBounds
 from relatum.store.members import renewal_s
 from relatum.waiting import Outages, Pauses, ended, has_passed, may_repeat, pause
 from relatum_consumer.groups._assembly import Assembled, named
-from relatum_consumer.groups._claims import ACKNOWLEDGE_PAUSE_S, DEAD, OPEN, READY, Claim, Claims
-from relatum_consumer.groups._consumer import SharedGroupsStatistics, check_dead_letters, find_consumer
+from relatum_consumer.groups._consumer import (
+    ACKNOWLEDGE_PAUSE_S,
+    Claim,
+    Claims,
+    SharedGroupsStatistics,
+    check_dead_letters,
+    find_consumer,
+)
 from relatum_consumer.groups._finding import Idle, Scanner
 from relatum_consumer.groups._options import GroupOptions
 from relatum_consumer.groups._reading import Group, conflict, floor_of, read_groups
@@ -271,19 +277,19 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         stream = self._scanner.stream_of(claim.stream_id)
         if stream is None:
             # Its stream was deleted. In a new stream, the same id is another group.
-            self._claims.end(claim, DEAD)
+            self._claims.end(claim, "dead")
             return
         bounds = ends_of(self._catalog.servers, stream, is_named=False)
         if bounds is None or (isinstance(bounds, StreamBounds) and floor_of(stream, bounds) > claim.first_offset):
             self._conflict(claim, group, conflict(claim.group_id, Anomaly.EXPIRED))
         else:
-            self._claims.end(claim, OPEN)
+            self._claims.end(claim, "open")
             # It may have been recorded again: the member that scanned it did not change a claimed group.
             self._scanner.write_down_again(claim.group_id)
 
     def _conflict(self, claim: Claim, group: Assembled, error: GroupConflict) -> None:
         if self._options.on_conflict == "skip":
-            self._claims.end(claim, DEAD)
+            self._claims.end(claim, "dead")
             return
         is_raised = self._options.on_conflict == "raise"
         self._outcomes.append((claim, error if is_raised else self._given_up(error.anomaly, group)))
@@ -291,7 +297,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
     def _refuse(self, error: GroupConflict) -> None:
         """Release the claimed groups that are not delivered, and raise."""
         for claim in [*(claim for claim, _ in self._outcomes), *self._waiting]:
-            self._claims.end(claim, READY)
+            self._claims.end(claim, "ready")
         self._outcomes.clear()
         self._waiting.clear()
         raise error
@@ -318,14 +324,14 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
                 # Dead letters are rare: do not keep the connection.
                 with self._letters:
                     given_up.burial.run()
-            was_mine = self._claims.end(claim, DEAD)
+            was_mine = self._claims.end(claim, "dead")
         except Exception as error:
             if self._options.follow and may_repeat(error):
                 self._outages.failed(who, error)
                 self._outcomes.appendleft((claim, given_up))
                 return Pause(DEAD_LETTERS_S + self._pauses.after(error))
             with suppress(RelatumError):
-                self._claims.end(claim, READY)
+                self._claims.end(claim, "ready")
             # If it could not be released, it becomes free when its lease expires.
             self._claims.forget(claim)
             raise
