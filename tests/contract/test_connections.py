@@ -343,7 +343,7 @@ def test_a_reader_that_is_opened_during_the_close_is_closed(address: Broker, pro
     proxy.mode = "frozen"
     with ThreadPoolExecutor(1) as threads:
         opening = threads.submit(shared.get)
-        time.sleep(0.2)
+        wait_until(shared._opening.locked, what="a reader that is being opened")
         with in_time(5):
             shared.close()
         proxy.mode = "pass"

@@ -1,4 +1,4 @@
-"""The loop of a component: what it runs, ends, stops and leaves to a fork; and the lines of its outages."""
+"""The loop of a component: what it runs, ends, stops and leaves to a fork; and what its outages say and do."""
 
 import asyncio
 import logging
@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from relatum import errors
+from relatum.following import BrokerReach
 from relatum.waiting import ANSWER_S, ComponentLoop, Deadline, LoopThread, Outages, Server, pause
 from tests.support import wait_until
 from tests.support.forking import in_child
@@ -333,3 +335,17 @@ def test_what_a_stop_ends_says_nothing_of_the_broker(outages: Outages, caplog: p
     assert lines(caplog) == []
     outages.failed("leases", AWAY)
     assert lines(caplog) == [POSTGRESQL_AWAY]
+
+
+def test_a_closed_reach_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that stores its last messages after its streams are closed still checks whether it is cut off."""
+    clock = SimpleNamespace(now=100.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr("relatum.following._follower.time", clock)
+    follower = SimpleNamespace(may_log_in=False, is_attached=False, is_closed=True)
+    outages = SimpleNamespace(is_up=lambda _: False)
+    reach = BrokerReach(cast(Any, follower), cast(Any, outages), lambda: "orders")
+    for _ in range(4):
+        clock.now += 5.0
+        reach.look()
+    assert reach.is_cut_off

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import queue
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -47,19 +46,34 @@ def test_headers_that_make_no_sense_are_refused(kind: Any, headers: dict[str, An
     router.close()
 
 
+def publish_until(core: Any, looked: threading.Event) -> int:
+    """Publish two messages at a time until a look follows, which may also come between the two; says how many."""
+    pairs = 0
+
+    def is_looked() -> bool:
+        nonlocal pairs
+        pairs += 1
+        core.published()
+        core.published()
+        return looked.wait(0.01)
+
+    wait_until(is_looked, what="a look")
+    return 2 * pairs
+
+
 def test_some_messages_are_followed_by_a_look(core: Any) -> None:
     """A look follows where several messages were published since the last one, and none follows the end."""
-    looked: queue.Queue[None] = queue.Queue()
-    core.publications.look = lambda: looked.put(None)
+    looked, published = threading.Event(), 0
+    core.publications.look = looked.set
     for _ in range(3):
-        for _ in range(2):
-            core.published()
-        looked.get(timeout=90)
-    assert core.statistics().published == 6
+        published += publish_until(core, looked)
+        looked.clear()
+    assert core.statistics().published == published
     core.close()
+    looked.clear()
     core.published()
     core.published()
-    assert looked.empty()
+    assert not looked.is_set()
 
 
 def test_looks_go_on_after_one_that_failed(core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,9 +88,7 @@ def test_looks_go_on_after_one_that_failed(core: Any, monkeypatch: pytest.Monkey
         looked.set()
 
     core.publications.look = look
-    while not looked.wait(0.01):
-        for _ in range(2):
-            core.published()
+    publish_until(core, looked)
 
 
 def test_the_thread_that_looks_rests_without_messages(core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,9 +100,7 @@ def test_the_thread_that_looks_rests_without_messages(core: Any, monkeypatch: py
         core.published()
         wait_until(lambda: core._looks is None, what="the thread's rest")
     monkeypatch.setattr("relatum.contexts._router_core.RESTS_AFTER_S", 60.0)
-    while not looked.wait(0.01):
-        for _ in range(2):
-            core.published()
+    publish_until(core, looked)
 
 
 async def test_a_names_lock_goes_to_those_who_came_first() -> None:

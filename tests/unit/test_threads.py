@@ -141,53 +141,61 @@ async def test_what_a_cancelled_call_returns_is_given_back() -> None:
     assert sorted(got + back) == taken
 
 
+class Taking:
+    """A call that looks at no deadline and takes a connection when it may go on; `back` has what is given back."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on, self.back = threading.Event(), threading.Event(), Queue[bool]()
+
+    def __call__(self) -> bool:
+        self.begun.set()
+        return self.go_on.wait(LIMIT_S)
+
+    async def begun_in(self, threads: Threads) -> asyncio.Task[bool]:
+        """A task whose call is under way."""
+        task = asyncio.create_task(in_thread(threads, self, returned=self.back.put))
+        assert await asyncio.to_thread(self.begun.wait, LIMIT_S)
+        return task
+
+
 async def test_what_comes_after_threads_were_shut_down_is_given_back() -> None:
     """A call that looks at no deadline, and returns when its task is long gone."""
-    threads, go_on, back = Threads(1, "relatum-test"), threading.Event(), Queue[str]()
-
-    def take() -> str:
-        assert go_on.wait(LIMIT_S)
-        return "a connection"
-
-    task = asyncio.create_task(in_thread(threads, take, returned=back.put))
-    await asyncio.sleep(0.05)
+    threads, taking = Threads(1, "relatum-test"), Taking()
+    task = await taking.begun_in(threads)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     threads.shutdown()
-    go_on.set()
-    assert await asyncio.to_thread(back.get, timeout=LIMIT_S) == "a connection"
+    taking.go_on.set()
+    assert await asyncio.to_thread(taking.back.get, timeout=LIMIT_S)
 
 
 def test_what_comes_after_the_loop_has_ended_is_given_back() -> None:
     """Its task is gone as well."""
-    threads, go_on, back = Threads(1, "relatum-test"), threading.Event(), Queue[bool]()
+    threads, taking = Threads(1, "relatum-test"), Taking()
 
     async def leave() -> None:
-        task = asyncio.create_task(in_thread(threads, go_on.wait, LIMIT_S, returned=back.put))
-        await asyncio.sleep(0.05)
-        task.cancel()
+        (await taking.begun_in(threads)).cancel()
 
     asyncio.run(leave())
-    go_on.set()
-    assert back.get(timeout=LIMIT_S)
+    taking.go_on.set()
+    assert taking.back.get(timeout=LIMIT_S)
 
 
 def test_what_comes_between_the_last_turn_of_a_loop_and_its_end_is_given_back() -> None:
     """The loop takes calls of other threads until it is closed, and makes them no more."""
-    threads, go_on, back = Threads(1, "relatum-test"), threading.Event(), Queue[bool]()
+    threads, taking = Threads(1, "relatum-test"), Taking()
 
     async def leave() -> None:
-        task = asyncio.create_task(in_thread(threads, go_on.wait, LIMIT_S, returned=back.put))
-        await asyncio.sleep(0.05)
+        task = await taking.begun_in(threads)
         task.cancel()
         await asyncio.wait([task])
 
     loop = asyncio.new_event_loop()
     with contextlib.closing(loop):
         loop.run_until_complete(leave())
-        go_on.set()
-        assert back.get(timeout=LIMIT_S)
+        taking.go_on.set()
+        assert taking.back.get(timeout=LIMIT_S)
 
 
 async def test_a_call_may_raise_what_futures_do_not_take() -> None:
