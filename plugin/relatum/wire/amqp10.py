@@ -8,13 +8,16 @@ AMQP 1.0 raise `UndecodableMessage` and no other error.
 Source: OASIS AMQP 1.0, part 1 (types) and part 3.2 (message format).
 """
 
+import sys
+from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from struct import Struct
 from struct import error as struct_error
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
+from uuid import UUID
 
 from relatum.errors import UndecodableMessage
-from relatum.wire.scalars import SCALARS, TEXTS, Opaque, text_of
 
 HEADER: Final = 0x70
 DELIVERY_ANNOTATIONS: Final = 0x71
@@ -40,6 +43,7 @@ SECTIONS_MAX: Final = 4096
 _NULL: Final = 0x40
 _SHORT_TEXT: Final = 0xA1
 _U32: Final = Struct(">I").unpack_from
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECTION_NAMES: Final = {
     b"amqp:header:list": HEADER,
     b"amqp:delivery-annotations:map": DELIVERY_ANNOTATIONS,
@@ -230,15 +234,83 @@ def decode_map(raw: bytes, position: int) -> dict[str, Any]:
     return values
 
 
-def decode_list(raw: bytes, position: int, most: int) -> list[Any]:
-    """Decode a list's first values, up to the first broken one."""
-    count, at, _ = entries_of(raw, position, "list")
-    values = []
-    with suppress(UndecodableMessage):
-        for _ in range(min(count, most)):
-            value, at = decode_value(raw, at)
-            values.append(value)
-    return values
+class Opaque(NamedTuple):
+    """A value without a plain Python type: decimals, timestamps outside `datetime`, values too deep or too many."""
+
+    kind: str
+    data: bytes
+
+
+def text_of(data: bytes) -> str | bytes:
+    """Decode text; return the bytes if they are not UTF-8."""
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError:
+        return data
+
+
+def _moment(data: bytes) -> datetime | Opaque:
+    try:
+        return _EPOCH + timedelta(milliseconds=int.from_bytes(data, "big", signed=True))
+    except OverflowError:
+        return Opaque("timestamp", data)
+
+
+def _character(data: bytes) -> str | Opaque:
+    code = int.from_bytes(data, "big")
+    # Half a surrogate pair is not a character, and no text can hold it.
+    if code > sys.maxunicode or 0xD800 <= code <= 0xDFFF:
+        return Opaque("char", data)
+    return chr(code)
+
+
+def _unsigned(data: bytes) -> int:
+    return int.from_bytes(data, "big")
+
+
+def _signed(data: bytes) -> int:
+    return int.from_bytes(data, "big", signed=True)
+
+
+_FLOAT: Final = Struct(">f").unpack
+_DOUBLE: Final = Struct(">d").unpack
+
+_DECODERS: Final[dict[int, Callable[[bytes], Any]]] = {
+    0x40: lambda data: None,
+    0x41: lambda data: True,
+    0x42: lambda data: False,
+    0x43: lambda data: 0,
+    0x44: lambda data: 0,
+    0x45: lambda data: [],
+    0x50: _unsigned,
+    0x51: _signed,
+    0x52: _unsigned,
+    0x53: _unsigned,
+    0x54: _signed,
+    0x55: _signed,
+    0x56: lambda data: data != b"\0",
+    0x60: _unsigned,
+    0x61: _signed,
+    0x70: _unsigned,
+    0x71: _signed,
+    0x72: lambda data: _FLOAT(data)[0],
+    0x73: _character,
+    0x74: lambda data: Opaque("decimal", data),
+    0x80: _unsigned,
+    0x81: _signed,
+    0x82: lambda data: _DOUBLE(data)[0],
+    0x83: _moment,
+    0x84: lambda data: Opaque("decimal", data),
+    0x94: lambda data: Opaque("decimal", data),
+    0x98: lambda data: UUID(bytes=data),
+    0xA0: bytes,
+    0xA1: text_of,
+    0xA3: text_of,
+    0xB0: bytes,
+    0xB1: text_of,
+    0xB3: text_of,
+}
+"""Decoders of plain values by constructor; they get the bytes after the constructor, or after the size that follows."""
 
 
 def decode_value(raw: bytes, position: int, depth: int = 0, room: list[int] | None = None) -> tuple[Any, int]:
@@ -257,11 +329,9 @@ def decode_value(raw: bytes, position: int, depth: int = 0, room: list[int] | No
     code = raw[position]
     if code == _SHORT_TEXT:
         return text_of(raw[position + 2 : end]), end
-    decode, start = SCALARS.get(code), position + 1
-    if decode is None:
-        decode, start = TEXTS.get(code), position + (2 if code < 0xB0 else 5)
+    decode = _DECODERS.get(code)
     if decode is not None:
-        return decode(raw[start:end]), end
+        return decode(raw[position + 1 + max(0, -WIDTHS[code]) : end]), end
     if depth >= _NESTING_MAX:
         return Opaque("nested too deep", b""), end
     if code == 0:
@@ -345,6 +415,13 @@ def pick_list(raw: bytes, position: int, wanted: dict[int, int], found: list[Any
                 at = end_of_value(raw, at)
             else:
                 found[slot], at = decode_value(raw, at)
+
+
+def decode_list(raw: bytes, position: int, size: int) -> list[Any]:
+    """Decode the first `size` items of a list; those after its end, or after a broken item, are None."""
+    found: list[Any] = [None] * size
+    pick_list(raw, position, {place: place for place in range(size)}, found)
+    return found
 
 
 def data_section(body: bytes) -> bytes:
