@@ -175,7 +175,8 @@ class AsyncRelations(AsyncClosing):
         with relations._lookups.counted("wait_related", self._timeout_s + timeout_s) as note:
             while (answer := await self._in_thread(waiting.look, threads=self._for_waits)) is None:
                 await asyncio.sleep(left_s(waiting.pause_s))
-                waiting.is_seen = bool(await relations._waits.wait_in_task(waiting.watch, waiting.watch.until))
+                seen = relations._waits.ask(waiting.watch)
+                waiting.is_seen = bool(await relations._waits.wait_in_task(seen, waiting.watch.until))
             note(answer)
             return answer
 

@@ -255,7 +255,7 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         with self._lookups.counted("wait_related", self._lookups.timeout_s + timeout_s) as note:
             while (found := waiting.look()) is None:
                 pause(waiting.pause_s)
-                waiting.is_seen = bool(self._waits.wait(waiting.watch, waiting.watch.until))
+                waiting.is_seen = bool(self._waits.wait(self._waits.ask(waiting.watch), waiting.watch.until))
             note(found)
             return found
 

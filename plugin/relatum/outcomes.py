@@ -261,7 +261,7 @@ class Outcomes(Closing):
             DatabaseUnavailable: PostgreSQL is unavailable after the wait.
         """
         until = time.monotonic() + checked_seconds("timeout_s", timeout_s)
-        outcome = self._waits.result(self._ask(self._waits, _Awaited(message_id, collector)), until)
+        outcome = self._waits.wait(self._ask(self._waits, _Awaited(message_id, collector)), until)
         if outcome is not None:
             return outcome
         # A query at the end is made in any case: without the outer deadline.
@@ -377,7 +377,7 @@ async def outcome_in_task(outcomes: Outcomes, message_id: str, timeout_s: float,
     """As `Outcomes.wait`, for a task, without a thread while it waits."""
     until = time.monotonic() + checked_seconds("timeout_s", timeout_s)
     asked = outcomes._ask(outcomes._waits, _Awaited(message_id, collector))
-    outcome = await outcomes._waits.result_in_task(asked, until)
+    outcome = await outcomes._waits.wait_in_task(asked, until)
     if outcome is not None:
         return outcome
     # The limit includes the wait for a free thread, so that many waits together end in time.

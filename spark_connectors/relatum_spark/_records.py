@@ -19,7 +19,7 @@ from relatum.errors import UndecodableMessage
 from relatum.headers import TIME_HEADER
 from relatum.reading import Message, Properties, header_value, is_header, message_time, property_text, reply_to_text
 from relatum.wire import amqp10
-from relatum.wire.scalars import Opaque
+from relatum.wire.amqp10 import Opaque
 
 PROPERTY_NAMES: Final = tuple(field.name for field in fields(Properties))
 """The fields of the column `properties`, in order."""

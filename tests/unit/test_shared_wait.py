@@ -57,7 +57,7 @@ def polling(name: str = "relatum-waits") -> bool:
 def test_one_thread_asks_for_all_and_ends_with_them(table: Table, waits: SharedWait[int, str]) -> None:
     """One thread polls for twenty waiting threads, each gets its own answer, and the thread ends."""
     with ThreadPoolExecutor(20) as threads:
-        answers = [threads.submit(waits.wait, value, in_time(LIMIT_S)) for value in range(20)]
+        answers = [threads.submit(waits.wait, waits.ask(value), in_time(LIMIT_S)) for value in range(20)]
         wait_until(lambda: 20 in table.polls, what="a question for all")
         table.there.update(range(20))
         assert [answer.result(LIMIT_S) for answer in answers] == [f"v{value}" for value in range(20)]
@@ -71,8 +71,8 @@ def test_each_ends_by_its_own_time_while_the_server_stands_still(table: Table, w
     table.error = DatabaseUnavailable("no answer in time", reason="timeout")
     began = time.monotonic()
     with ThreadPoolExecutor(2) as threads:
-        short = threads.submit(waits.wait, 1, in_time(0.1))
-        long = threads.submit(waits.wait, 2, in_time(LIMIT_S))
+        short = threads.submit(waits.wait, waits.ask(1), in_time(0.1))
+        long = threads.submit(waits.wait, waits.ask(2), in_time(LIMIT_S))
         assert short.result(LIMIT_S) is None
         assert time.monotonic() - began < SOON_S
         wait_until(lambda: table.polls, what="a poll")
@@ -85,20 +85,21 @@ async def test_no_thread_is_held_by_tasks_that_wait(table: Table, waits: SharedW
     """Five hundred waiting tasks take one thread together."""
     await asyncio.to_thread(int)
     before = threading.active_count()
-    tasks = [asyncio.create_task(waits.wait_in_task(value, in_time(LIMIT_S))) for value in range(500)]
+    tasks = [asyncio.create_task(waits.wait_in_task(waits.ask(value), in_time(LIMIT_S))) for value in range(500)]
     await asyncio.to_thread(wait_until, lambda: 500 in table.polls, what="a question for all")
     assert threading.active_count() <= before + 1
     table.there.update(range(500))
     assert await asyncio.gather(*tasks) == [f"v{value}" for value in range(500)]
-    assert await waits.wait_in_task(1_000, in_time(0.01)) is None
+    assert await waits.wait_in_task(waits.ask(1_000), in_time(0.01)) is None
 
 
 async def test_who_is_cancelled_is_nobody_elses_business(table: Table, waits: SharedWait[int, str]) -> None:
     """Cancelling thousands of waits loses no other wait's answer and leaves none behind."""
     chance = random.Random(1)
-    kept = asyncio.create_task(waits.wait_in_task(-1, in_time(LIMIT_S)))
+    kept = asyncio.create_task(waits.wait_in_task(waits.ask(-1), in_time(LIMIT_S)))
     for _ in range(50):
-        tasks = [asyncio.create_task(waits.wait_in_task(chance.randrange(50), in_time(LIMIT_S))) for _ in range(100)]
+        asked = [waits.ask(chance.randrange(50)) for _ in range(100)]
+        tasks = [asyncio.create_task(waits.wait_in_task(each, in_time(LIMIT_S))) for each in asked]
         table.there = {chance.randrange(50) for _ in range(25)}
         await asyncio.sleep(chance.random() * 0.01)
         for task in tasks:
@@ -128,7 +129,7 @@ def test_none_is_missed_who_comes_as_the_last_one_leaves(table: Table, waits: Sh
         while time.monotonic() < until:
             if chance.random() < 0.5:
                 waits.ask(2).cancel()
-            assert waits.wait(1, in_time(LIMIT_S)) == "v1"
+            assert waits.wait(waits.ask(1), in_time(LIMIT_S)) == "v1"
             count += 1
         return count
 
@@ -141,31 +142,31 @@ def test_an_error_is_raised_to_each_who_waits(table: Table, waits: SharedWait[in
     """Each has an error of its own; who comes next is asked for anew."""
     table.error = AccessRefused("no")
     with ThreadPoolExecutor(3) as threads:
-        errors = [threads.submit(waits.wait, 1, in_time(LIMIT_S)) for _ in range(3)]
+        errors = [threads.submit(waits.wait, waits.ask(1), in_time(LIMIT_S)) for _ in range(3)]
         found = [error.exception(LIMIT_S) for error in errors]
     assert [type(error) for error in found] == [AccessRefused] * 3
     assert len(set(map(id, found))) == 3
     table.error = None
     table.there.add(1)
-    assert waits.wait(1, in_time(LIMIT_S)) == "v1"
+    assert waits.wait(waits.ask(1), in_time(LIMIT_S)) == "v1"
 
 
 def test_pauses_grow_to_a_limit_and_leave_a_slow_server_to_others(table: Table, waits: SharedWait[int, str]) -> None:
     """20 polls a second at most after the first few, and no more than a third of the time where a poll takes long."""
-    assert waits.wait(1, in_time(1.0)) is None
+    assert waits.wait(waits.ask(1), in_time(1.0)) is None
     assert len(table.polls) <= 25
     table.polls.clear()
     table.takes_s = 0.2
-    assert waits.wait(1, in_time(1.5)) is None
+    assert waits.wait(waits.ask(1), in_time(1.5)) is None
     assert len(table.polls) <= 3
 
 
 def test_a_wait_ends_at_the_calls_deadline_or_when_all_end(table: Table, waits: SharedWait[int, str]) -> None:
     """A wait returns None once the deadline of its call has passed, or once all waits are ended."""
     with within(0.05):
-        assert waits.wait(1, in_time(LIMIT_S)) is None
+        assert waits.wait(waits.ask(1), in_time(LIMIT_S)) is None
     with ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(waits.wait, 1, in_time(LIMIT_S))
+        answer = threads.submit(waits.wait, waits.ask(1), in_time(LIMIT_S))
         wait_until(lambda: len(waits) == 1, what="a wait")
         waits.end()
         assert answer.result(LIMIT_S) is None
@@ -198,7 +199,7 @@ def test_the_poll_that_nobody_waits_for_can_be_waited_for(table: Table) -> None:
 def test_ended_loops_get_nothing(table: Table, waits: SharedWait[int, str], caplog: pytest.LogCaptureFixture) -> None:
     """The thread goes on for others, and nothing is logged."""
     loop = asyncio.new_event_loop()
-    task = loop.create_task(waits.wait_in_task(1, in_time(LIMIT_S)))
+    task = loop.create_task(waits.wait_in_task(waits.ask(1), in_time(LIMIT_S)))
     loop.run_until_complete(asyncio.sleep(0))
     other = waits.ask(2)
     loop.close()
@@ -217,7 +218,7 @@ def test_a_child_waits_by_a_thread_of_its_own(table: Table, waits: SharedWait[in
 
     def in_the_child() -> tuple[int, str | None]:
         table.there.add(2)
-        return len(waits), waits.wait(2, in_time(LIMIT_S))
+        return len(waits), waits.wait(waits.ask(2), in_time(LIMIT_S))
 
     assert in_child(in_the_child) == (0, "v2")
     table.there.add(1)

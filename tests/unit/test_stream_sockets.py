@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -249,7 +250,7 @@ def test_a_turn_that_comes_as_its_owner_gives_up_goes_on_to_the_next() -> None:
 
 
 class _Nothing:
-    is_closed, is_usable = False, True
+    is_closed, is_usable, is_reused = False, True, False
     session = StreamSession()
 
     def is_idle_for(self, _seconds: float) -> bool:
@@ -259,15 +260,17 @@ class _Nothing:
         self.is_closed = True
 
 
+def returned(connection: Any) -> Any:
+    return connection
+
+
 def test_what_many_at_once_have_opened_is_kept_for_the_next() -> None:
     """As many idle connections are kept as a reader has by default; the others are closed."""
     for limit in (CONNECTIONS_MAX, 2 * CONNECTIONS_MAX):
-        pool: Any = Pool(limit)
-        taken = [pool.take(None, Use.ANSWER, 0.0) for _ in range(limit)]
-        assert [connection for _, connection in taken] == [None] * limit
-        opened = [_Nothing() for _ in taken]
-        for (turns, _), connection in zip(taken, opened, strict=True):
-            pool.give_back(turns, Use.ANSWER, None, connection)
+        pool, opened = Pool(limit), [_Nothing() for _ in range(limit)]
+        with contextlib.ExitStack() as stack:
+            for each in opened:
+                assert stack.enter_context(pool.lend(None, Use.ANSWER, 0.0, partial(returned, each))) is each
         kept = [connection for connection in opened if not connection.is_closed]
         assert len(kept) == pool.statistics().idle == CONNECTIONS_MAX
 
@@ -276,12 +279,12 @@ def test_what_many_at_once_have_opened_is_kept_for_the_next() -> None:
 def test_who_has_a_connection_may_have_others_while_there_are_plenty(limit: int, most: int) -> None:
     """A call may take further connections up to half of the limit, and none while another one waits."""
     pool = Pool(limit)
-    turns, _ = pool.take(None, Use.ANSWER, 0.0)
-    while pool.has_plenty:
-        pool.take(None, Use.ANSWER, 0.0)
-    assert turns.in_use == most
-    for _ in range(most - 1):
-        pool.give_back(turns, Use.ANSWER, None)
-    while turns.enter(Use.ANSWER) is None:
-        pass
-    assert not pool.has_plenty
+    lent = partial(pool.lend, None, Use.ANSWER, 0.0, partial(returned, _Nothing()))
+    with lent():
+        with contextlib.ExitStack() as stack:
+            while pool.has_plenty:
+                stack.enter_context(lent())
+            assert pool.statistics().in_use == most
+        while pool._turns.enter(Use.ANSWER) is None:
+            pass
+        assert not pool.has_plenty

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamUnavailable
 from relatum.ids import fingerprint
 from relatum.reading import Agreement, Message, Position, agreement_of, position_of, type_and_id_of
-from relatum.wire.scalars import Opaque
+from relatum.wire.amqp10 import Opaque
 
 SAMPLE = (
     b"\x00\x53\x70\xc0\x07\x05\x41\x50\x03\x40\x41\x43"

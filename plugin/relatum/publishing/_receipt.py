@@ -170,7 +170,8 @@ class Receipt(_Published):
         self._await_answer(deadline, timeout_s)
         look, until = self._begin(deadline)
         if not look.has_all:
-            self._locator.waits.wait(look, until)
+            waits = self._locator.waits
+            waits.wait(waits.ask(look), until)
         return self._end(look, timeout_s)
 
     def outcome(self, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
@@ -263,7 +264,8 @@ class AsyncReceipt(_Published):
         checked_seconds("timeout_s", timeout_s)
         look, until = await in_thread(None, self._begin, time.monotonic() + timeout_s)
         if not look.has_all:
-            await self._locator.waits.wait_in_task(look, until)
+            waits = self._locator.waits
+            await waits.wait_in_task(waits.ask(look), until)
         return self._end(look, timeout_s)
 
     async def outcome(self, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:

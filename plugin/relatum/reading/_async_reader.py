@@ -52,9 +52,7 @@ class AsyncStreamReader(AsyncClosing):
     The function passed to `scan` runs there, too. Between two parts of an iteration it uses no thread. A cancelled call
     leaves the reader usable. Use `async with contextlib.aclosing(...)` around iterations that end early.
 
-    Every method may raise `StreamNotFound`, `NotAStream` or `AccessRefused`, and these, which are safe to retry:
-    `StreamUnavailable`, `ConnectionLost`, `BrokerUnavailable`, `ReadTimeout` (no answer within `timeout_s`) and
-    `ConnectionsInUse` (no connection became free within `timeout_s`).
+    Methods, arguments and errors are those of `StreamReader`.
     """
 
     def __init__(self, reader: StreamReader, timeout_s: float, broker_connections_max: int = CONNECTIONS_MAX) -> None:
@@ -76,7 +74,7 @@ class AsyncStreamReader(AsyncClosing):
         heartbeat_s: int = HEARTBEAT_S,
         broker_connections_max: int = CONNECTIONS_MAX,
     ) -> Self:
-        """Return a connected reader; arguments and errors are those of `StreamReader.open`."""
+        """Return a connected reader."""
         opening = partial(
             StreamReader.open,
             broker,

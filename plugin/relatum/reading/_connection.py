@@ -82,11 +82,8 @@ class SocketConnection:
         self.is_reused = False
         self.settled: set[str] = set()
         self._sent_at = self._received_at = time.monotonic()
-        after_fork(self, SocketConnection._leave)
-
-    def _leave(self) -> None:
-        """Close the descriptor in a forked child, which sends nothing: the connection is the parent's."""
-        self.abandon()
+        # A child closes its descriptor and sends nothing: the connection is the parent's.
+        after_fork(self, SocketConnection.abandon)
 
     @classmethod
     def open(cls, address: BrokerAddress, timeout_s: float, heartbeat_s: int = HEARTBEAT_S) -> "SocketConnection":

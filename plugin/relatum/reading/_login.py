@@ -131,31 +131,6 @@ class BrokerLogin:
         ca = self.ca if has_ca else os.environ.get("SSL_CERT_FILE")
         return _context(self, tuple(map(_written, filter(None, (ca, self.ca_directory, self.certificate, self.key)))))
 
-    def _new_context(self) -> ssl.SSLContext:
-        try:
-            context = ssl.create_default_context(cafile=self.ca, capath=self.ca_directory, cadata=self.ca_text)
-        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            raise ConfigurationError(f"the certificate authorities {self.ca!r}: no certificate in PEM") from error
-        if self.server_name == NO_SERVER_NAME or not self.verifies:
-            context.check_hostname = False
-        if not self.verifies:
-            context.verify_mode = ssl.CERT_NONE
-        if self.certificate is not None:
-            self._show_certificate(context, self.certificate)
-        return context
-
-    def _show_certificate(self, context: ssl.SSLContext, certificate: str) -> None:
-        # A function, because otherwise OpenSSL asks for an encrypted key's password on the terminal.
-        password: Callable[[], str] = lambda: self.key_password or ""  # noqa: E731
-        try:
-            context.load_cert_chain(certificate, self.key, password)
-        except (OSError, ValueError) as error:
-            key = "" if self.key is None else f", the client key {self.key!r}"
-            is_others = getattr(error, "reason", None) == "KEY_VALUES_MISMATCH"
-            why = "no certificate with its key in PEM, or the key's password is missing or wrong"
-            why = "the key is not this certificate's" if is_others else why
-            raise ConfigurationError(f"the client certificate {certificate!r}{key}: {why}") from None
-
     def __reduce__(self) -> tuple[Any, ...]:
         if self.ssl_context is not None:
             raise ConfigurationError(UNSENDABLE)
@@ -206,7 +181,25 @@ def _parameter(name: str, text: str) -> str | bool:
 @lru_cache(CONTEXTS_MAX)
 def _context(login: BrokerLogin, _written: tuple[Any, ...]) -> ssl.SSLContext:
     """Cache one context while the files stay the same; after a renewal the next connection gets a new one."""
-    return login._new_context()
+    try:
+        context = ssl.create_default_context(cafile=login.ca, capath=login.ca_directory, cadata=login.ca_text)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise ConfigurationError(f"the certificate authorities {login.ca!r}: no certificate in PEM") from error
+    if login.server_name == NO_SERVER_NAME or not login.verifies:
+        context.check_hostname = False
+    if not login.verifies:
+        context.verify_mode = ssl.CERT_NONE
+    if login.certificate is not None:
+        try:
+            # A function, because otherwise OpenSSL asks for an encrypted key's password on the terminal.
+            context.load_cert_chain(login.certificate, login.key, lambda: login.key_password or "")
+        except (OSError, ValueError) as error:
+            key = "" if login.key is None else f", the client key {login.key!r}"
+            is_others = getattr(error, "reason", None) == "KEY_VALUES_MISMATCH"
+            why = "no certificate with its key in PEM, or the key's password is missing or wrong"
+            why = "the key is not this certificate's" if is_others else why
+            raise ConfigurationError(f"the client certificate {login.certificate!r}{key}: {why}") from None
+    return context
 
 
 def _written(path: str) -> tuple[int, int]:

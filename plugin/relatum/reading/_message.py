@@ -28,12 +28,12 @@ class _Unsealed:
 
     __slots__ = ("_body", "_content", "_decode", "_raw", "_time", "chunk_ms", "offset", "stream")
 
-    def __init__(self, stream: str, offset: int, raw: bytes | None, chunk_ms: int | None) -> None:
+    def __init__(self, stream: str, offset: int, raw: bytes | None, chunk_ms: int | None, decode: Any = None) -> None:
         self.stream = stream
         self.offset = offset
         self.chunk_ms = chunk_ms
         self._raw = raw
-        self._decode: Callable[[], Parts] | None = None
+        self._decode: Callable[[], Parts] | None = decode
         self._content: Parts | None = None
         self._body: bytes | None = None
         self._time: tuple[int | None, TimeSource] | None = None
@@ -52,23 +52,10 @@ class Message(_Unsealed):
 
     __slots__ = ()
 
-    def __init__(
-        self,
-        stream: str,
-        offset: int,
-        raw: bytes | None,
-        chunk_ms: int | None,
-        decode: Callable[[], Parts] | None = None,
-    ) -> None:
-        put = object.__setattr__
-        put(self, "stream", stream)
-        put(self, "offset", offset)
-        put(self, "chunk_ms", chunk_ms)
-        put(self, "_raw", raw)
-        put(self, "_decode", decode)
-        put(self, "_content", None)
-        put(self, "_body", None)
-        put(self, "_time", None)
+    def __init__(self, *fields: Any) -> None:
+        unsealed = _Unsealed(*fields)
+        for name in _Unsealed.__slots__:
+            object.__setattr__(self, name, getattr(unsealed, name))
 
     @classmethod
     def from_record(cls, stream: str, offset: int, raw: bytes, chunk_ms: int | None = None) -> Self:

@@ -28,13 +28,13 @@ _AMQP_BODY: Final = "amqp-1.0"
 _TYPE: Final = {b"x-basic-type": 0}
 _ABSENT: Final[Any] = object()
 _APPLIED_PROPERTIES: Final = frozenset({"x-basic-type", "x-basic-app-id"})
-_FIELDS: Final = 13
-"""The number of fields of AMQP 1.0's properties; its header has five. A longer list has unknown fields."""
+_HEADER_FIELDS: Final = 3
+"""The fields read of AMQP 1.0's header: durable, priority, ttl."""
+_PROPERTY_FIELDS: Final = 11
+"""The fields read of its properties, from `message-id` to `group-id`."""
 
 
 _NONE: Final = Properties()
-NO_VALUES: Final[tuple[Any, ...]] = tuple(getattr(_NONE, field.name) for field in fields(Properties))
-"""Those of a message without properties."""
 Parts: TypeAlias = tuple[dict[str, Any], Properties, bytes, bool]
 """Headers, properties, body, and whether it is an AMQP message."""
 
@@ -68,17 +68,11 @@ def whole_second(value: Any) -> datetime | None:
 
 
 def parts_of_record(raw: bytes) -> Parts:
-    headers, values, body, is_amqp = values_of_record(raw)
-    return headers, _NONE if values is NO_VALUES else Properties(*values), body, is_amqp
-
-
-def values_of_record(raw: bytes) -> tuple[dict[str, Any], tuple[Any, ...], bytes, bool]:
-    """Return a record's parts, the properties as a tuple in the order of `Properties`, which takes longer to make."""
     try:
         sections = amqp10.find_sections(raw)
         return _decode_sections(raw, sections)
     except UndecodableMessage:
-        return {}, NO_VALUES, bytes(raw), False
+        return {}, _NONE, bytes(raw), False
 
 
 def body_of_record(raw: bytes) -> bytes:
@@ -99,7 +93,7 @@ def type_and_id_in(raw: bytes) -> tuple[str | None, str | None]:
     for code, start, _ in sections:
         if code == amqp10.PROPERTIES:
             with suppress(UndecodableMessage):
-                message_id = next(iter(amqp10.decode_list(raw, start, 1)), None)
+                message_id = amqp10.decode_list(raw, start, 1)[0]
         elif code == amqp10.MESSAGE_ANNOTATIONS:
             annotated = _picked(raw, start, annotated)
         elif code == amqp10.APPLICATION_PROPERTIES:
@@ -118,7 +112,7 @@ def _picked(raw: bytes, start: int, before: list[Any]) -> list[Any]:
     return found
 
 
-def _decode_sections(raw: bytes, sections: list[amqp10.Section]) -> tuple[dict[str, Any], tuple[Any, ...], bytes, bool]:
+def _decode_sections(raw: bytes, sections: list[amqp10.Section]) -> Parts:
     header: list[Any] = []
     listed: list[Any] = []
     annotations: dict[str, Any] = {}
@@ -130,12 +124,12 @@ def _decode_sections(raw: bytes, sections: list[amqp10.Section]) -> tuple[dict[s
             if code == amqp10.APPLICATION_PROPERTIES:
                 applied = amqp10.decode_map(raw, start)
             elif code == amqp10.PROPERTIES:
-                listed = amqp10.decode_list(raw, start, _FIELDS)
+                listed = amqp10.decode_list(raw, start, _PROPERTY_FIELDS)
             elif code == amqp10.MESSAGE_ANNOTATIONS:
                 annotations = amqp10.decode_map(raw, start)
             elif code == amqp10.HEADER:
                 # Sliced, so that a list that exceeds its section is broken, whatever bytes follow.
-                header = amqp10.decode_list(raw[:end], start, _FIELDS)
+                header = amqp10.decode_list(raw[:end], start, _HEADER_FIELDS)
         except UndecodableMessage:
             pass
     properties = _properties(header, listed, annotations, applied)
@@ -144,18 +138,18 @@ def _decode_sections(raw: bytes, sections: list[amqp10.Section]) -> tuple[dict[s
 
 def _properties(
     header: list[Any], listed: list[Any], annotations: dict[str, Any], applied: dict[str, Any]
-) -> tuple[Any, ...]:
-    """Read the values of properties from where each version stores them.
+) -> Properties:
+    """Read the properties from where each version stores them.
 
     RabbitMQ up to 3.12 stores what AMQP 1.0 has no field for as `x-basic-…` in annotations and application properties,
     4.x in the header section, annotations and `group-id` (rabbit_msg_record.erl, mc_amqpl.erl).
     """
     if not (header or listed or annotations) and _APPLIED_PROPERTIES.isdisjoint(applied):
-        return NO_VALUES
-    at = [*listed, *[None] * (11 - len(listed))]
-    durable, priority, ttl = [*header, None, None, None][:3]
+        return _NONE
+    at = listed or [None] * _PROPERTY_FIELDS
+    durable, priority, ttl = header or [None] * _HEADER_FIELDS
     basic_mode = annotations.get("x-basic-delivery-mode")
-    return (
+    return Properties(
         property_text(at[6]),
         property_text(at[7]),
         2 if durable is True or basic_mode == 2 else 1,

@@ -84,7 +84,6 @@ class Nodes:
         self.pool = Pool(connections_max)
         self._reached: set[NodeAddress] = set()
         self._out_of_reach: dict[NodeAddress, float] = {}
-        self._is_closed = False
 
     def open(self) -> None:
         """Connect once, so that setup errors show at once."""
@@ -96,37 +95,25 @@ class Nodes:
         """Seconds that an answer may take; less if the call has less left."""
         return left_s(self._timeout_s)
 
-    def close(self) -> None:
-        """Close all idle connections; those in use are closed when they are given back."""
-        self._is_closed = True
-        for connection in self.pool.end():
-            connection.close()
-
     @contextlib.contextmanager
     def _held(self, use: Use, node: Node, deadline: float) -> Iterator[SocketConnection]:
         """Hold a connection in its turn while the block runs; a reused one may have ended since."""
-        if self._is_closed:
-            raise UsedAfterClose("the reader was closed: open another one")
-        turns, connection = self.pool.take(node, use, deadline)
-        try:
-            if connection is not None:
-                connection.is_reused = True
-            else:
-                self.pool.make_room()
-                # Nothing exchanges heartbeats on an idle connection, so they are rare: see `IDLE_S`.
-                is_followed = use is Use.FOLLOW or not self._heartbeat_s
-                heartbeat_s = self._heartbeat_s if is_followed else max(self._heartbeat_s, int(IDLE_S))
-                connection = self._open(node, max(CONNECT_S_MIN, deadline - time.monotonic()), heartbeat_s)
-                self.pool.note_opened()
+
+        def connect() -> SocketConnection:
+            # Nothing exchanges heartbeats on an idle connection, so they are rare: see `IDLE_S`.
+            is_followed = use is Use.FOLLOW or not self._heartbeat_s
+            heartbeat_s = self._heartbeat_s if is_followed else max(self._heartbeat_s, int(IDLE_S))
+            return self._open(node, max(CONNECT_S_MIN, deadline - time.monotonic()), heartbeat_s)
+
+        with self.pool.lend(node, use, deadline, connect) as connection:
             connection.deadline = deadline
             _in_use.add(connection)
-            yield connection
-        finally:
-            if connection is not None:
+            try:
+                yield connection
+            finally:
                 _in_use.discard(connection)
                 if not connection.is_usable:
                     self.losses[node] += 1
-            self.pool.give_back(turns, use, node, connection)
 
     def _open(self, node: Node, within_s: float, heartbeat_s: int) -> SocketConnection:
         """Connect to a node. `OutOfReach`: it was never reached, and is down, or advertises a name known elsewhere."""
@@ -177,7 +164,7 @@ class Nodes:
 
     def link(self, node: Node) -> SocketConnection:
         """Return a logged-in connection to a node, which the caller owns and no limit counts. Errors as for `ask`."""
-        if self._is_closed:
+        if self.pool.is_closed:
             raise UsedAfterClose("the reader was closed: open another one")
         return self._open(node, self._timeout_s, self._heartbeat_s)
 
@@ -211,12 +198,8 @@ class Nodes:
         """Return `NotAStream` for another kind of queue, which AMQP 0.9.1 distinguishes."""
         if self.address.amqp_port is None:
             return error
-        turns, _ = self.pool.take(_BY_AMQP, Use.ANSWER, time.monotonic() + self.limit_s)
-        try:
-            self.pool.make_room()
+        with self.pool.lend(_BY_AMQP, Use.ANSWER, time.monotonic() + self.limit_s, lambda: None):
             return name_missing(error, self.address, self.limit_s)
-        finally:
-            self.pool.give_back(turns, Use.ANSWER, _BY_AMQP)
 
     def other_node(self, stream: str, asked: Node = None) -> Node:
         """Return a node other than the one asked that has the stream; None if no other has it.

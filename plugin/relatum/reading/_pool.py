@@ -10,13 +10,15 @@ closed. A followed stream has a connection of its own beside the limit.
 
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from relatum.checks import checked_count, seconds_text
-from relatum.errors import ConnectionsInUse
+from relatum.errors import ConnectionsInUse, UsedAfterClose
 from relatum.metrics import Counter, Gauge, reported
 from relatum.processes import after_fork, leave_to_parent
 from relatum.reading._bounds import check_time
@@ -171,7 +173,7 @@ class Pool:
         self._turns = Turns(limit)
         self._idle: list[tuple[NodeAddress | None, SocketConnection]] = []
         self._opened = self._out = 0
-        self._is_closed = False
+        self.is_closed = False
         after_fork(self, Pool._renew)
 
     def _renew(self) -> None:
@@ -191,26 +193,45 @@ class Pool:
             turns.limit, turns.in_use, len(self._idle), turns.waiting, turns.following, opened=self._opened
         )
 
-    def take(self, node: NodeAddress | None, use: Use, deadline: float) -> tuple[Turns, SocketConnection | None]:
-        """Wait for a turn until `deadline`, and take the most recently used idle connection to a node.
+    @contextmanager
+    def lend(
+        self, node: NodeAddress | None, use: Use, deadline: float, connect: Callable[[], SocketConnection | None]
+    ) -> Iterator[Any]:
+        """Hold a connection to a node while the block runs: the idle one that was used last, or what `connect` returns.
 
-        The turns are for `give_back`. Without a connection the caller has to open one, after `make_room`.
+        Waits for a turn until `deadline`. Afterwards a usable connection is kept for others, or closed.
         """
+        if self.is_closed:
+            raise UsedAfterClose("the reader was closed: open another one")
         check_time()
-        turns = self._turns
+        turns, connection, is_followed = self._turns, None, use is Use.FOLLOW
         turn = turns.enter(use)
         if turn is not None:
             _wait(turns, use, turn, deadline)
-        if use is Use.FOLLOW:
-            return turns, None
         with turns.lock:
-            self._out += 1
-            for index in reversed(range(len(self._idle))):
+            self._out += not is_followed
+            for index in () if is_followed else reversed(range(len(self._idle))):
                 if self._idle[index][0] == node and not self._idle[index][1].is_idle_for(IDLE_S):
-                    return turns, self._idle.pop(index)[1]
-        return turns, None
+                    connection = self._idle.pop(index)[1]
+                    break
+        try:
+            if connection is None:
+                self._make_room()
+                connection = connect()
+                with self._turns.lock:
+                    self._opened += connection is not None
+            yield connection
+        finally:
+            with self._turns.lock:
+                self._out -= not is_followed
+                if connection is not None and not is_followed and self._keeps(connection):
+                    self._idle.append((node, connection))
+                    connection = None
+            if connection is not None:
+                connection.close()
+            turns.leave(use)
 
-    def make_room(self) -> None:
+    def _make_room(self) -> None:
         """Close old idle connections, and those that would exceed the limit with the one about to be opened."""
         with self._turns.lock:
             count = max(0, self._out + len(self._idle) - self._turns.limit)
@@ -220,38 +241,23 @@ class Pool:
         for _, connection in surplus:
             connection.close()
 
-    def note_opened(self) -> None:
-        with self._turns.lock:
-            self._opened += 1
-
-    def give_back(
-        self, turns: Turns, use: Use, node: NodeAddress | None, connection: SocketConnection | None = None
-    ) -> None:
-        """Give a turn back, and keep a usable connection for others, or close it."""
-        is_kept = False
-        with self._turns.lock:
-            self._out -= use is not Use.FOLLOW
-            if connection is not None and connection.is_usable and not connection.session.is_used_up:
-                is_kept = use is not Use.FOLLOW and self._keeps_one_more()
-                if is_kept:
-                    self._idle.append((node, connection))
-        if connection is not None and not is_kept:
-            connection.close()
-        turns.leave(use)
-
-    def _keeps_one_more(self) -> bool:
+    def _keeps(self, connection: SocketConnection) -> bool:
         turns, idle = self._turns, len(self._idle)
-        if self._is_closed or self._out + idle >= turns.limit:
+        if not connection.is_usable or connection.session.is_used_up:
             return False
+        if self.is_closed or self._out + idle >= turns.limit:
+            return False
+        connection.is_reused = True
         # Calls that have their turn by now, or wait for it, are about to take one.
         return idle < CONNECTIONS_KEPT or idle < turns.in_use - self._out + turns.waiting
 
-    def end(self) -> list[SocketConnection]:
-        """Keep no connection from now on, and return the idle ones."""
+    def close(self) -> None:
+        """Close all idle connections; those in use are closed when they are given back."""
         with self._turns.lock:
-            self._is_closed = True
+            self.is_closed = True
             idle, self._idle = self._idle, []
-        return [connection for _, connection in idle]
+        for _, connection in idle:
+            connection.close()
 
 
 def _wait(turns: Turns, use: Use, turn: "Future[None]", deadline: float) -> None:

@@ -1,10 +1,11 @@
 """The blocking reader."""
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, Self, TypeVar
+from typing import Self, TypeVar
 
 from relatum import metrics
 from relatum.checks import (
@@ -44,9 +45,6 @@ from relatum.waiting import current, has_passed
 from relatum.wire import frames
 from relatum.wire.chunk import record_at
 from relatum.wire.frames import StartSpec, StreamPlaces
-
-IDLE_S: Final = 60.0
-"""Seconds between the wake-ups of a reader that waits for ever; any value will do."""
 
 _Item = TypeVar("_Item")
 _Taken = TypeVar("_Taken")
@@ -220,7 +218,7 @@ class StreamReader(Closing):
 
     def _messages(self, scan: Scan, idle_timeout_s: float | None, use: Use) -> Generator[list[Message], None, None]:
         """Yield the messages of a scan, those that arrived together in one list."""
-        idle_s = self._nodes.limit_s if not scan.follow else IDLE_S if idle_timeout_s is None else idle_timeout_s
+        idle_s = self._nodes.limit_s if not scan.follow else math.inf if idle_timeout_s is None else idle_timeout_s
         with contextlib.closing(batches_of(self._nodes, self._leaders, scan, idle_s, use)) as parts:
             for part in parts:
                 if part:
@@ -371,7 +369,7 @@ class StreamReader(Closing):
 
     def close(self) -> None:
         """Close all connections. Running calls of other threads may raise `ConnectionLost`."""
-        self._nodes.close()
+        self._nodes.pool.close()
         metrics.retire(self)
 
 

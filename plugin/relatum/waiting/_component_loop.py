@@ -186,22 +186,19 @@ class ComponentLoop:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    def _runs_to_its_end(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Run until stopped; False if a function of the application raised an exit."""
-        try:
-            loop.run_forever()
-        except (SystemExit, KeyboardInterrupt):
-            self._logger.exception("%s ignored an exit raised by a callback, and continues", self._name)
-            return False
-        return True
-
     @own_connection()
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         self._context = copy_context()
         try:
-            while not self._runs_to_its_end(loop):
-                pass
+            is_stopped = False
+            while not is_stopped:
+                try:
+                    loop.run_forever()
+                    is_stopped = True
+                except (SystemExit, KeyboardInterrupt):
+                    # A function of the application raised it.
+                    self._logger.exception("%s ignored an exit raised by a callback, and continues", self._name)
             loop.run_until_complete(self._cancel_all())
         finally:
             self.threads.shutdown()

@@ -92,19 +92,11 @@ class SharedWait(Generic[_Question, _Answer]):
             if self._questions.pop(future, None) is not None and not self._questions:
                 self._changed.notify()
 
-    def wait(self, question: _Question, until: float) -> _Answer | None:
-        """Wait for the answer in this thread, also within the call's deadline; None after a time-out.
+    def wait(self, future: "Future[_Answer | None]", until: float) -> _Answer | None:
+        """Wait in this thread for a future of `ask`, also within the call's deadline; None after a time-out.
 
         `until`: The moment to end at, by `time.monotonic`. An error of a poll is raised here.
         """
-        return self.result(self.ask(question), until)
-
-    async def wait_in_task(self, question: _Question, until: float) -> _Answer | None:
-        """As `wait`, for a task."""
-        return await self.result_in_task(self.ask(question), until)
-
-    def result(self, future: "Future[_Answer | None]", until: float) -> _Answer | None:
-        """Wait in this thread for a future of `ask`, as `wait` does. The future is finished afterwards."""
         try:
             return future.result(max(0.0, left_s(until - time.monotonic())))
         except TimeoutError:
@@ -112,8 +104,8 @@ class SharedWait(Generic[_Question, _Answer]):
         finally:
             future.cancel()
 
-    async def result_in_task(self, future: "Future[_Answer | None]", until: float) -> _Answer | None:
-        """As `result`, for a task."""
+    async def wait_in_task(self, future: "Future[_Answer | None]", until: float) -> _Answer | None:
+        """As `wait`, for a task."""
         try:
             async with asyncio.timeout(max(0.0, left_s(until - time.monotonic()))):
                 return await asyncio.wrap_future(future)

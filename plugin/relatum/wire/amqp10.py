@@ -8,13 +8,15 @@ AMQP 1.0 raise `UndecodableMessage` and no other error.
 Source: OASIS AMQP 1.0, part 1 (types) and part 3.2 (message format).
 """
 
+from collections.abc import Callable
 from contextlib import suppress
-from struct import Struct
+from datetime import UTC, datetime, timedelta
+from struct import Struct, unpack
 from struct import error as struct_error
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
+from uuid import UUID
 
 from relatum.errors import UndecodableMessage
-from relatum.wire.scalars import SCALARS, TEXTS, Opaque, text_of
 
 HEADER: Final = 0x70
 DELIVERY_ANNOTATIONS: Final = 0x71
@@ -37,9 +39,8 @@ is an object of 64 bytes."""
 SECTIONS_MAX: Final = 4096
 """The most sections of a message; RabbitMQ writes up to six, others a data section for each part of a body."""
 
-_NULL: Final = 0x40
-_SHORT_TEXT: Final = 0xA1
 _U32: Final = Struct(">I").unpack_from
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECTION_NAMES: Final = {
     b"amqp:header:list": HEADER,
     b"amqp:delivery-annotations:map": DELIVERY_ANNOTATIONS,
@@ -217,28 +218,66 @@ def pick(raw: bytes, position: int, wanted: dict[bytes, int], found: list[Any]) 
 
 def decode_map(raw: bytes, position: int) -> dict[str, Any]:
     """Decode a map; entries whose keys are not text are left out, as the broker does for AMQP 0.9.1."""
-    count, at, end = entries_of(raw, position, "map")
-    values: dict[str, Any] = {}
-    room = [VALUES_MAX - count]
-    for _ in range(count // 2):
-        key, at = decode_value(raw, at, 0, room)
-        value, at = decode_value(raw, at, 0, room)
-        if isinstance(key, str):
-            values[key] = value
-    if at != end:
-        raise UndecodableMessage("an AMQP 1.0 map's size and content differ")
-    return values
+    values = _items(raw, position, "map", 0, [VALUES_MAX])
+    return {key: value for key, value in zip(values[::2], values[1::2], strict=True) if isinstance(key, str)}
 
 
-def decode_list(raw: bytes, position: int, most: int) -> list[Any]:
-    """Decode a list's first values, up to the first broken one."""
-    count, at, _ = entries_of(raw, position, "list")
-    values = []
-    with suppress(UndecodableMessage):
-        for _ in range(min(count, most)):
-            value, at = decode_value(raw, at)
-            values.append(value)
-    return values
+class Opaque(NamedTuple):
+    """A value without a plain Python type: decimals, timestamps outside `datetime`, values too deep or too many."""
+
+    kind: str
+    data: bytes
+
+
+def text_of(data: bytes) -> str | bytes:
+    """Decode text; return the bytes if they are not UTF-8."""
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError:
+        return data
+
+
+def _moment(data: bytes) -> datetime | Opaque:
+    try:
+        return _EPOCH + timedelta(milliseconds=int.from_bytes(data, "big", signed=True))
+    except OverflowError:
+        return Opaque("timestamp", data)
+
+
+def _character(data: bytes) -> str | Opaque:
+    try:
+        return str(data, "utf-32-be")
+    except UnicodeDecodeError:
+        # Half a surrogate pair is not a character, and no text can hold it.
+        return Opaque("char", data)
+
+
+def _unsigned(data: bytes) -> int:
+    return int.from_bytes(data, "big")
+
+
+def _signed(data: bytes) -> int:
+    return int.from_bytes(data, "big", signed=True)
+
+
+_DECODERS: Final[dict[int, Callable[[bytes], Any]]] = {
+    **dict.fromkeys((0x43, 0x44, 0x50, 0x52, 0x53, 0x60, 0x70, 0x80), _unsigned),
+    **dict.fromkeys((0x51, 0x54, 0x55, 0x61, 0x71, 0x81), _signed),
+    **dict.fromkeys((0x74, 0x84, 0x94), lambda data: Opaque("decimal", data)),
+    **dict.fromkeys((0xA0, 0xB0), bytes),
+    **dict.fromkeys((0xA1, 0xA3, 0xB1, 0xB3), text_of),
+    0x40: lambda data: None,
+    0x41: lambda data: True,
+    0x42: lambda data: False,
+    0x45: lambda data: [],
+    0x56: lambda data: data != b"\0",
+    0x72: lambda data: unpack(">f", data)[0],
+    0x73: _character,
+    0x82: lambda data: unpack(">d", data)[0],
+    0x83: _moment,
+    0x98: lambda data: UUID(bytes=data),
+}
+"""Decoders of plain values by constructor; they get the bytes after the constructor, or after the size that follows."""
 
 
 def decode_value(raw: bytes, position: int, depth: int = 0, room: list[int] | None = None) -> tuple[Any, int]:
@@ -255,13 +294,11 @@ def decode_value(raw: bytes, position: int, depth: int = 0, room: list[int] | No
     """
     end = end_of_value(raw, position)
     code = raw[position]
-    if code == _SHORT_TEXT:
+    if code == 0xA1:
         return text_of(raw[position + 2 : end]), end
-    decode, start = SCALARS.get(code), position + 1
-    if decode is None:
-        decode, start = TEXTS.get(code), position + (2 if code < 0xB0 else 5)
+    decode = _DECODERS.get(code)
     if decode is not None:
-        return decode(raw[start:end]), end
+        return decode(raw[position + 1 + max(0, -WIDTHS[code]) : end]), end
     if depth >= _NESTING_MAX:
         return Opaque("nested too deep", b""), end
     if code == 0:
@@ -280,23 +317,29 @@ def _decode_compound(raw: bytes, position: int, end: int, depth: int, room: list
     code = raw[position]
     if code in (0xC1, 0xD1, 0xC0, 0xD0):
         kind = "map" if code in (0xC1, 0xD1) else "list"
-        count, at, _ = entries_of(raw, position, kind)
-        # Before objects are made of them.
-        if count > room[0]:
-            raise UndecodableMessage("a value with too many values in it", is_too_much=True)
-        room[0] -= count
-        values = []
-        for _ in range(count):
-            value, at = decode_value(raw, at, depth, room)
-            values.append(value)
-        if at != end:
-            raise UndecodableMessage(f"an AMQP 1.0 {kind}'s size and content differ")
+        values = _items(raw, position, kind, depth, room)
         if kind == "list":
             return values
         return {_as_key(key): value for key, value in zip(values[::2], values[1::2], strict=True)}
     if code in (0xE0, 0xF0):
         return Opaque("array", raw[position:end])
     raise UndecodableMessage(f"no AMQP 1.0 type has the constructor 0x{code:02x}")
+
+
+def _items(raw: bytes, position: int, kind: str, depth: int, room: list[int]) -> list[Any]:
+    """Decode all items of a list, or all keys and values of a map."""
+    count, at, end = entries_of(raw, position, kind)
+    # Before objects are made of them.
+    if count > room[0]:
+        raise UndecodableMessage("a value with too many values in it", is_too_much=True)
+    room[0] -= count
+    values = []
+    for _ in range(count):
+        value, at = decode_value(raw, at, depth, room)
+        values.append(value)
+    if at != end:
+        raise UndecodableMessage(f"an AMQP 1.0 {kind}'s size and content differ")
+    return values
 
 
 def _as_key(value: Any) -> Any:
@@ -325,26 +368,29 @@ def body_of(raw: bytes, sections: list[Section]) -> bytes:
 
 def _binary(raw: bytes, start: int, end: int) -> bytes:
     code = raw[start]
-    if code == 0xA0:
-        return raw[start + 2 : end]
-    if code == 0xB0:
-        return raw[start + 5 : end]
-    return raw[start:end]  # Not binary, against the specification: returned undecoded.
+    # Data that is not binary, against the specification, is returned undecoded.
+    return raw[start + (2 if code == 0xA0 else 5 if code == 0xB0 else 0) : end]
 
 
 def pick_list(raw: bytes, position: int, wanted: dict[int, int], found: list[Any]) -> None:
     """Read some items of a list by index; slots after its end, or after a broken item, are unchanged."""
     count, at, _ = entries_of(raw, position, "list")
-    last = max(wanted, default=-1)
     with suppress(UndecodableMessage, IndexError):
-        for place in range(min(count, last + 1)):
+        for place in range(min(count, 1 + max(wanted, default=-1))):
             slot = wanted.get(place)
-            if raw[at] == _NULL:
+            if raw[at] == 0x40:  # null
                 at += 1
             elif slot is None:
                 at = end_of_value(raw, at)
             else:
                 found[slot], at = decode_value(raw, at)
+
+
+def decode_list(raw: bytes, position: int, size: int) -> list[Any]:
+    """Decode the first `size` items of a list; those after its end, or after a broken item, are None."""
+    found: list[Any] = [None] * size
+    pick_list(raw, position, {place: place for place in range(size)}, found)
+    return found
 
 
 def data_section(body: bytes) -> bytes:
