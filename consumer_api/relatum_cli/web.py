@@ -18,7 +18,7 @@ from relatum_cli.options import Port, ServerOptions, option
 from relatum_consumer.web.options import WebOptions, is_loopback, of_extra
 
 if TYPE_CHECKING:
-    from relatum_consumer.web.server import WebServer
+    from relatum_consumer.web.application import WebServer
 
 _WATCH_S: Final = 0.5
 """Seconds between two checks whether the page still runs."""
@@ -108,5 +108,5 @@ def serve(options: WebOptions, begin: Mapping[str, str] | None = None, *, query:
 def served(options: WebOptions) -> "WebServer":
     """Start serving the page; the caller closes it."""
     with of_extra():
-        from relatum_consumer.web.server import WebServer
+        from relatum_consumer.web.application import WebServer
     return WebServer(options)
