@@ -25,9 +25,7 @@ def up(
     web: bool = option(False, "Also serve the page; needs the extra `web`.", "--web"),
     port: Port = 0,
 ) -> None:
-    """Run a private RabbitMQ and PostgreSQL, and print their URLs, until Ctrl-C.
-
-    The URLs are printed as `export` lines for another shell. If `relatum up` is started again in the directory, the
+    """The URLs are printed as `export` lines for another shell. If `relatum up` is started again in the directory, the
     data is there, and the URLs are the same if their ports are free.
     """
     with stop_signals() as stopped, LocalServers(directory) as servers:
@@ -57,9 +55,7 @@ def migrate(
     given: DatabaseOptions,
     as_json: Json = False,
 ) -> None:
-    """Create the schema `relatum`, or bring it up to date. Safe to run again.
-
-    It also creates the roles, if the user may, and grants each what it needs, whatever the revision was. Roles that
+    """It also creates the roles, if the user may, and grants each what it needs, whatever the revision was. Roles that
     could not be created are named on stderr.
 
     `--sql` needs no database. `--json` prints one document: revision (null without a schema) and head.
