@@ -68,18 +68,14 @@ def migrate(
     url = given.database_url
     if not show_current:
         upgrade(url, lock_timeout_s=lock_timeout)
-        _warn_of(missing_roles(url))
+        if roles := missing_roles(url):
+            made = " ".join(f"CREATE ROLE {role} NOLOGIN;" for role in roles)
+            typer.echo(
+                f"warning: this user may not create roles, and PostgreSQL does not have {', '.join(roles)}. Ask a user "
+                f"with CREATEROLE to run: {made} Then run `relatum migrate` again: it grants them what they need.",
+                err=True,
+            )
     revision, newest = current(url), head()
     words = "the newest" if revision == newest else f"the newest is {newest}"
     text = f"revision {revision} ({words})" if revision else f"no schema `relatum` ({words})"
     answer({"revision": revision, "head": newest}, text, as_json=as_json)
-
-
-def _warn_of(roles: list[str]) -> None:
-    if roles:
-        made = " ".join(f"CREATE ROLE {role} NOLOGIN;" for role in roles)
-        typer.echo(
-            f"warning: this user may not create roles, and PostgreSQL does not have {', '.join(roles)}. Ask a user "
-            f"with CREATEROLE to run: {made} Then run `relatum migrate` again: it grants them what they need.",
-            err=True,
-        )
