@@ -64,9 +64,7 @@ def demo(
     servers: ServerOptions,
     as_json: Json = False,
 ) -> None:
-    """Publish, record and find real messages: flights, planes and weather.
-
-    It checks its own answers. It runs on private servers that end with it, or on yours with --broker and --database,
+    """It checks its own answers. It runs on private servers that end with it, or on yours with --broker and --database,
     where the streams and their rows stay. Exits with code 7 if an answer differs from the data. `--json` prints one
     document.
     """

@@ -25,9 +25,7 @@ def up(
     web: bool = option(False, "Also serve the page; needs the extra `web`.", "--web"),
     port: Port = 0,
 ) -> None:
-    """Run a private RabbitMQ and PostgreSQL, and print their URLs, until Ctrl-C.
-
-    The URLs are printed as `export` lines for another shell. If `relatum up` is started again in the directory, the
+    """The URLs are printed as `export` lines for another shell. If `relatum up` is started again in the directory, the
     data is there, and the URLs are the same if their ports are free.
     """
     with stop_signals() as stopped, LocalServers(directory) as servers:
@@ -57,9 +55,7 @@ def migrate(
     given: DatabaseOptions,
     as_json: Json = False,
 ) -> None:
-    """Create the schema `relatum`, or bring it up to date. Safe to run again.
-
-    It also creates the roles, if the user may, and grants each what it needs, whatever the revision was. Roles that
+    """It also creates the roles, if the user may, and grants each what it needs, whatever the revision was. Roles that
     could not be created are named on stderr.
 
     `--sql` needs no database. `--json` prints one document: revision (null without a schema) and head.
@@ -72,18 +68,14 @@ def migrate(
     url = given.database_url
     if not show_current:
         upgrade(url, lock_timeout_s=lock_timeout)
-        _warn_of(missing_roles(url))
+        if roles := missing_roles(url):
+            made = " ".join(f"CREATE ROLE {role} NOLOGIN;" for role in roles)
+            typer.echo(
+                f"warning: this user may not create roles, and PostgreSQL does not have {', '.join(roles)}. Ask a user "
+                f"with CREATEROLE to run: {made} Then run `relatum migrate` again: it grants them what they need.",
+                err=True,
+            )
     revision, newest = current(url), head()
     words = "the newest" if revision == newest else f"the newest is {newest}"
     text = f"revision {revision} ({words})" if revision else f"no schema `relatum` ({words})"
     answer({"revision": revision, "head": newest}, text, as_json=as_json)
-
-
-def _warn_of(roles: list[str]) -> None:
-    if roles:
-        made = " ".join(f"CREATE ROLE {role} NOLOGIN;" for role in roles)
-        typer.echo(
-            f"warning: this user may not create roles, and PostgreSQL does not have {', '.join(roles)}. Ask a user "
-            f"with CREATEROLE to run: {made} Then run `relatum migrate` again: it grants them what they need.",
-            err=True,
-        )

@@ -18,7 +18,7 @@ from relatum_cli.options import Port, ServerOptions, option
 from relatum_consumer.web.options import WebOptions, is_loopback, of_extra
 
 if TYPE_CHECKING:
-    from relatum_consumer.web.server import WebServer
+    from relatum_consumer.web.application import WebServer
 
 _WATCH_S: Final = 0.5
 """Seconds between two checks whether the page still runs."""
@@ -54,10 +54,8 @@ def web(
     shown: DisplayOptions,
     servers: ServerOptions,
 ) -> None:
-    """Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C.
-
-    It only reads. Addresses other than loopback need a token: the one in the variable RELATUM_WEB_TOKEN, or a new one,
-    which is printed with the page's URL. The URL is printed to stdout.
+    """It only reads. Addresses other than loopback need a token: the one in the variable RELATUM_WEB_TOKEN, or a new
+    one, which is printed with the page's URL. The URL is printed to stdout.
     """
     token = os.environ.get("RELATUM_WEB_TOKEN") or None
     made = secrets.token_urlsafe(32) if token is None and not is_loopback(host) else None
@@ -75,10 +73,7 @@ def web(
 
 
 def mcp(*, shown: DisplayOptions, servers: ServerOptions) -> None:
-    """Serve lookups to an agent over stdin and stdout (Model Context Protocol).
-
-    The tools only read. Logs go to stderr. Over HTTP: `relatum web --mcp`.
-    """
+    """The tools only read. Logs go to stderr. Over HTTP: `relatum web --mcp`."""
     with of_extra("mcp"):
         import anyio
 
@@ -108,5 +103,5 @@ def serve(options: WebOptions, begin: Mapping[str, str] | None = None, *, query:
 def served(options: WebOptions) -> "WebServer":
     """Start serving the page; the caller closes it."""
     with of_extra():
-        from relatum_consumer.web.server import WebServer
+        from relatum_consumer.web.application import WebServer
     return WebServer(options)

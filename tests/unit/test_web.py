@@ -88,7 +88,7 @@ def test_files_of_the_page_are_kept_by_their_sum_and_weigh_little() -> None:
         assert "immutable" in page_.get(path).headers["Cache-Control"]
         assert page_.get("/static/old/page.css").headers["Cache-Control"] == "no-cache"
         assert page_.get("/static/old/..%2f_options.py").status_code == 404
-        scripts = (f"{name}.js" for name in ("shared", "search", "trace", "refresh"))
+        scripts = (f"{name}.js" for name in ("shared", "search", "trace"))
         names = ["page.css", "symbols.svg", "icon.svg", *scripts]
         assert sum(len(page_.get(f"/static/x/{name}").content) for name in names) < 100_000
 

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 from relatum.faces import imported_later
 
 if TYPE_CHECKING:
-    from relatum_consumer.web.application import make_application
+    from relatum_consumer.web.application import WebServer, make_application
     from relatum_consumer.web.options import WebOptions
-    from relatum_consumer.web.server import WebServer
 
 __all__ = ["WebOptions", "WebServer", "make_application"]
 
 _HOMES = {
     "WebOptions": "relatum_consumer.web.options",
-    "WebServer": "relatum_consumer.web.server",
+    "WebServer": "relatum_consumer.web.application",
     "make_application": "relatum_consumer.web.application",
 }
 

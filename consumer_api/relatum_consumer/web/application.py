@@ -1,4 +1,4 @@
-"""The application: routes, the lifespan that opens and closes connections, and middleware.
+"""The application: routes, the lifespan that opens and closes connections, and middleware; and a server for it.
 
 The middleware handles the root path of a proxy, security headers, the audit log, and the page's token.
 """
@@ -7,6 +7,9 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import socket
+import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
@@ -14,6 +17,7 @@ from importlib.metadata import version as version_of_package
 from typing import Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -23,6 +27,9 @@ from starlette.requests import Request, cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from relatum.closing import Closing
+from relatum.errors import ServerStartFailed
 
 # Importing these modules declares their endpoints.
 from relatum_consumer.web import collectors, contexts, groups, message, missing, search, streams, trace  # noqa: F401
@@ -56,7 +63,7 @@ def make_application(options: WebOptions) -> Starlette:
     @asynccontextmanager
     async def lifespan(application: Starlette) -> AsyncIterator[None]:
         application.state.site = site = Site(options, links)
-        watching = asyncio.create_task(site.servers.watch())
+        watching = asyncio.create_task(site.watch())
         try:
             async with over_http(site) if options.mcp else nullcontext() as application.state.mcp:
                 yield
@@ -112,13 +119,15 @@ def _routes(
         handler: ASGIApp = request.app.state.mcp
         return handler
 
-    routes = [Route("/api/openapi.json", description), Route("/static/{version}/{file}", static_file)]
+    routes = [
+        Route("/api/openapi.json", description),
+        Route("/static/{version}/{file}", static_file),
+        Route("/message/body", given_out(message.MessageParameters, message.body_file, rendering)),
+    ]
     if options.mcp:
         routes.append(Route(MCP_PATH, tools, methods=["POST"]))
     for endpoint in ENDPOINTS:
         routes.append(Route(f"/api{endpoint.path}", document_of(endpoint, rendering)))
-        for part, give in endpoint.files.items():
-            routes.append(Route(f"{endpoint.path}/{part}", given_out(endpoint, give, rendering)))
         if endpoint.is_page:
             routes.append(Route(endpoint.page_path, page_of(endpoint, rendering)))
     return routes
@@ -249,3 +258,91 @@ class TokenNeeded:
 
 def _sum(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+# --- the server: uvicorn in a thread --------------------------------------------------------------------
+
+_CONNECTIONS_MAX: Final = 500
+"""The most concurrent connections and requests."""
+
+_START_S: Final = 60.0
+"""How long the server may take to start, in seconds."""
+
+_DRAIN_S: Final = 10
+"""How long requests in progress may take after `close`, in seconds."""
+
+_LOOK_S: Final = 0.02
+"""Seconds between two checks whether the server has started."""
+
+_HEADER_BYTES_MAX: Final = 32 << 10
+"""The largest request line with headers, in bytes: room for a search with a long list of streams."""
+
+_SILENT_MS: Final = 30_000
+"""How long sent data may stay unacknowledged or unread before the client counts as gone, in milliseconds."""
+
+
+class WebServer(Closing):
+    """Serves the page until it is closed. A context manager.
+
+    Args:
+        options: The options of the page.
+
+    Raises:
+        ConfigurationError: the extra `mcp` is not installed.
+        ServerStartFailed: the port is in use, or the server did not start, for example because a URL is invalid.
+    """
+
+    def __init__(self, options: WebOptions) -> None:
+        application = make_application(options)
+        try:
+            family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+            self._socket = socket.create_server((options.host, options.port), family=family, backlog=128)
+            # Accepted sockets inherit it. Without it an answer's second write waits 40 ms for a delayed acknowledgement
+            # of the client.
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if sys.platform == "linux":
+                # Accepted sockets inherit it: without it, a vanished client is dropped only after 15 minutes.
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS)
+        except OSError as error:
+            where = f"{options.host}:{options.port}"
+            raise ServerStartFailed(f"cannot listen at {where}: {error.strerror or error}; try --port") from error
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        self.url = f"http://{host}:{self._socket.getsockname()[1]}{options.root_path}/"
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                application,
+                http="h11",
+                ws="none",
+                lifespan="on",
+                access_log=False,
+                log_config=None,
+                proxy_headers=False,
+                server_header=False,
+                date_header=True,
+                limit_concurrency=_CONNECTIONS_MAX,
+                h11_max_incomplete_event_size=_HEADER_BYTES_MAX,
+                timeout_keep_alive=30,
+                timeout_graceful_shutdown=_DRAIN_S,
+            )
+        )
+        self._thread = threading.Thread(
+            target=self._server.run, args=([self._socket],), name="relatum-web", daemon=True
+        )
+        self._thread.start()
+        ends = time.monotonic() + _START_S
+        while not self._server.started and self._thread.is_alive() and time.monotonic() < ends:
+            time.sleep(_LOOK_S)
+        if not self._server.started:
+            self.close()
+            raise ServerStartFailed("the page did not start: the log says why")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server is running."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """Stop accepting requests, give those in progress ten seconds to end, and close all connections."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()

@@ -6,9 +6,9 @@ async def collectors(site: Site, asked: NoParameters) -> CollectorsAnswer: ...
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Final, TypeVar, get_type_hints
 
@@ -57,7 +57,6 @@ class Endpoint:
         is_asked: Whether the parameters ask for an answer; if not, the page shows an empty form.
         unasked: Returns `start`, the first content of a page with an empty form.
         known: Returns the known facts for a page whose answer is missing or needs an unavailable server.
-        files: Functions that return files about the same question, by the last part of their paths.
         empty: The code of a problem for which the page is served with status 200: the template shows the first step.
     """
 
@@ -71,7 +70,6 @@ class Endpoint:
     is_asked: Callable[[Any], bool] = lambda _: True
     unasked: Callable[[Site], Awaitable[Any]] | None = None
     known: Callable[[Site, Any], Awaitable[tuple[Known, ...]]] | None = None
-    files: Mapping[str, Callable[[Site, Any], Awaitable[Response]]] = field(default_factory=dict)
     empty: str = ""
 
     @property
@@ -121,16 +119,18 @@ def document_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
     async def respond(site: Site, asked: Any) -> Response:
         return rendering.json(document(await endpoint.answer(site, asked)))
 
-    return given_out(endpoint, respond, rendering)
+    return given_out(endpoint.asked, respond, rendering)
 
 
-def given_out(endpoint: Endpoint, respond: Callable[[Site, Any], Awaitable[Response]], rendering: Rendering) -> Handler:
+def given_out(
+    kind: type[Parameters], respond: Callable[[Site, Any], Awaitable[Response]], rendering: Rendering
+) -> Handler:
     """Return a handler that responds with a function's response, or with the problem as JSON or a page."""
 
     async def handle(request: Request) -> Response:
         site, began = request.app.state.site, time.monotonic()
         try:
-            return await respond(site, parsed(endpoint.asked, _typed(request)))
+            return await respond(site, parsed(kind, _typed(request)))
         except Exception as error:  # noqa: BLE001
             return rendering.problem(await why(site, error, began), request.scope)
 

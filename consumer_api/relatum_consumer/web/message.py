@@ -112,6 +112,12 @@ class MessageAnswer:
     outcomes: tuple[Outcome, ...]
 
 
+@endpoint(
+    "/message",
+    "A message: time, keys, headers, properties, a part of its body, and its related messages by each key.",
+    tool="read",
+    known=ends,
+)
 async def message(site: Site, asked: MessageParameters) -> MessageAnswer:
     found = await site.relations.read(asked.stream, asked.offset)
     keys = key_values(site, found)
@@ -220,7 +226,7 @@ _ALONE: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-a
 """A file opened by itself, too, gets its own origin and loads and runs nothing. Only the browser's styles apply."""
 
 
-async def _body_file(site: Site, asked: MessageParameters) -> Response:
+async def body_file(site: Site, asked: MessageParameters) -> Response:
     await site.keys()
     found = await site.relations.read(asked.stream, asked.offset)
     if site.masking.hides_body(found):
@@ -229,12 +235,3 @@ async def _body_file(site: Site, asked: MessageParameters) -> Response:
     saved = f'attachment; filename="message-{asked.offset}.bin"'
     headers = {"Content-Security-Policy": _ALONE, "Content-Disposition": saved}
     return Response(found.body, headers=headers, media_type="application/octet-stream")
-
-
-endpoint(
-    "/message",
-    "A message: time, keys, headers, properties, a part of its body, and its related messages by each key.",
-    tool="read",
-    known=ends,
-    files={"body": _body_file},
-)(message)

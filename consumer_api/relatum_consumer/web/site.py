@@ -112,7 +112,6 @@ class Servers:
         self._database = Database(database, connections_max=1)
         self._threads = Threads(1, "relatum-servers")
         self._reader: AsyncStreamReader | None = None
-        self._lock = asyncio.Lock()
         self.broker = Server("RabbitMQ", "", _place_of(BrokerAddress.of(broker)))
         self.database = Server("PostgreSQL", "", self._database.address.name)
 
@@ -123,17 +122,11 @@ class Servers:
 
     async def ask(self) -> None:
         """Check both servers, for at most `ANSWER_S`."""
-        async with self._lock:
-            asked = in_thread(self._threads, self._database.rows, KEYS_IN_FORCE, {})
-            broker, database = await asyncio.gather(_error_of(self._reach_broker()), _error_of(asked))
-            called = self.broker.called if self._reader is None else self._reader.cluster_name or ""
-            self.broker = _found(replace(self.broker, called=called), broker)
-            self.database = _found(self.database, database)
-
-    async def watch(self) -> None:
-        while True:
-            await self.ask()
-            await asyncio.sleep(EVERY_S)
+        asked = in_thread(self._threads, self._database.rows, KEYS_IN_FORCE, {})
+        broker, database = await asyncio.gather(_error_of(self._reach_broker()), _error_of(asked))
+        called = self.broker.called if self._reader is None else self._reader.cluster_name or ""
+        self.broker = _found(replace(self.broker, called=called), broker)
+        self.database = _found(self.database, database)
 
     async def close(self) -> None:
         if self._reader is not None:
@@ -292,6 +285,12 @@ class Site:
         if now or not self.servers.away:
             await self.cached("servers", KEPT_S, self.servers.ask)
         return self.servers.away
+
+    async def watch(self) -> None:
+        """Check both servers now and then."""
+        while True:
+            await self.away(now=True)
+            await asyncio.sleep(EVERY_S)
 
     async def with_broker(
         self, about: Any, kept_s: float, both: Callable[[], _Value], database_alone: Callable[[], _Value]
