@@ -3,7 +3,6 @@
 import sys
 from importlib import import_module
 from importlib.metadata import version
-from inspect import getdoc
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
@@ -22,7 +21,7 @@ OPERATE: Final = "Operate"
 
 
 class Listed(NamedTuple):
-    """A command: its module, its heading in the list, and the first line of its help; its docstring has the rest."""
+    """A command in the list of the help: where it is, the heading above it, and the first paragraph of its own help."""
 
     module: str
     panel: str
@@ -69,9 +68,8 @@ def load(name: str) -> Any:
     if isinstance(found, typer.Typer):
         around.add_typer(found, name=name, help=listed.help, no_args_is_help=True)
     else:
-        text = f"{listed.help}\n\n{getdoc(found) or ''}"
         # The MOMENT of `around` may be -5m, which is not an option.
-        around.command(name, help=text, context_settings={"ignore_unknown_options": name == "around"})(found)
+        around.command(name, context_settings={"ignore_unknown_options": name == "around"})(found)
     return typer.main.get_group(around).get_command(None, name)  # type: ignore[arg-type]
 
 

@@ -64,7 +64,9 @@ def demo(
     servers: ServerOptions,
     as_json: Json = False,
 ) -> None:
-    """It checks its own answers. It runs on private servers that end with it, or on yours with --broker and --database,
+    """Publish, record and find real messages: flights, planes and weather.
+
+    It checks its own answers. It runs on private servers that end with it, or on yours with --broker and --database,
     where the streams and their rows stay. Exits with code 7 if an answer differs from the data. `--json` prints one
     document.
     """

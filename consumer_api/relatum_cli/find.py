@@ -89,7 +89,9 @@ def find(
     limit: Limit = 20,
     given: LookupOptions,
 ) -> None:
-    """Exits with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one
+    """Find the messages whose KEY has this VALUE.
+
+    Exits with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one
     document: status, messages, streams.
     """
     names = [*(streams or ()), *(to or ())] or None
@@ -110,7 +112,9 @@ def related(
     limit: Limit = 20,
     given: LookupOptions,
 ) -> None:
-    """The given message is the one at OFFSET of STREAM. Exits with 0 (found), 6 (absent, expired, or deleted), 8 (not
+    """Find the messages that share a key with a message, or are next to it in time.
+
+    The given message is the one at OFFSET of STREAM. Exits with 0 (found), 6 (absent, expired, or deleted), 8 (not
     recorded yet) or 11 (unproven). `--json` prints one document: status, messages, streams.
     """
     if in_time and len(to or ()) != 1:
@@ -136,8 +140,10 @@ def around(
     limit: Limit = 20,
     given: LookupOptions,
 ) -> None:
-    """It shows the messages nearest to the moment. Exits with 0 (found), 6 (absent, expired, or deleted), 8 (not
-    recorded yet) or 11 (unproven). `--json` prints one document: status, messages, streams.
+    """Show what happened around a MOMENT, in all recorded streams, by time.
+
+    It shows the messages nearest to the moment. Exits with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded
+    yet) or 11 (unproven). `--json` prints one document: status, messages, streams.
     """
     before_s, after_s = (parse_span(each or span) for each in (before, after))
     with open_relations(given, given.log_level) as relations:
@@ -154,7 +160,9 @@ def read(
     given: BrokerOptions,
     as_json: Json = False,
 ) -> None:
-    """An offset without a message exits with code 6; the messages before it are printed. `--json` prints JSON
+    """Read messages at offsets, without the database.
+
+    An offset without a message exits with code 6; the messages before it are printed. `--json` prints JSON
     lines, one message each.
     """
     found: list[Message] = []
@@ -263,7 +271,9 @@ def trace(
     until: Until = None,
     given: LookupOptions,
 ) -> None:
-    """If a key has the name, it is the key's, unless you add --message. If keys name other messages
+    """Show all messages connected with one, or with a value, and what caused what.
+
+    If a key has the name, it is the key's, unless you add --message. If keys name other messages
     (`relatum keys add --names`), arrows lead from cause to effect.
     Exits with 0 (found), 6 (nothing else is connected), 8 (not recorded yet: there may be more) or 11 (unproven).
     `--json` prints one document.
@@ -333,8 +343,11 @@ def tree_lines(found: Trace, start: str) -> Iterator[str]:
             for row in (stem, *below):
                 label = "" if row.key is None or (is_value and row is stem) else _CONNECTED[row.kind].format(row.key)
                 indent = "  " * (1 + is_value + row.depth)
-                message = found.messages[row.message]
-                moment = message.time.isoformat(sep=" ", timespec="milliseconds") if message.time else "no time"
-                yield f"{indent}{label}{label and ': '}{message.id}  {moment}"
+                yield f"{indent}{label}{label and ': '}{_shown(found.messages[row.message])}"
     for key, number in tree.unknown:
         yield f"  {found.messages[number].id} names {key.key} = {key.value}: not found"
+
+
+def _shown(message: Message) -> str:
+    moment = "no time" if message.time is None else message.time.isoformat(sep=" ", timespec="milliseconds")
+    return f"{message.id}  {moment}"

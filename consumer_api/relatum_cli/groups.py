@@ -28,7 +28,9 @@ def groups(
     recorded: bool = option(False, "Use only the index, however much of the streams is not recorded.", "--recorded"),
     given: CommandOptions,
 ) -> None:
-    """Contradictory groups are listed with the incomplete ones. The list exits with 0, whatever it contains. `--group`
+    """List incomplete groups; show one group, or a consumer of groups.
+
+    Contradictory groups are listed with the incomplete ones. The list exits with 0, whatever it contains. `--group`
     exits with 0 (complete), 6 (no message of it exists), 7 (contradictory, or a message was lost) or 8 (incomplete);
     `--consumer` with 0 or 6 (no such consumer). `--json` prints one document: the list, the group, or the consumer.
     """
@@ -81,14 +83,16 @@ def _print_group(group: Group, as_json: bool) -> None:
         print_json(_position_document(position) | lists)
     else:
         print_table(_group_facts(group), title=f"group {group.group_id}")
-        rows = [
-            (each["sequence"], each["stream"], str(each["offset"]), each["time"], ", ".join(filter(None, marks)))
-            for found, kind in ((messages, ""), (duplicates, "duplicate"))
-            for each in found
-            if (marks := ("last" if each["last"] else "", kind))
-        ]
+        rows = [*((each, "") for each in messages), *((each, "duplicate") for each in duplicates)]
+        columns: Cells = {
+            "number": lambda row: row[0]["sequence"],
+            "stream": lambda row: row[0]["stream"],
+            "offset": lambda row: str(row[0]["offset"]),
+            "time": lambda row: row[0]["time"],
+            "": lambda row: ", ".join(filter(None, ("last" if row[0]["last"] else "", row[1]))),
+        }
         if rows:
-            print_table(rows, ("number", "stream", "offset", "time", ""))
+            show(rows, columns)
     if code := _code_of(group, position):
         raise typer.Exit(code)
 

@@ -49,7 +49,9 @@ def missing(
     log_level: Level = None,
     given: CommandOptions,
 ) -> None:
-    """Checks the expectation NAME, or all. Exits with 0 (no message is missing or late), 10 (some are), 8 (due messages
+    """List the messages that were not followed in time, as expected.
+
+    Checks the expectation NAME, or all. Exits with 0 (no message is missing or late), 10 (some are), 8 (due messages
     are not recorded yet) or 11 (a part can never be known). Messages that are not due yet do not count. `--json` prints
     one document, a list with a report for each expectation.
     """

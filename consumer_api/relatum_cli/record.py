@@ -50,7 +50,9 @@ def record(
     log_level: LogLevel = option(LogLevel.INFO, "The lowest level to log."),
     servers: ServerOptions,
 ) -> None:
-    """On both signals, it finishes its current batch first. It waits while the broker or the database is unavailable.
+    """Record streams: catch up, then follow their ends, until SIGTERM or Ctrl-C.
+
+    On both signals, it finishes its current batch first. It waits while the broker or the database is unavailable.
     Several recorders of the same streams share them: if one dies, the others take over its streams within seconds.
     """
     set_up_logging(log_format, log_level)
@@ -71,7 +73,9 @@ def backfill(
     keys: list[str] | None = option(None, "Only this key; repeatable.", "--keys", "-k", metavar="NAME"),
     given: CommandOptions,
 ) -> None:
-    """The streams are read again. Without names, deleted streams are skipped, and a stream that cannot be read, or was
+    """Record what is not recorded yet. It can be stopped, and resumes from there.
+
+    The streams are read again. Without names, deleted streams are skipped, and a stream that cannot be read, or was
     replaced, does not stop the others: the command exits with its error's code. `--json` prints one document, a list
     of the streams: stream, messages, rows, from_offset, to_offset, seconds.
     """
@@ -119,7 +123,9 @@ def verify(
     dry_run: bool = option(True, "With --repair: only say what would be done, or do it.", "--dry-run/--no-dry-run"),
     given: CommandOptions,
 ) -> None:
-    """The streams are read: each key of a message must have its row, and each row its message with that key. Exits with
+    """Compare streams with the recorded rows, in both directions.
+
+    The streams are read: each key of a message must have its row, and each row its message with that key. Exits with
     code 7 if they differ, also after a repair: verify again; with 6 if a named stream was never recorded, and with 3 if
     no stream is named or recorded. A stream that cannot be read does not stop the others: it is named, and the command
     exits with its error's code. `--json` prints one document: ok, exact, seed, streams (each with its
@@ -196,7 +202,9 @@ def _print_differences(stream: StreamVerified) -> None:
 
 
 def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given: CommandOptions) -> None:
-    """Rows are deleted in bounded batches. Without names, also old finished messages of collectors, and sets and moves
+    """Delete rows of messages that retention has dropped, and of removed keys.
+
+    Rows are deleted in bounded batches. Without names, also old finished messages of collectors, and sets and moves
     that ended long ago.
 
     A stream that cannot be read is named and does not stop the others; the command then exits with its error's code. A
@@ -232,8 +240,10 @@ def forget(
     batch_rows: BatchRows = 10_000,
     given: CommandOptions,
 ) -> None:
-    """It asks first, and deletes in bounded batches. `--broker` is used only for its virtual host. Stop the recorders
-    of the streams first. Exits with code 6 if nothing of a name is recorded, and with 7 if a stream is still in use;
+    """Delete all that was recorded of streams; the streams themselves stay.
+
+    It asks first, and deletes in bounded batches. `--broker` is used only for its virtual host. Stop the recorders of
+    the streams first. Exits with code 6 if nothing of a name is recorded, and with 7 if a stream is still in use;
     nothing is deleted then. `--dry-run` shows the rows of such a stream, too. If it was killed, run it again.
 
     `--origin` deletes nothing, and does not ask. After another broker has replaced the old one, the next recorder

@@ -25,7 +25,9 @@ def up(
     web: bool = option(False, "Also serve the page; needs the extra `web`.", "--web"),
     port: Port = 0,
 ) -> None:
-    """The URLs are printed as `export` lines for another shell. If `relatum up` is started again in the directory, the
+    """Run a private RabbitMQ and PostgreSQL, and print their URLs, until Ctrl-C.
+
+    The URLs are printed as `export` lines for another shell. If `relatum up` is started again in the directory, the
     data is there, and the URLs are the same if their ports are free.
     """
     with stop_signals() as stopped, LocalServers(directory) as servers:
@@ -55,7 +57,9 @@ def migrate(
     given: DatabaseOptions,
     as_json: Json = False,
 ) -> None:
-    """It also creates the roles, if the user may, and grants each what it needs, whatever the revision was. Roles that
+    """Create the schema `relatum`, or bring it up to date. Safe to run again.
+
+    It also creates the roles, if the user may, and grants each what it needs, whatever the revision was. Roles that
     could not be created are named on stderr.
 
     `--sql` needs no database. `--json` prints one document: revision (null without a schema) and head.

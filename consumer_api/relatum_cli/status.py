@@ -32,11 +32,13 @@ def status(
     collector: bool = option(False, "Show collectors; a NAME is then a collector's.", "--collector"),
     given: CommandOptions,
 ) -> None:
-    """It shows first and last offset, recorded ranges, holes, gaps, lag, rows and size. With `--collector`, it shows
-    for each collector its members, its streams with position and lag (given a broker), messages by state, and since
-    when the oldest unfinished one waits. An unknown name exits with code 6. A stream that cannot be read is shown with
-    its state and the reason; if it was named, the command exits with that error's code. `--json` prints one document,
-    the list of streams or collectors, with ranges as [from, to).
+    """Show how far each stream is recorded, and what happened to it.
+
+    It shows first and last offset, recorded ranges, holes, gaps, lag, rows and size. With `--collector`, it shows for
+    each collector its members, its streams with position and lag (given a broker), messages by state, and since when
+    the oldest unfinished one waits. An unknown name exits with code 6. A stream that cannot be read is shown with its
+    state and the reason; if it was named, the command exits with that error's code. `--json` prints one document, the
+    list of streams or collectors, with ranges as [from, to).
     """
     if collector:
         broker = given.broker if given.broker_url else None
@@ -130,9 +132,11 @@ def outcome(
     given: DatabaseOptions,
     as_json: Json = False,
 ) -> None:
-    """Each is unknown, collected, forwarded, succeeded, failed or dead, with times and reason. Exits with 10 if one
-    failed or is dead, else with 6 if one is unknown, else with 8 if one is not final yet, else with 0. An unknown
-    collector exits with 6, too. `--json` prints one document, the list of outcomes.
+    """Show what became of messages that collectors took.
+
+    Each is unknown, collected, forwarded, succeeded, failed or dead, with times and reason. Exits with 10 if one failed
+    or is dead, else with 6 if one is unknown, else with 8 if one is not final yet, else with 0. An unknown collector
+    exits with 6, too. `--json` prints one document, the list of outcomes.
     """
     with Outcomes(given.database_url) as outcomes:
         found = list(outcomes.of_many(message_ids, collector=collector).values())

@@ -49,7 +49,9 @@ def tap(
     settings: StreamSettings,
     given: CommandOptions,
 ) -> None:
-    """A missing stream is declared, and keeps at most 5 GB and 7 days. `relatum record` records it like any other. The
+    """Copy each message of exchanges into a stream; publishers do not change.
+
+    A missing stream is declared, and keeps at most 5 GB and 7 days. `relatum record` records it like any other. The
     default exchange cannot be tapped: nothing can be bound to it.
 
     `--json` prints one document: a list of exchange, type, stream, binding_key, created_at.
@@ -82,7 +84,9 @@ def untap(
     stream: str | None = option(None, "Only taps into this stream.", metavar="NAME"),
     given: CommandOptions,
 ) -> None:
-    """`relatum forget` deletes what was recorded of a stream that you have deleted.
+    """Stop copying exchanges. Streams and recorded rows stay.
+
+    `relatum forget` deletes what was recorded of a stream that you have deleted.
 
     `--json` prints one document, as `tap` does.
     """

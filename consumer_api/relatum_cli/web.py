@@ -54,8 +54,10 @@ def web(
     shown: DisplayOptions,
     servers: ServerOptions,
 ) -> None:
-    """It only reads. Addresses other than loopback need a token: the one in the variable RELATUM_WEB_TOKEN, or a new
-    one, which is printed with the page's URL. The URL is printed to stdout.
+    """Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C.
+
+    It only reads. Addresses other than loopback need a token: the one in the variable RELATUM_WEB_TOKEN, or a new one,
+    which is printed with the page's URL. The URL is printed to stdout.
     """
     token = os.environ.get("RELATUM_WEB_TOKEN") or None
     made = secrets.token_urlsafe(32) if token is None and not is_loopback(host) else None
@@ -73,7 +75,10 @@ def web(
 
 
 def mcp(*, shown: DisplayOptions, servers: ServerOptions) -> None:
-    """The tools only read. Logs go to stderr. Over HTTP: `relatum web --mcp`."""
+    """Serve lookups to an agent over stdin and stdout (Model Context Protocol).
+
+    The tools only read. Logs go to stderr. Over HTTP: `relatum web --mcp`.
+    """
     with of_extra("mcp"):
         import anyio
 
