@@ -150,10 +150,11 @@ def test_only_what_waiting_may_cure_is_transient(theirs: psycopg.Error, ours: ty
 
 
 def test_what_a_caller_wrote_stays_the_drivers_error() -> None:
-    """In a block with the application's own statements, a refused row stays the driver's error."""
-    for raised in (psycopg.errors.UniqueViolation("twice"), driver_error(psycopg.errors.UniqueViolation("twice"))):
-        with pytest.raises(type(raised)), translated_errors(theirs_too=True):
-            raise raised
+    """In a block with the application's own statements, a refused row or a missing table stays the driver's error."""
+    for theirs in (psycopg.errors.UniqueViolation("twice"), psycopg.errors.UndefinedTable("no table of theirs")):
+        for raised in (theirs, driver_error(theirs)):
+            with pytest.raises(type(raised)), translated_errors(theirs_too=True):
+                raise raised
     with pytest.raises(errors.DatabaseUnavailable), translated_errors(theirs_too=True):
         raise psycopg.errors.AdminShutdown("going away")
 

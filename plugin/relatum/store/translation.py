@@ -28,6 +28,8 @@ REFUSALS: Final = (psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimi
 Source: PostgreSQL, appendix A, "PostgreSQL Error Codes".
 """
 
+_ABSENT: Final = (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction, errors.InvalidSchemaName)
+
 _PASSING: Final = (
     psycopg.OperationalError,
     psycopg.InterfaceError,
@@ -39,8 +41,7 @@ _PASSING: Final = (
 _MEANT: Final[tuple[tuple[tuple[type[psycopg.Error], ...], type[RelatumError], str, str], ...]] = (
     # By SQLSTATE: our error, its reason if it is transient, and its text; {} is the first line of PostgreSQL's.
     (
-        (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction, errors.InvalidSchemaName),
-        SchemaMissing, "", "the database has no schema `relatum`, or an older one: run `relatum migrate`",
+        _ABSENT, SchemaMissing, "", "the database has no schema `relatum`, or an older one: run `relatum migrate`",
     ),
     (
         (errors.ReadOnlySqlTransaction,), DatabaseUnavailable, "read_only",
@@ -115,7 +116,7 @@ class translated_errors:  # noqa: N801 - reads as the statement it is: `with tra
 
     Args:
         theirs_too: Whether the block also runs the caller's own statements. The driver's errors about refused values
-            are then not translated, since the caller may handle them. Default: False.
+            and missing tables are then not translated, since they are the caller's. Default: False.
 
     Raises:
         DatabaseUnavailable: PostgreSQL does not answer, ended the connection, or is full or read-only (field `reason`);
@@ -141,7 +142,7 @@ class translated_errors:  # noqa: N801 - reads as the statement it is: `with tra
             original, is_lost = error, False
         else:
             return
-        if self._theirs_too and isinstance(original, REFUSALS):
+        if self._theirs_too and isinstance(original, (*REFUSALS, *_ABSENT)):
             return
         translated = _translated(original, is_lost=is_lost)
         # Other errors are defects of Relatum.
