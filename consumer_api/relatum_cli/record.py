@@ -104,7 +104,8 @@ def backfill(
                 else:
                     failed.append(error)
     empty = "No stream is recorded yet: relatum record STREAM"
-    show(reports, "stream messages rows seconds", as_json=given.as_json, empty=empty)
+    columns = {each: each for each in ("stream", "messages", "rows")} | {"seconds": "{0.seconds:.1f}".format}
+    show(reports, columns, as_json=given.as_json, empty=empty)
     for each in failed[1:]:
         note(str(each))
     if failed:

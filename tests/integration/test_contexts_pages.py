@@ -22,7 +22,7 @@ PUBLISHING, CONSUMING = text_of("contexts.md", "Publishing\n"), text_of("context
 def test_what_the_page_shows_of_publishing_works(layout: Layout, amqp_url: str, database_url: str) -> None:
     """A consumer gets what the blocks publish, in order."""
     with names_there(amqp_url, database_url) as names:
-        for block in blocks_of("contexts.md", "Publishing\n", {"orders": layout.super_stream}):
+        for block in blocks_of("contexts.md", "Publishing\n", {"accounts": layout.super_stream}):
             run("contexts.md", block, names)
     found = consumed(layout.super_stream, database_url, amqp_url, 5)
     assert found == {"account 17": [b"opened", b"credited", b"debited", b"closed", b"archived"]}
@@ -56,7 +56,7 @@ def test_what_the_page_shows_of_consuming_works(place: Place, capsys: pytest.Cap
         bed.publish(1, "account 17", "closed")
         with names_there(place.amqp, place.database) as names:
             names |= {"sa": sa, "send": lambda messages: sent.extend(message.body for message in messages)}
-            for block in blocks_of("contexts.md", "Consuming\n", {"orders": bed.name}):
+            for block in blocks_of("contexts.md", "Consuming\n", {"accounts": bed.name}):
                 block = block.replace("batches()", "batches(3.0)")
                 block = block.replace("print(*[message.body for message in batch.messages])", "send(batch.messages)")
                 run("contexts.md", block, names)

@@ -22,7 +22,7 @@ from relatum.contexts import AffinityOptions
 from relatum.membership import GROUP_KEY, Membership, assess, membership
 from relatum.superstreams import Layout, StreamOptions, declare_super_stream, describe_super_stream
 from relatum_consumer import Relations
-from tests.support import declare_stream, delete_stream, unique_name
+from tests.support import unique_name
 from tests.support.affinity import Partitions
 from tests.support.groups import group_id, of_group, whole_group
 from tests.support.pages import blocks_of, names_there, run, text_of
@@ -35,10 +35,7 @@ def test_affinity(layout: Layout, place: Place, capsys: pytest.CaptureFixture[st
     with names_there(place.amqp, place.database) as names:
         names["AffinityOptions"] = AffinityOptions
         for block in blocks_of("affinity.md", renamed={"invoices": layout.super_stream}):
-            if "affinity_predecessor" in block:
-                names["router"] = relatum.AffinityRouter(layout.super_stream, place.database)
             run("affinity.md", block, names)
-        names["router"].close()
     assert list(Partitions(place.amqp, layout).of_set("invoice 18").values()) == [[b"2 lamps", b"120 EUR"]]
     assert "invoice 17" in capsys.readouterr().out
     assert names["handle"].partition is not None
@@ -119,8 +116,7 @@ def test_collector(place: Place, capsys: pytest.CaptureFixture[str], monkeypatch
     """The page's executor writes each message once, and each way shown finds the outcomes."""
     monkeypatch.setenv("RELATUM_DATABASE_URL", place.database)
     monkeypatch.setenv("RELATUM_BROKER_URL", place.amqp)
-    dead, urls = f"{place.stream}-dead", {"postgresql://user@host/name": place.database}
-    renamed = {"orders": place.stream, "orders-dead": dead, "0193…": "first", "0194…": "second", **urls}
+    renamed = {"orders": place.stream, "0193…": "first", "0194…": "second"}
     collects, made, _, asks, publishes = blocks_of("collector.md", renamed=renamed)
     here: dict[str, Any] = {}
 
@@ -133,16 +129,12 @@ def test_collector(place: Place, capsys: pytest.CaptureFixture[str], monkeypatch
         run("collector.md", asks, here)
 
     with psycopg.connect(place.database, autocommit=True) as database:
-        database.execute("CREATE TABLE booked (id text PRIMARY KEY, body bytea NOT NULL)")
-        declare_stream(place.amqp, dead)
-        try:
-            with names_there(place.amqp, place.database) as names:
-                relatum.intercept(names["connection"], keys=["order_id"], database=place.database)
-                here |= names | {"channel": names["connection"].channel(), "work": work}
-                run("collector.md", collects.replace("    ...", "    work()"), here)
-        finally:
-            delete_stream(place.amqp, dead)
-        booked = database.execute("SELECT id FROM booked ORDER BY id").fetchall()
+        database.execute("CREATE TABLE orders_booked (id text PRIMARY KEY, body bytea NOT NULL)")
+        with names_there(place.amqp, place.database) as names:
+            relatum.intercept(names["connection"], keys=["order_id"], database=place.database)
+            here |= names | {"channel": names["connection"].channel(), "work": work}
+            run("collector.md", collects.replace("time.sleep(60)", "work()"), here)
+        booked = database.execute("SELECT id FROM orders_booked ORDER BY id").fetchall()
     run("collector.md", made, here)
     receipt, found = here["receipt"], here["found"]
     assert sorted(message_id for (message_id,) in booked) == sorted(["first", "second", receipt.message_id])

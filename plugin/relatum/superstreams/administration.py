@@ -319,18 +319,23 @@ def _stream_reader(address: BrokerAddress) -> Iterator[StreamReader | None]:
         yield reader
 
 
+def _missing(name: str) -> SuperStreamNotFound:
+    message = f"there is no super stream {name!r}: `relatum super-stream declare {name}` makes one"
+    return SuperStreamNotFound(message, super_stream=name)
+
+
 def _described(source: Any, address: BrokerAddress, name: str) -> Layout:
     """Return the layout of a super stream. Raises as `describe_super_stream`."""
     with _stream_reader(address) as reader:
         if reader is not None:
             streams = reader.bound(name)
             if not streams:
-                raise SuperStreamNotFound(f"There is no super stream {name!r}.", super_stream=name)
+                raise _missing(name)
             keys = [_binding_key(reader, name, stream, place) for place, stream in enumerate(streams)]
             return Layout.of(name, zip(streams, keys, strict=True))
     with blocking_connection(source, address) as connection:
         if not exchange_exists(connection, name):
-            raise SuperStreamNotFound(f"There is no super stream {name!r}.", super_stream=name)
+            raise _missing(name)
         partitions = 0
         while queue_exists(connection, f"{name}-{partitions}"):
             partitions += 1
