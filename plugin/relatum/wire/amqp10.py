@@ -218,8 +218,12 @@ def pick(raw: bytes, position: int, wanted: dict[bytes, int], found: list[Any]) 
 
 def decode_map(raw: bytes, position: int) -> dict[str, Any]:
     """Decode a map; entries whose keys are not text are left out, as the broker does for AMQP 0.9.1."""
-    values = _items(raw, position, "map", 0, [VALUES_MAX])
-    return {key: value for key, value in zip(values[::2], values[1::2], strict=True) if isinstance(key, str)}
+    items, values = _items(raw, position, "map", 0, [VALUES_MAX]), {}
+    for place in range(0, len(items), 2):
+        key = items[place]
+        if isinstance(key, str):
+            values[key] = items[place + 1]
+    return values
 
 
 class Opaque(NamedTuple):
@@ -298,7 +302,9 @@ def decode_value(raw: bytes, position: int, depth: int = 0, room: list[int] | No
         return text_of(raw[position + 2 : end]), end
     decode = _DECODERS.get(code)
     if decode is not None:
-        return decode(raw[position + 1 + max(0, -WIDTHS[code]) : end]), end
+        # Binary and text follow their size, in one byte or four.
+        start = position + (1 if code < 0xA0 else 2 if code < 0xB0 else 5)
+        return decode(raw[start:end]), end
     if depth >= _NESTING_MAX:
         return Opaque("nested too deep", b""), end
     if code == 0:
