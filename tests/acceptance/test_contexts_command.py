@@ -52,12 +52,12 @@ def contexts(super_stream: str, relatum: Relatum) -> Iterator[SerializationConte
 
 def test_what_the_page_shows_of_moving_works(relatum: Relatum, super_stream: str) -> None:
     """The page's Python, then its commands: at the end contexts are spread over the partitions that were added."""
-    block = re.findall(r"```python\n(.*?)```", PART, re.DOTALL)[0].replace("orders", super_stream)
+    block = re.findall(r"```python\n(.*?)```", PART, re.DOTALL)[0].replace("accounts", super_stream)
     names = {"relatum": package, "DATABASE": relatum.database_url, "BROKER": relatum.broker_url}
     exec(compile(block, "docs/contexts.md", "exec"), names)
     lines = re.findall(r"^\$ relatum (contexts .*)$", PART, re.MULTILINE)[:5]
     assert [shlex.split(line)[1] for line in lines] == ["status", "move", "consolidate", "add-partition", "rebalance"]
-    shown = [relatum.ok(*shlex.split(line.replace("orders", super_stream))) for line in lines]
+    shown = [relatum.ok(*shlex.split(line.replace("accounts", super_stream))) for line in lines]
     assert f"{super_stream}-4" in shown[0]
     assert "Added" in shown[3]
     status = relatum.json("contexts", "status", super_stream)
