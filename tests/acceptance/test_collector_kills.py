@@ -32,11 +32,11 @@ MEMBER = Path(__file__).with_name("_collector_member.py")
 LEDGER = Path(__file__).with_name("_collector_ledger.py")
 
 CONSUMING = """
-SELECT split_part(m.holder, ':', 2)::int
+SELECT DISTINCT split_part(m.holder, ':', 2)::int
 FROM relatum.collector_members m JOIN relatum.collected_messages c USING (member_id)
-WHERE c.state = 'forwarded' LIMIT 1
+WHERE c.state = 'forwarded'
 """
-"""The process id of a member with a bulk at its executor."""
+"""The process ids of members with a bulk at their executor."""
 
 BUSY_WITH = """
 SELECT c.message_id
@@ -123,13 +123,20 @@ def test_whatever_fails_each_message_has_one_outcome(harm: Harm, tmp_path: Path)
     working = taken_over = 0
 
     def at_work() -> int:
-        busy = bed.column(CONSUMING)
-        return next((n for n, each in enumerate(members.processes) if each.pid in busy), chance.randrange(2))
+        """Which has a bulk at its executor, once one has: a member just started, or its successor, has none."""
+
+        def busy() -> list[int]:
+            pids = bed.column(CONSUMING)
+            return [number for number, each in enumerate(members.processes) if each.pid in pids]
+
+        return chance.choice(wait_until(busy, WORKS_S, every_s=0.005, what="a bulk at an executor"))
 
     def kill() -> None:
         nonlocal working
-        working += bool(bed.column(CONSUMING))
-        members.kill(at_work())
+        number = at_work()
+        pid = members.processes[number].pid
+        members.kill(number)
+        working += bool(bed.column(BUSY_WITH.format(pid)))
 
     def freeze() -> None:
         nonlocal taken_over

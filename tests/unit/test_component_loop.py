@@ -1,6 +1,7 @@
 """The loop of a component: what it runs, ends, stops and leaves to a fork; and what its outages say and do."""
 
 import asyncio
+import gc
 import logging
 import math
 import threading
@@ -194,6 +195,38 @@ def test_a_call_that_a_loop_never_comes_to_is_cancelled() -> None:
         futures.append(future)
     stopping.join(LIMIT_S)
     wait_until(lambda: all(future.done() for future in futures), what="all done, or cancelled")
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_what_is_called_while_a_loop_ends_leaves_no_task(steps: int, caplog: pytest.LogCaptureFixture) -> None:
+    """At whichever of its last steps a call comes, no task is made that never runs."""
+    loop = ComponentLoop("relatum-test", logger)
+    loop.start()
+    begun = threading.Event()
+    futures = []
+
+    async def nothing() -> None:
+        pass
+
+    def call_after(steps: int) -> None:
+        if steps:
+            loop.call(call_after, steps - 1)
+        else:
+            futures.append(loop.run(nothing))
+
+    async def wait() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            call_after(steps)
+
+    running(loop, wait)
+    assert begun.wait(LIMIT_S)
+    assert loop.stop(LIMIT_S)
+    gc.collect()
+    assert not caplog.records
+    assert all(future is None or future.done() for future in futures)
 
 
 outage_logger = logging.getLogger("relatum.test-outages")

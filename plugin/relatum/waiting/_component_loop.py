@@ -104,6 +104,10 @@ class ComponentLoop:
         result: Future[_Result] = Future()
 
         def begin() -> None:
+            if self._is_stopped:
+                # Its task might be made too late to be cancelled.
+                result.cancel()
+                return
             task = self.spawn(function(*args), result)
             result.add_done_callback(lambda _: self.call(task.cancel) if result.cancelled() else None)
 
