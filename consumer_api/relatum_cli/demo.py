@@ -35,8 +35,8 @@ from relatum_cli.demo_flights import (
 )
 from relatum_cli.exits import ExitCode
 from relatum_cli.options import Json, Port, ServerOptions, option, print_exports
+from relatum_cli.servers import serve
 from relatum_cli.show import console, errors, note, print_json, print_table
-from relatum_cli.web import serve
 from relatum_consumer import Relations
 from relatum_consumer.expectations import Expectation, add_expectations
 from relatum_consumer.web.options import WebOptions, of_extra

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.util import find_spec
+from itertools import islice, product, takewhile
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
@@ -223,21 +224,12 @@ class Question:
 
     def answer_among(self, flight: Row, rows: Iterable[Row]) -> Found:
         """Return the right answer, by comparing all rows of the stream in the order of publishing."""
-        wanted = self._values(flight)
+        wanted = {(name, flight.headers.get(name)) for name in _HEADERS.get(self.by or "", ())}
         found: Found = None
-        for row in rows:
-            if row.message_id == flight.message_id:
-                break
+        for row in takewhile(lambda row: row.message_id != flight.message_id, rows):
             if wanted <= row.headers.items() and (self._is_before(row, flight) if self.is_latest else found is None):
                 found = row.message_id
         return found
-
-    def can_be_asked(self, flight: Row) -> bool:
-        """Whether the flight has the values of the key: some have no tail number."""
-        return all(value is not None for _, value in self._values(flight))
-
-    def _values(self, flight: Row) -> set[tuple[str, Any]]:
-        return {(name, flight.headers.get(name)) for name in _HEADERS.get(self.by or "", ())}
 
     def _is_before(self, row: Row, flight: Row) -> bool:
         # Flights are published in the order of their times, so all that come before this one are earlier.
@@ -319,18 +311,14 @@ class Asking:
 
     def check(self, count: int, seed: int) -> int:
         """Ask this many questions about random flights; return how many were asked."""
-        flights = self._data[FLIGHTS]
-        asked = 0
-        for row in random.Random(seed).sample(flights, len(flights)):  # noqa: S311
-            flight = self.flight(row)
-            for question in QUESTIONS:
-                if asked == count:
-                    return asked
-                if question.can_be_asked(row):
-                    answer = question.ask(self._relations, flight, self._servers.stream(question.stream))
-                    self._check(question, row, _found(answer))
-                    asked += 1
-        return asked
+        # Without a tail number, there is no plane to ask about.
+        flights = [row for row in self._data[FLIGHTS] if "tailnum" in row.headers]
+        chosen = random.Random(seed).sample(flights, len(flights))  # noqa: S311
+        asked = list(islice(product(chosen, QUESTIONS), count))
+        for row, question in asked:
+            answer = question.ask(self._relations, self.flight(row), self._servers.stream(question.stream))
+            self._check(question, row, _found(answer))
+        return len(asked)
 
     def _expected(self, question: Question, row: Row) -> Found:
         return question.answer_among(row, self._data[question.stream])

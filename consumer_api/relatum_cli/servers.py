@@ -1,8 +1,16 @@
-"""`relatum up` and `relatum migrate`: private servers, and the schema of a database."""
+"""`relatum web`, `mcp`, `up` and `migrate`: the page, private servers, and the schema of a database.
 
+The packages of the extras `web` and `mcp` are imported when a command runs.
+"""
+
+import os
+import secrets
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
 
 import typer
 
@@ -10,14 +18,104 @@ from relatum.errors import ServerStartFailed
 from relatum.local import LocalServers, reader_url
 from relatum.reading import Broker
 from relatum_cli.exits import stop_signals
-from relatum_cli.options import DatabaseOptions, Json, Port, option, print_exports
+from relatum_cli.options import DatabaseOptions, Json, Port, ServerOptions, option, print_exports
 from relatum_cli.show import answer
-from relatum_cli.web import served
-from relatum_consumer.web.options import WebOptions
+from relatum_consumer.web.options import WebOptions, is_loopback, of_extra
 from relatum_migrations import LOCK_S, current, head, missing_roles, sql, upgrade
 
+if TYPE_CHECKING:
+    from relatum_consumer.web.application import WebServer
+
 WATCH_S: Final = 0.5
-"""Seconds between two checks whether both servers still run."""
+"""Seconds between two checks whether the page, or both servers, still run."""
+
+
+@dataclass(frozen=True)
+class DisplayOptions:
+    """The options for what is shown of messages."""
+
+    mask: list[str] | None = option(None, "Show this key's values as digests; repeatable.", metavar="KEY")
+    mask_bodies: bool = option(False, "Show no bodies.", "--mask-bodies")
+    show_bodies: bool = option(False, "Show bodies of messages with a masked value, too.", "--show-bodies")
+
+    def options(self, servers: ServerOptions, **others: Any) -> WebOptions:
+        return WebOptions(
+            servers.broker,
+            servers.database_url,
+            masked_keys=tuple(self.mask or ()),
+            mask_bodies=self.mask_bodies,
+            show_bodies=self.show_bodies,
+            **others,
+        )
+
+
+def web(
+    *,
+    host: str = option("127.0.0.1", "The address to listen at; any but loopback needs a token."),
+    port: Port = 8440,
+    root_path: str = option("", "The prefix of all paths behind a proxy, such as /relatum.", metavar="PATH"),
+    mcp: bool = option(False, "Also serve tools for agents at /mcp (Model Context Protocol).", "--mcp"),
+    host_name: list[str] | None = option(None, "A host name of the page, besides localhost; repeatable."),
+    https: bool = option(False, "A proxy serves the page by https; the cookie is sent only by https.", "--https"),
+    shown: DisplayOptions,
+    servers: ServerOptions,
+) -> None:
+    """Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C.
+
+    It only reads. Addresses other than loopback need a token: the one in the variable RELATUM_WEB_TOKEN, or a new one,
+    which is printed with the page's URL. The URL is printed to stdout.
+    """
+    token = os.environ.get("RELATUM_WEB_TOKEN") or None
+    made = secrets.token_urlsafe(32) if token is None and not is_loopback(host) else None
+    options = shown.options(
+        servers,
+        host=host,
+        port=port,
+        root_path=root_path,
+        mcp=mcp,
+        hosts=tuple(host_name or ()),
+        is_https=https,
+        token=token or made,
+    )
+    serve(options, query=f"?token={made}" if made else "")
+
+
+def mcp(*, shown: DisplayOptions, servers: ServerOptions) -> None:
+    """Serve lookups to an agent over stdin and stdout (Model Context Protocol).
+
+    The tools only read. Logs go to stderr. Over HTTP: `relatum web --mcp`.
+    """
+    with of_extra("mcp"):
+        import anyio
+
+        from relatum_consumer.web.mcp_server import over_stdio
+    anyio.run(over_stdio, shown.options(servers))
+
+
+def serve(options: WebOptions, begin: Mapping[str, str] | None = None, *, query: str = "") -> None:
+    """Serve the page, and print its address, until SIGTERM or Ctrl-C.
+
+    `begin`: `stream` and `offset` of a message whose URL is printed, too. `query`: the query of the printed URL.
+    """
+    with stop_signals() as stopped:
+        if stopped.is_set():
+            return
+        with served(options) as server:
+            typer.echo(f"RELATUM_WEB_URL={server.url}{query}")
+            where = "" if begin is None else f" Begin at {server.url}message?{urlencode(begin)}"
+            typer.echo(f"The page is served.{where} (Ctrl-C stops it)", err=True)
+            if options.mcp:
+                typer.echo(f"Tools for agents are at {server.url}mcp", err=True)
+            while not stopped.wait(WATCH_S):
+                if not server.is_running:
+                    raise ServerStartFailed("the page ended by itself: the log says why")
+
+
+def served(options: WebOptions) -> "WebServer":
+    """Start serving the page; the caller closes it."""
+    with of_extra():
+        from relatum_consumer.web.application import WebServer
+    return WebServer(options)
 
 
 def up(

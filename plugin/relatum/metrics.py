@@ -21,7 +21,7 @@ import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, reduce
+from functools import cache
 from itertools import accumulate
 from operator import add
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar, get_args, get_origin, get_type_hints
@@ -92,8 +92,8 @@ class Metric:
     With `by`, the field is a mapping whose keys are the values of this label. `labels` are taken from the statistics.
     """
 
-    merge: ClassVar[Any] = staticmethod(lambda values: reduce(add, values))
-    """Merges the values of several components with the same labels."""
+    merge: ClassVar[Any] = staticmethod(add)
+    """Merges the values of two components with the same labels."""
     name: str
     meaning: str
     by: str | None = None
@@ -134,7 +134,7 @@ class PerLabel:
 _Fields = list[tuple[tuple[str, ...], Metric]]
 """Metrics by the name of their field, after the names of the mappings to the statistics that have it."""
 
-_Values = dict[tuple[Metric, tuple[str, ...]], list[Any]]
+_Values = dict[tuple[Metric, tuple[str, ...]], Any]
 """Values by metric and label values."""
 
 _Statistics = TypeVar("_Statistics", bound=type[Any])
@@ -184,22 +184,23 @@ def _fields_of(statistics: Any, labels: tuple[str, ...]) -> _Fields:
     return found
 
 
-def _add_values(found: _Values, statistics: Any, path: tuple[str, ...], metric: Metric, given: tuple[str, ...]) -> None:
-    value = getattr(statistics, path[0])
-    if len(path) > 1:
-        for key, nested in value.items():
-            _add_values(found, nested, path[1:], metric, (*given, key))
-    elif metric.by is not None:
-        for key, number in value.items():
-            found.setdefault((metric, (*given, str(key))), []).append(number)
+def _series(value: Any, path: tuple[str, ...], labels: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the values of a field with their labels; the keys of each mapping on the way are labels."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _series(each, path, (*labels, str(key)))
+    elif path:
+        yield from _series(getattr(value, path[0]), path[1:], labels)
     elif value is not None:
-        found.setdefault((metric, given), []).append(value if isinstance(value, Observed) else float(value))
+        yield labels, value if isinstance(value, Observed) else float(value)
+
+
+def _merge(found: _Values, more: _Values) -> None:
+    for what, value in more.items():
+        found[what] = what[0].merge(found[what], value) if what in found else value
 
 
 # --- the components of this process -----------------------------------------------------------------------------------
-
-PAST_MAX: Final = 100
-"""Values of ended components are kept one by one up to this number, then merged."""
 
 
 class _Entry:
@@ -223,14 +224,14 @@ class _Entry:
             labels = _declared[kind]
             given = tuple(self._labels[label] for label in labels)
             for path, metric in _fields_of(kind, labels):
-                _add_values(found, statistics, path, metric, given)
+                found |= {(metric, its_labels): value for its_labels, value in _series(statistics, path, given)}
         except Exception:
             # A failing component must not hide the others, nor prevent its own closing.
             if not self._has_failed:
                 logger.exception("the metrics of a %s are left out after an error", type(source).__name__)
             self._has_failed = True
             return self.counted
-        self.counted = {what: values for what, values in found.items() if not isinstance(what[0], Gauge)}
+        self.counted = {what: value for what, value in found.items() if not isinstance(what[0], Gauge)}
         return found
 
 
@@ -278,21 +279,16 @@ class _Registry:
 
     def values(self) -> _Values:
         with self._lock:
-            found = {what: list(values) for what, values in list(self._past.items())}
+            found = self._past.copy()
             entries = list(self._entries.values())
         for entry in entries:
-            for what, values in entry.values().items():
-                found.setdefault(what, []).extend(values)
+            _merge(found, entry.values())
         return found
 
     def _end(self, key: int) -> None:
         with self._lock:
-            entry = self._entries.pop(key, None)
-            for what, counted in entry.counted.items() if entry is not None else ():
-                values = self._past.setdefault(what, [])
-                values.extend(counted)
-                if (count := len(values)) > PAST_MAX:
-                    values[:count] = [what[0].merge(values[:count])]
+            if entry := self._entries.pop(key, None):
+                _merge(self._past, entry.counted)
 
 
 _registry: Final = _Registry()
@@ -313,8 +309,8 @@ def collector() -> "Collector":
     class Reported(Collector):
         def collect(self) -> Iterator[Any]:
             by_metric: dict[Metric, dict[tuple[str, ...], Any]] = {}
-            for (metric, labels), values in _registry.values().items():
-                by_metric.setdefault(metric, {})[labels] = metric.merge(values)
+            for (metric, labels), value in _registry.values().items():
+                by_metric.setdefault(metric, {})[labels] = value
             return (_family(metric, by_metric[metric]) for metric in sorted(by_metric, key=lambda each: each.name))
 
         def describe(self) -> list[Any]:

@@ -5,10 +5,10 @@ Relatum is needed. An application that set a provider has imported OpenTelemetry
 find out: without a provider, a span costs a lookup in `sys.modules`.
 
     otel.configure(without=["recorder"])        no spans of a recorder's transactions
-    otel.configure(values_of=["order_id"])      spans of lookups show values of this key, unless it is masked
 
-The other names are for modules that make spans. Samplers, processors, exporters and propagators belong to the
-application. Their errors are logged and change no result and no row. See docs/adr/0037-opentelemetry.md.
+Spans name keys and never show their values. The other names are for modules that make spans. Samplers, processors,
+exporters and propagators belong to the application. Their errors are logged and change no result and no row. See
+docs/adr/0037-opentelemetry.md.
 """
 
 import logging
@@ -69,32 +69,23 @@ class Part(StrEnum):
 # OpenTelemetry's variable of disabled instrumentations: names separated by commas, or `*`.
 _disabled = os.environ.get("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "").split(",")
 _parts = frozenset[Part]() if {"relatum", "*"} & {name.strip() for name in _disabled} else frozenset(Part)
-_values_of = frozenset[str]()
 
 
-def configure(*, without: Iterable[str] = (), values_of: Iterable[str] = ()) -> None:
-    """Choose which spans this process makes, and what they may show. Each call replaces the previous one.
+def configure(*, without: Iterable[str] = ()) -> None:
+    """Choose which spans this process makes. Each call replaces the previous one.
 
     Args:
         without: Parts without spans, of "lookups", "recorder", "collector" and "serial". Default: none.
-        values_of: Keys whose sought values lookups' spans show as `relatum.key.NAME`, unless they are masked. Default:
-            none.
 
     Raises:
         InvalidInput: a part is unknown.
     """
-    global _parts, _values_of
+    global _parts
     names = checked_names("without", without)
     wrong = [name for name in names if name not in [*Part]]
     if wrong:
         raise InvalidInput(f"without= takes some of {', '.join(Part)}, not {shown(wrong[0])}")
-    _values_of = frozenset(checked_names("values_of", values_of))
     _parts = frozenset(Part).difference(map(Part, names))
-
-
-def shows_values_of(key: str) -> bool:
-    """Return whether spans may show a key's values, unless they are masked."""
-    return key in _values_of
 
 
 _logged: Final[set[tuple[str, type[Exception]]]] = set()

@@ -254,7 +254,7 @@ def _embedded_recorder_closes(at: FailingPlace) -> None:
     """In less time than a recorder has by itself. What is left is recorded by the next one."""
     at.enter(pytest.MonkeyPatch.context()).setattr("relatum.recording.recorder_group.DATABASE_S", 60.0)
     recorder = EmbeddedRecorder(at.broker, at.database)
-    recorder.record(at.place.stream)
+    recorder.watch("", at.place.stream)
     at.place.put(b"a")
     at.place.wait_recorded()
     with at.fault("database frozen"):

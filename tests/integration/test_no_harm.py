@@ -237,7 +237,7 @@ def test_releasing_is_quick_though_the_broker_is_frozen(
     relatum.publish(channel, "", "PLAIN", b"").wait(90)
     relatum.publish(channel, "fanout", "", b"").wait(90)
     recorder = EmbeddedRecorder(Broker(server.broker_url, stream_url=server.stream_url), engine.url)
-    recorder.record("TOPIC")
+    recorder.watch("", "TOPIC")
     wait_until(lambda: recorded_to(engine, "PLAIN") > 0, what="recorded")
     server.freeze()
     try:

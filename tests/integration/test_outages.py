@@ -52,7 +52,7 @@ class Components:
         self.embedded = embedded = EmbeddedRecorder(servers.broker_url, servers.database_url, [GROUP_KEY])
         stack.callback(embedded.close)
         for stream in ("groups", *self.partitions):
-            embedded.record(stream)
+            embedded.watch("", stream)
         # It defines the key by which groups are found.
         wait_until(lambda: any(each.is_recording for each in embedded.statistics().streams.values()), what="a recorder")
         self._consume(stack, AsyncSerialConsumer("serial", "asyncio", **urls))

@@ -265,7 +265,7 @@ def test_a_new_stream_does_not_wait_for_thousands_of_known_names(amqp_url: str, 
         wait_until(lambda: not recorder.left(), what="each asked about once")
         # Those that were asked about first are asked about again by now, and so are all the others after them.
         asked = time.monotonic()
-        recorder.record(stream)
+        recorder.watch("", stream)
         wait_until(lambda: recorded_to(engine, stream) == 1, what="the message recorded", every_s=0.01)
         return time.monotonic() - asked < (asked - begun) / 3
 
@@ -287,7 +287,7 @@ def test_nothing_is_left_when_waits_for_a_receipt_are_told(place: Place) -> None
     with closing(EmbeddedRecorder(place.amqp, place.database)) as recorder:
         waits: Any = Waits()
         recorder.hurry(waits)
-        recorder.record(place.stream)
+        recorder.watch("", place.stream)
         place.put((b"", {"relatum_receipt": "r1"}))
         wait_until(lambda: left, what="the receipt")
     assert left == [{}]
@@ -302,7 +302,7 @@ def test_a_recorder_that_cannot_record_does_not_delay_its_end(place: Place) -> N
 
             def is_closed_at_once(database: Any = database) -> bool:
                 recorder = EmbeddedRecorder(place.amqp, database)
-                recorder.record(place.stream)
+                recorder.watch("", place.stream)
                 begun = time.monotonic()
                 recorder.close()
                 return time.monotonic() - begun < 1.8

@@ -81,7 +81,7 @@ def test_a_publishers_recorder_that_is_closed_records_the_others_to_their_end(
         recorder = EmbeddedRecorder(reader_url, engine.url)
         publish_plain(owner_url, OPEN, [(b"", {"order_id": "last"})])
         for name in (CLOSED, OPEN):
-            recorder.record(name)
+            recorder.watch("", name)
         recorder.close()
         with StreamReader.open(owner_url) as reader:
             return recorded_to(engine, OPEN) == reader.bounds(OPEN).end

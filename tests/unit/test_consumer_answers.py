@@ -29,8 +29,7 @@ def message(offset: int, body: bytes = b"", chunk_ms: int | None = None) -> Mess
 
 
 def covers(start: int, stop: int, *keys: int, kind: str = "recorded", position: Position | None = None) -> CoverageRow:
-    last = (None, None, None) if position is None else (position.offset, position.fingerprint, position.chunk_ms)
-    return CoverageRow(1, 1, start, stop, keys, TIME in keys, kind, False, *last, datetime.now(UTC))
+    return CoverageRow(1, start, stop, keys, TIME in keys, kind, recorded_at=datetime.now(UTC)).known_by(position)
 
 
 def test_an_answer_is_a_sequence_of_messages_that_does_not_change() -> None:

@@ -21,7 +21,7 @@ def points(spans: list[tuple[int, int]]) -> set[int]:
 
 
 def row(start: int, end: int, keys: Any, *, number: int = 1, time: bool = True, kind: str = "recorded") -> CoverageRow:
-    return CoverageRow(number, 1, start, end, keys, time, kind, False, None, None, None, datetime.now(UTC))
+    return CoverageRow(1, start, end, keys, time, kind, coverage_id=number, recorded_at=datetime.now(UTC))
 
 
 @given(ranges, st.integers(0, 60), st.integers(0, 60))

@@ -228,25 +228,25 @@ def test_no_number_is_given_twice_and_no_gap_stays_unfilled(steps: list[str]) ->
         gaps = set(range(1, max(taken, default=0))) - taken
         if step.startswith("fail"):
             if out:
-                numbers.give_back(out.pop(0 if step == "fail oldest" else -1))
+                numbers._give_back(out.pop(0 if step == "fail oldest" else -1))
             continue
         ends = step == "last"
         if last_is_out and (ends or not gaps):
             with pytest.raises(InvalidGroup) as caught:
-                numbers.take(last=ends)
+                numbers._take(last=ends)
             assert caught.value.reason == "group_has_ended"
             continue
-        place = numbers.take(last=ends)
+        place = numbers._take(last=ends)
         assert place.sequence == (max(taken, default=0) + 1 if ends or not gaps else min(gaps))
         assert place.last == ends
         out.append(place)
     position = assess(numbers.group_id, out)
     assert position.anomalies == ()
     assert numbers.is_complete == position.is_complete
-    assert numbers.is_begun == bool(out)
-    assert numbers.missing == position.missing
+    assert numbers._is_begun == bool(out)
+    assert numbers._missing == position.missing
     assert numbers.last_sequence == position.last_sequence
-    assert numbers.next_free == position.highest + 1
+    assert numbers._next_free == position.highest + 1
 
 
 @given(st.sets(st.integers(1, 15)), st.booleans())
@@ -254,10 +254,10 @@ def test_going_on_from_a_position_completes_the_group(there: set[int], has_last:
     """From any sound position, further messages complete the group without a number twice."""
     members = [Membership(ID, number, has_last and number == max(there)) for number in there]
     numbers = Numbering(ID)
-    numbers.resume(assess(ID, members))
+    numbers._resume(assess(ID, members))
     while not numbers.is_complete:
-        last_is_due = numbers.last_sequence is None and not numbers.missing
-        members.append(numbers.take(last=last_is_due))
+        last_is_due = numbers.last_sequence is None and not numbers._missing
+        members.append(numbers._take(last=last_is_due))
     position = assess(ID, members)
     assert position.is_complete
     assert position.anomalies == ()
@@ -266,11 +266,11 @@ def test_going_on_from_a_position_completes_the_group(there: set[int], has_last:
 def test_numbers_begin_where_the_caller_says_and_end_at_the_limit() -> None:
     """A group may begin at a number; the highest one is given, and the one after it is refused."""
     numbers = Numbering(ID, GROUP_SEQUENCE_MAX)
-    assert numbers.is_begun
-    assert numbers.take() == Membership(ID, GROUP_SEQUENCE_MAX, False)
+    assert numbers._is_begun
+    assert numbers._take() == Membership(ID, GROUP_SEQUENCE_MAX, False)
     for _ in range(2):
         with pytest.raises(InvalidGroup) as caught:
-            numbers.take(last=True)
+            numbers._take(last=True)
         assert caught.value.reason == "group_sequence_out_of_range"
     assert not numbers.is_complete
 
@@ -295,10 +295,10 @@ def test_impossible_beginnings_are_refused(group_id: str | None, start: int, rea
 def test_another_group_is_not_gone_on_with_in_the_middle() -> None:
     """A group without messages takes over a position's id; one with messages keeps its own."""
     numbers = Numbering()
-    numbers.resume(assess(ID, [Membership(ID, 1, False)]))
-    assert (numbers.group_id, numbers.take().sequence) == (ID, 2)
+    numbers._resume(assess(ID, [Membership(ID, 1, False)]))
+    assert (numbers.group_id, numbers._take().sequence) == (ID, 2)
     with pytest.raises(InvalidGroup) as caught:
-        numbers.resume(assess("cd" * 24, []))
+        numbers._resume(assess("cd" * 24, []))
     assert caught.value.reason == "option_invalid"
 
 
@@ -316,19 +316,19 @@ def test_a_group_that_cannot_become_whole_is_not_gone_on_with(
     """A group with an anomaly that no message can cure is refused, and nothing changes."""
     numbers = Numbering(ID, 7)
     with pytest.raises(GroupConflict) as caught:
-        numbers.resume(assess(ID, members, expired=gone))
+        numbers._resume(assess(ID, members, expired=gone))
     assert (caught.value.group_id, caught.value.anomaly) == (ID, anomaly)
-    assert numbers.take().sequence == 7
+    assert numbers._take().sequence == 7
 
 
 def test_an_incomplete_group_says_what_is_missing() -> None:
     """The error of an incomplete group has its gaps, joined, and its last number, also after pickling."""
     numbers = Numbering(ID)
-    places = [numbers.take() for _ in range(6)]
-    numbers.take(last=True)
+    places = [numbers._take() for _ in range(6)]
+    numbers._take(last=True)
     for place in (places[4], places[1], places[2]):
-        numbers.give_back(place)
-    error = pickle.loads(pickle.dumps(numbers.incomplete()))
+        numbers._give_back(place)
+    error = pickle.loads(pickle.dumps(numbers._incomplete()))
     assert isinstance(error, IncompleteGroup)
     assert (error.group_id, error.missing, error.last_sequence) == (ID, ((2, 3), (5, 5)), 7)
 

@@ -228,7 +228,7 @@ class Catalog:
                 source = " + ".join(definition.sources)
                 reason = f"{source} cannot be a value: {reasons[0]}" if reasons else f"no {source}"
                 missing_keys.append(MissingKey(definition.name, reason))
-        self._note(wanted)
+        note_sought(each.definition.name for each in wanted)
         return tuple(wanted), tuple(missing_keys)
 
     def value_sought(self, key: str, value: Any) -> Wanted:
@@ -239,13 +239,8 @@ class Catalog:
         except InvalidValue as error:
             message = f"no message can carry this value of the key {key!r}: {described(error.reason)}"
             raise InvalidRelationshipKey(message, key=key, reason=error.reason.value) from error
-        self._note((wanted,))
+        note_sought([definition.name])
         return wanted
-
-    def _note(self, wanted: Sequence[Wanted]) -> None:
-        """Note the searched values in the lookup's span."""
-        definitions = {} if self._snapshot is None else self._snapshot.definitions
-        note_sought([(each.definition, each.value) for each in wanted], definitions)
 
     def check_names(self, names: Sequence[str] | None) -> None:
         """Check that each name is a stream or super stream of this broker, recorded or not.

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter as Counts
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import wraps
@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final, ParamSpec, TypeAlias, TypeVar
 
 from relatum import otel
 from relatum.errors import RelatumError
-from relatum.keys import KeyDefinition, masked_places, units_of
 from relatum.metrics import Counter, Distribution, Gauge, Histogram, Observed, reported
 from relatum.otel import Description, Part
 from relatum.reading import Message, ReaderStatistics
@@ -41,20 +40,9 @@ def _outcome(result: Any) -> dict[str, Any]:
     return attributes
 
 
-def note_sought(sought: Sequence[tuple[KeyDefinition, str]], definitions: Mapping[str, KeyDefinition]) -> None:
-    """Note the searched keys in the span; values only as far as they may be shown, and never masked ones."""
-
-    def describe() -> dict[str, Any]:
-        attributes: dict[str, Any] = {"relatum.keys": list(dict.fromkeys(key.name for key, _ in sought))[:NAMED_MAX]}
-        allowed = [(key, value) for key, value in sought if otel.shows_values_of(key.name)]
-        if allowed:
-            masked = masked_places(definitions.values()).keys()
-            for key, value in allowed:
-                if masked.isdisjoint(units_of(key.components)):
-                    attributes.setdefault(f"relatum.key.{key.name}", []).append(value)
-        return attributes
-
-    otel.note(Part.LOOKUPS, describe)
+def note_sought(names: Iterable[str]) -> None:
+    """Note the searched keys in the span; never their values."""
+    otel.note(Part.LOOKUPS, lambda: {"relatum.keys": list(dict.fromkeys(names))[:NAMED_MAX]})
 
 
 @reported()

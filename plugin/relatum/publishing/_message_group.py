@@ -44,16 +44,17 @@ class Numbering:
         if group_id is None and start != 1:
             raise GroupFault.OPTION_INVALID.error("start= continues a group: pass its group_id=")
         self.group_id = new_group_id() if group_id is None else checked_group_id(group_id)
-        self.next_free = checked_sequence(start)
-        """The number after the highest taken one."""
+        """The group's id: 48 hexadecimal digits."""
         self.last_sequence: int | None = None
-        """The number of the last message; None before it is taken."""
+        """The number of the group's last message; None before that is put."""
+        self._next_free = checked_sequence(start)
+        """The number after the highest taken one."""
         self._gaps: list[tuple[int, int]] = []  # ranges below next_free, ascending
-        self.has_ended = False
+        self._has_ended = False
 
-    def resume(self, position: GroupPosition) -> None:
+    def _resume(self, position: GroupPosition) -> None:
         """Continue from a position: with the missing numbers, then with numbers above the highest."""
-        if position.group_id != self.group_id and self.is_begun:
+        if position.group_id != self.group_id and self._is_begun:
             raise GroupFault.OPTION_INVALID.error(
                 f"group {self.group_id} has messages already: continue another group with a new MessageGroup"
             )
@@ -66,49 +67,50 @@ class Numbering:
                 )
         self.group_id = position.group_id
         self.last_sequence = position.last_sequence
-        self.next_free = (position.last_sequence or position.highest) + 1
+        self._next_free = (position.last_sequence or position.highest) + 1
         self._gaps = list(position.missing)
 
-    def take(self, *, last: bool = False) -> Membership:
+    def _take(self, *, last: bool = False) -> Membership:
         """Return the next message's place: the lowest free number; for the last message, one above all others."""
-        if self.has_ended or (self.last_sequence is not None and (last or not self._gaps)):
+        if self._has_ended or (self.last_sequence is not None and (last or not self._gaps)):
             raise GroupFault.ENDED.error(f"group {self.group_id} has ended; nothing was sent")
         if self._gaps and not last:
             first, end = self._gaps[0]
             self._gaps[:1] = [(first + 1, end)] if first < end else []
             return Membership(self.group_id, first, False)
-        number = self.next_free
+        number = self._next_free
         if number > GROUP_SEQUENCE_MAX:
             checked_sequence(number)
-        self.next_free = number + 1
+        self._next_free = number + 1
         if last:
             self.last_sequence = number
         return new_place(Membership, (self.group_id, number, last))
 
-    def give_back(self, place: Membership) -> None:
+    def _give_back(self, place: Membership) -> None:
         """Free the number of a message that is in no stream."""
         if place.last:
             self.last_sequence = None
         insort(self._gaps, (place.sequence, place.sequence))
         # Free numbers at the end are not gaps.
-        while self.last_sequence is None and self._gaps and self._gaps[-1][1] == self.next_free - 1:
-            self.next_free = self._gaps.pop()[0]
+        while self.last_sequence is None and self._gaps and self._gaps[-1][1] == self._next_free - 1:
+            self._next_free = self._gaps.pop()[0]
 
     @property
     def next_sequence(self) -> int:
-        return self._gaps[0][0] if self._gaps else self.next_free
+        """The number of the next message."""
+        return self._gaps[0][0] if self._gaps else self._next_free
 
     @property
-    def is_begun(self) -> bool:
-        return self.next_free > 1
+    def _is_begun(self) -> bool:
+        return self._next_free > 1
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last message has a number, and no lower number is free."""
+        """Whether the last message and all before it have been put."""
         return self.last_sequence is not None and not self._gaps
 
     @property
-    def missing(self) -> Ranges:
+    def _missing(self) -> Ranges:
         """The free numbers below the highest taken one: ranges (first, last), ascending."""
         joined: list[tuple[int, int]] = []
         for first, last in self._gaps:
@@ -118,50 +120,30 @@ class Numbering:
                 joined.append((first, last))
         return tuple(joined)
 
-    def incomplete(self) -> IncompleteGroup:
-        lacks = "its last message" if self.last_sequence is None else f"{self.missing}"
+    def _incomplete(self) -> IncompleteGroup:
+        lacks = "its last message" if self.last_sequence is None else f"{self._missing}"
         return IncompleteGroup(
             f"group {self.group_id} ended without {lacks}: resume it from its position, or put its last message",
             group_id=self.group_id,
-            missing=self.missing,
+            missing=self._missing,
             last_sequence=self.last_sequence,
         )
 
 
-class _Group:
-    """The common base: a group's numbers, and its end."""
+class _Group(Numbering):
+    """The common base: where a group is published, and its end."""
 
     def __init__(self, exchange: str, routing_key: str, group_id: str | None, start: int) -> None:
         for name, value in (("exchange", exchange), ("routing_key", routing_key)):
             if not isinstance(value, str):
                 raise GroupFault.OPTION_INVALID.error(f"{name}= takes a text, not {type(value).__name__}")
         self._target = exchange, routing_key
-        self._numbers = Numbering(group_id, start)
+        super().__init__(group_id, start)
         of_one_process(self, "a message group")
 
     def __repr__(self) -> str:
         state = "complete" if self.is_complete else f"next {self.next_sequence}"
         return f"<{type(self).__name__} {self.group_id} {state}>"
-
-    @property
-    def group_id(self) -> str:
-        """The group's id: 48 hexadecimal digits."""
-        return self._numbers.group_id
-
-    @property
-    def next_sequence(self) -> int:
-        """The number of the next message."""
-        return self._numbers.next_sequence
-
-    @property
-    def last_sequence(self) -> int | None:
-        """The number of the group's last message; None before that is put."""
-        return self._numbers.last_sequence
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the last message and all before it have been put."""
-        return self._numbers.is_complete
 
     def resume(self, position: GroupPosition, *, unproven: bool = False) -> None:
         """Continue the group from a position: after a failure, or in another process.
@@ -197,18 +179,18 @@ class _Group:
                 f"the position of group {position.group_id} is not proven, so the group may have more messages: use "
                 "complete=True and the stream protocol, or call resume(…, unproven=True)"
             )
-        self._numbers.resume(position)
+        self._resume(position)
 
     def _failed(self, place: Membership, error: Exception) -> None:
         """Free the number, unless the message may be in a stream."""
         if not isinstance(error, PublishOutcomeUnknown):
-            self._numbers.give_back(place)
+            self._give_back(place)
 
     def _end(self, error: BaseException | None = None) -> None:
         """End the group after its block, which may have raised an error."""
-        self._numbers.has_ended = True
-        if error is None and self._numbers.is_begun and not self._numbers.is_complete:
-            raise self._numbers.incomplete()
+        self._has_ended = True
+        if error is None and self._is_begun and not self.is_complete:
+            raise self._incomplete()
 
 
 class MessageGroup(_Group):
@@ -290,7 +272,7 @@ class MessageGroup(_Group):
         if not self._publisher.interception.active:
             # Only an interceptor's errors say whether the message was sent.
             self._publisher = publisher_of(self._channel)
-        place = self._numbers.take(last=last)
+        place = self._take(last=last)
         try:
             grouped = OwnProperties(headers=place.headers)
             if properties:
@@ -366,7 +348,7 @@ class AsyncMessageGroup(_Group):
         """
         target, _ = intercepted_exchange(self._exchange if exchange is None else exchange)
         routing_key = self._target[1] if routing_key is None else routing_key
-        place = self._numbers.take(last=last)
+        place = self._take(last=last)
         try:
             grouped: Any = copy.copy(message)
             grouped.headers = {**(message.headers or {}), **place.headers}
@@ -376,7 +358,7 @@ class AsyncMessageGroup(_Group):
             raise
         if was_returned(result):
             # aio-pika returns it, unless the channel raises.
-            self._numbers.give_back(place)
+            self._give_back(place)
             raise PublishUnroutable(
                 f"message {place.sequence} of group {place.group_id} was returned: no queue is bound"
             )

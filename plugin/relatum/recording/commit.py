@@ -129,7 +129,7 @@ def _commit(engine: sa.Engine, shares: Sequence[Share], *, rows_first: bool) -> 
         share.is_held_up = row.coverage_id in held_up
         share.is_committed = row.coverage_id in moved
         if share.is_committed:
-            share.row = row.up_to(last)
+            share.row = row._replace(to_offset=last.offset + 1).known_by(last)
 
 
 def _write(connection: sa.Connection, shares: Sequence[Share]) -> list[int | None]:

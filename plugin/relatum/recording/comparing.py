@@ -108,8 +108,8 @@ class VerifyReport:
 
     streams: list[StreamVerified]
     exact: bool
-    seed: int | None = None
-    broker: str | Broker | None = field(default=None, repr=False, compare=False)
+    seed: int | None
+    broker: str | Broker = field(repr=False, compare=False)
     failed: dict[str, RelatumError] = field(default_factory=dict, compare=False)
 
     @property

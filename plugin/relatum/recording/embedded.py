@@ -16,7 +16,6 @@ from weakref import WeakSet
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_name
 from relatum.closing import close_within
 from relatum.errors import (
     AccessRefused,
@@ -264,16 +263,12 @@ class EmbeddedRecorder:
         """Record the streams that a message published there may go to, from now on. Cheap if they are known.
 
         These are the stream named by the routing key, or the streams bound to the exchange. Invalid names are ignored.
-        Streams behind further exchanges or an alternate exchange are not found: see `record`.
+        Streams behind further exchanges or an alternate exchange are not found: watch them by name, exchange "".
         """
         with self._changed:
             is_new = self._watched.add(exchange, routing_key, time.monotonic())
         if is_new and not self._group.loop.call(self._wake):
             self._begin()
-
-    def record(self, stream: str) -> None:
-        """Record a stream by name, from now on."""
-        self.watch("", checked_name("stream", stream))
 
     def hurry(self, waits: "SharedWait[Any, Any]") -> None:
         """Make waits for receipts poll soon after each commit of some. `waits` is held weakly."""

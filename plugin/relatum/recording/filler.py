@@ -25,7 +25,6 @@ from relatum.store.catalog import StreamRow, key_definitions, lock_stream
 from relatum.store.coverage import (
     TIME,
     CoverageRow,
-    NewRange,
     Range,
     coverage_of,
     join_range,
@@ -283,7 +282,7 @@ class Filler:
             rows = coverage_of(connection, [work.stream_id])
             known = merged((row.from_offset, row.to_offset) for row in rows)
             for start, end in missing((work.expected, gone), known):
-                join_range(connection, rows, NewRange(work.stream_id, start, end, kind="hole"))
+                join_range(connection, rows, CoverageRow(work.stream_id, start, end, kind="hole"))
                 rows = coverage_of(connection, [work.stream_id])
                 note(connection, work.stream_id, "hole", (start, end), "retention was faster than the back-fill")
                 self.lost_offsets += end - start
@@ -345,13 +344,11 @@ class _Work:
         self.batch.add(records)
         self.expected = records.last_offset + 1
 
-    def covered(self, to_offset: int) -> NewRange:
+    def covered(self, to_offset: int) -> CoverageRow:
         """Return the range that was read, up to an offset."""
-        position = self.batch.position() if self.batch.messages else None
-        key_ids = tuple(sorted(self.key_ids - {TIME}))
-        return NewRange(
-            self.stream_id, self.done_to, to_offset, key_ids, with_time=TIME in self.key_ids, position=position
-        )
+        key_ids, with_time = tuple(sorted(self.key_ids - {TIME})), TIME in self.key_ids
+        read = CoverageRow(self.stream_id, self.done_to, to_offset, key_ids, with_time)
+        return read.known_by(self.batch.position()) if self.batch.messages else read
 
     def skip_to(self, offset: int) -> None:
         """Continue after offsets that were committed, or are gone."""

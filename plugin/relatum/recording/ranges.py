@@ -18,7 +18,6 @@ from relatum.store.catalog import StreamRow, lock_stream
 from relatum.store.coverage import (
     COLUMNS,
     CoverageRow,
-    NewRange,
     Range,
     add_ranges,
     coverage_of,
@@ -161,20 +160,16 @@ def uncover(connection: sa.Connection, reader: StreamReader, stream: StreamRow, 
     return start, stop
 
 
-def _left_of(row: CoverageRow, start: int, stop: int, before: Position | None) -> Iterator[NewRange]:
+def _left_of(row: CoverageRow, start: int, stop: int, before: Position | None) -> Iterator[CoverageRow]:
     """Yield what is left of a range, with new ids: a group consumer's scan of the old range is then refused."""
-    whole = NewRange(
-        row.stream_id, row.from_offset, row.to_offset, row.key_ids, row.with_time, row.kind, over_amqp=row.over_amqp
-    )
     if row.from_offset < start:
         is_in = before is not None and before.offset >= row.from_offset and row.kind == "recorded"
         known = row.position if _ends_before(row, start) else before if is_in else None
-        yield whole._replace(to_offset=start, position=known)
+        yield row._replace(to_offset=start, is_tail=False).known_by(known)
     # The tail stays at its end, even if nothing is left before it, and keeps the position that identifies the stream.
     if row.is_tail or row.to_offset > stop:
         is_known = row.is_tail or (row.last_offset is not None and row.last_offset >= stop)
-        known = row.position if is_known else None
-        yield whole._replace(from_offset=min(stop, row.to_offset), is_tail=row.is_tail, position=known)
+        yield row._replace(from_offset=min(stop, row.to_offset)).known_by(row.position if is_known else None)
 
 
 def _ends_before(row: CoverageRow, offset: int) -> bool:

@@ -21,7 +21,6 @@ from relatum.recording.ranges import lock_ranges, position_before, uncover
 from relatum.store.catalog import StreamRow, key_definitions
 from relatum.store.coverage import (
     CoverageRow,
-    NewRange,
     add_ranges,
     close_tails,
     coverage_by_stream,
@@ -236,7 +235,7 @@ def pass_hole(engine: sa.Engine, stream: StreamRow, to_offset: int) -> int:
         if tail.position is None:
             return 0
         hole = (tail.to_offset, to_offset)
-        add_ranges(connection, [NewRange(stream.stream_id, *hole, kind="hole")])
+        add_ranges(connection, [CoverageRow(stream.stream_id, *hole, kind="hole")])
         note(connection, stream.stream_id, "hole", hole, "retention was faster than recording")
     extra = {"stream": stream.name, "from": hole[0], "to": hole[1]}
     text = "retention dropped offsets %d to %d of stream %r before they were recorded"

@@ -264,31 +264,22 @@ def read_window(reader: StreamReader, stream: str, window: Range) -> WindowMessa
 # --- repairing --------------------------------------------------------------------------------------------------------
 
 
-def repair(
-    report: VerifyReport,
-    database: AnyDatabase,
-    *,
-    vhost: str = "/",
-    dry_run: bool = True,
-    broker: str | Broker | None = None,
-) -> list[str]:
+def repair(report: VerifyReport, database: AnyDatabase, *, vhost: str = "/", dry_run: bool = True) -> list[str]:
     """Record again all windows with differences, listed or not: a window of 20,000 offsets in a transaction.
 
     What was repaired since the report is recorded again, too, which changes nothing.
 
     Args:
-        report: The result of `verify`.
+        report: The result of `verify`. Streams are read from its broker.
         database: PostgreSQL's URL, or a `Database`.
         vhost: The streams' virtual host.
         dry_run: Return what would be done, and change nothing. Default: True.
-        broker: The broker's URL, or a `Broker`, to read the streams from. None (default): the report's broker.
 
     Returns:
         A line for each difference that was or would be repaired, up to 1,000 per stream; one more counts the others.
 
     Raises:
         Conflict: a stream has a new generation, or is not recorded any more; verify again.
-        ConfigurationError: neither the report nor the caller names a broker.
         StreamUnavailable: no codec is installed to unpack a window; its rows are unchanged.
         BrokerUnavailable, ReadTimeout: windows repaired before stay repaired; safe to repeat.
     """
@@ -299,10 +290,7 @@ def repair(
     with as_engine(database, idle_s=IDLE_S) as engine:
         rows = [_same_generation(engine, vhost, found) for found in different]
         if different and not dry_run:
-            source = report.broker if broker is None else broker
-            if source is None:
-                raise ConfigurationError("the report does not say which broker it compared with: pass `broker`")
-            with StreamReader.open(source) as reader:
+            with StreamReader.open(report.broker) as reader:
                 for found, stream in zip(different, rows, strict=True):
                     if not any(each.kind == "replaced" for each in found.differences):
                         _record_again(engine, reader, stream, found)

@@ -7,7 +7,7 @@ with a compare-and-set for each.
 import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 
@@ -23,22 +23,23 @@ Range = tuple[int, int]
 
 
 class CoverageRow(NamedTuple):
-    """A range of offsets, and the keys recorded for it."""
+    """A range of offsets, and the keys recorded for it. The last message is in it, or before it."""
 
-    coverage_id: int
     stream_id: int
     from_offset: int
     to_offset: int
-    key_ids: tuple[int, ...]
-    with_time: bool
-    kind: str
-    is_tail: bool
-    last_offset: int | None
-    last_fingerprint: int | None
-    last_chunk_ms: int | None
-    recorded_at: datetime
+    key_ids: tuple[int, ...] = ()
+    with_time: bool = False
+    kind: str = "recorded"
+    is_tail: bool = False
     over_amqp: bool = False
     """Whether release 0.4 recorded it over AMQP 0.9.1, which may miss messages: absent rows prove nothing."""
+    last_offset: int | None = None
+    last_fingerprint: int | None = None
+    last_chunk_ms: int | None = None
+    coverage_id: int = 0
+    """0 for a range that is not written yet."""
+    recorded_at: datetime = datetime.min
 
     @property
     def mark(self) -> int:
@@ -57,13 +58,18 @@ class CoverageRow(NamedTuple):
             return None
         return Position(self.last_offset, self.last_fingerprint, self.last_chunk_ms)
 
-    def up_to(self, last: Position) -> "CoverageRow":
-        """Return the range extended up to and including a message."""
-        return self._replace(
-            to_offset=last.offset + 1,
-            last_offset=last.offset,
-            last_fingerprint=last.fingerprint,
-            last_chunk_ms=last.chunk_ms,
+    def known_by(self, last: Position | None) -> "CoverageRow":
+        """Return the range with another last message."""
+        offset, fingerprint, chunk_ms = (last.offset, last.fingerprint, last.chunk_ms) if last else (None, None, None)
+        return self._replace(last_offset=offset, last_fingerprint=fingerprint, last_chunk_ms=chunk_ms)
+
+    def joins(self, row: "CoverageRow") -> bool:
+        """Return whether a finished range with the same columns is directly before or after this one."""
+        mine = (self.kind, self.key_ids, self.with_time, self.over_amqp)
+        return (
+            not row.is_tail
+            and mine == (row.kind, row.key_ids, row.with_time, row.over_amqp)
+            and (row.to_offset == self.from_offset or row.from_offset == self.to_offset)
         )
 
     def holds(self, key_id: int) -> bool:
@@ -156,38 +162,15 @@ def missing(within: Range, ranges: Sequence[Range]) -> list[Range]:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-class NewRange(NamedTuple):
-    """A range to write. `position` is the last message recorded in it, or before it."""
-
-    stream_id: int
-    from_offset: int
-    to_offset: int
-    key_ids: tuple[int, ...] = ()
-    with_time: bool = False
-    kind: str = "recorded"
-    is_tail: bool = False
-    position: Position | None = None
-    over_amqp: bool = False
-
-    def joins(self, row: CoverageRow) -> bool:
-        """Return whether a finished range with the same columns is directly before or after this one."""
-        mine = (self.kind, self.key_ids, self.with_time, self.over_amqp)
-        return (
-            not row.is_tail
-            and mine == (row.kind, row.key_ids, row.with_time, row.over_amqp)
-            and (row.to_offset == self.from_offset or row.from_offset == self.to_offset)
-        )
-
-
 def new_tail(
     stream_id: int, at: int, key_ids: Iterable[int], *, with_time: bool, position: Position | None = None
-) -> NewRange:
+) -> CoverageRow:
     """Return a tail that begins at an offset; `position` is the message before it."""
-    return NewRange(stream_id, at, at, tuple(sorted(key_ids)), with_time, is_tail=True, position=position)
+    return CoverageRow(stream_id, at, at, tuple(sorted(key_ids)), with_time, is_tail=True).known_by(position)
 
 
-_NEW_COLUMNS: Final = """stream_id, from_offset, to_offset, key_ids, with_time, kind, is_tail, over_amqp,
-        last_offset, last_fingerprint, last_chunk_ms"""
+_NEW_FIELDS: Final = CoverageRow._fields[: CoverageRow._fields.index("coverage_id")]
+_NEW_COLUMNS: Final = ", ".join(_NEW_FIELDS)
 
 # 2,000 tails are opened in one statement.
 _ADD_RANGES: Final = sql(f"""
@@ -198,23 +181,18 @@ _ADD_RANGES: Final = sql(f"""
     RETURNING {COLUMNS}""")
 
 
-def add_ranges(connection: sa.Connection, new: Sequence[NewRange]) -> list[CoverageRow]:
+def add_ranges(connection: sa.Connection, new: Sequence[CoverageRow]) -> list[CoverageRow]:
     """Write ranges, and return them; tails of streams that already have one are left out."""
     if not new:
         return []
-    rows = []
-    for each in new:
-        row: dict[str, Any] = dict(zip(NewRange._fields, each, strict=True))
-        if at := row.pop("position"):
-            row |= {"last_offset": at.offset, "last_fingerprint": at.fingerprint, "last_chunk_ms": at.chunk_ms}
-        rows.append(row)
+    rows = [dict(zip(_NEW_FIELDS, each, strict=False)) for each in new]
     return [row_of(row) for row in connection.execute(_ADD_RANGES, {"new": json.dumps(rows)})]
 
 
 _DELETE: Final = sql("DELETE FROM relatum.coverage WHERE coverage_id = ANY (:ids::bigint[])")
 
 
-def join_range(connection: sa.Connection, rows: Iterable[CoverageRow], new: NewRange) -> None:
+def join_range(connection: sa.Connection, rows: Iterable[CoverageRow], new: CoverageRow) -> None:
     """Write a range, merged with those of `rows` that it joins: each lookup reads the coverage, so it is kept short.
 
     The caller holds `lock_stream`, so that no other transaction joins ranges at the same time.
@@ -227,13 +205,9 @@ def join_range(connection: sa.Connection, rows: Iterable[CoverageRow], new: NewR
         gone = connection.execute(_DELETE, {"ids": [row.coverage_id for row in joined]})
         if gone.rowcount != len(joined):
             raise CoverageConflict("a range was pruned; nothing was written", stream="")
-    positions = [each for each in (new.position, last_position(joined)) if each]
-    whole = new._replace(
-        from_offset=min([new.from_offset, *(row.from_offset for row in joined)]),
-        to_offset=max([new.to_offset, *(row.to_offset for row in joined)]),
-        position=max(positions, key=lambda each: each.offset, default=None),
-    )
-    add_ranges(connection, [whole])
+    parts = [new, *joined]
+    start, end = min(part.from_offset for part in parts), max(part.to_offset for part in parts)
+    add_ranges(connection, [new._replace(from_offset=start, to_offset=end).known_by(last_position(parts))])
 
 
 # --- tails ------------------------------------------------------------------------------------------------------------
