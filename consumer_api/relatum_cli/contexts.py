@@ -103,29 +103,29 @@ def status(*, given: SuperStreamOptions) -> None:
 
 @contexts.command("list")
 def list_contexts(*, partition: Partition = None, limit: Limit = LIST_MAX, given: SuperStreamOptions) -> None:
-    """List contexts by name, each with its partition. `--json` prints one document, the list."""
+    """List contexts by name, each with its partition. `--json` prints JSON lines."""
     with given.looking(SerializationContexts) as opened:
-        show(islice(opened.assignments(partition), limit), _ASSIGNED, as_json=given.as_json)
+        show(islice(opened.assignments(partition), limit), _ASSIGNED, as_json=given.as_json, json_lines=True)
 
 
 @contexts.command("show")
 def show_contexts(*, names: Names, given: SuperStreamOptions) -> None:
-    """Show the partitions of contexts; code 6 if a context has none. `--json` prints one document, the list."""
+    """Show the partitions of contexts. Exits with code 6 if a context has none. `--json` prints JSON lines."""
     with given.looking(SerializationContexts) as opened:
         found = [opened.assignment_of(name) for name in names]
-    show(found, _ASSIGNED, as_json=given.as_json)
+    show(found, _ASSIGNED, as_json=given.as_json, json_lines=True)
 
 
 @contexts.command()
 def assign(*, to: To, names: Names, given: SuperStreamOptions) -> None:
     """Assign contexts to a partition before their first messages. A context in another partition stays: code 7.
 
-    `--json` prints one document, the list.
+    `--json` prints JSON lines.
     """
     # The broker is only asked if the super stream is not in the database yet.
     broker = given.broker if given.broker_url else None
     with SerializationContexts(given.super_stream, given.database_url, broker=broker) as opened:
-        show(opened.assign(names, to), _ASSIGNED, as_json=given.as_json)
+        show(opened.assign(names, to), _ASSIGNED, as_json=given.as_json, json_lines=True)
 
 
 _ASSIGNED: Final[Cells] = {
@@ -255,7 +255,7 @@ def retire(
 def consumers(*, given: SuperStreamOptions) -> None:
     """Show each serial consumer's position in each partition, and what it holds back for moves.
 
-    `--json` prints one document: a list of consumer, lag, and its partitions with their holds.
+    `--json` prints JSON lines: consumer, lag, and its partitions with their holds.
     """
     broker = given.broker
     found = read_consumers(given.super_stream, broker=broker, database=given.database_url)
@@ -263,7 +263,8 @@ def consumers(*, given: SuperStreamOptions) -> None:
         # A misspelled name has no consumers either: raise an error for it.
         describe_super_stream(broker, given.super_stream)
     if given.as_json:
-        print_json([{"consumer": name, "lag": each.lag, "partitions": each.partitions} for name, each in found.items()])
+        for name, each in found.items():
+            print_json({"consumer": name, "lag": each.lag, "partitions": each.partitions}, one_line=True)
         return
     columns: Cells = {
         "consumer": lambda row: row[0],

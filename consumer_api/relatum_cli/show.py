@@ -82,14 +82,18 @@ def show(
     empty: str = "",
     whole: Collection[str] = (),
     document_of: Callable[[Any], Any] = document,
+    json_lines: bool = False,
 ) -> None:
     """Print a list as JSON, as a table on a terminal, or as tab-separated lines.
 
     `columns` may be attributes' names separated by spaces. `empty` is printed instead of a table without rows, `whole`
-    names columns with short cells, `document_of` converts a row for JSON.
+    names columns with short cells, `document_of` converts a row for JSON, `json_lines` prints a document a line.
     """
     rows = list(found)
-    if as_json:
+    if as_json and json_lines:
+        for row in rows:
+            print_json(document_of(row), one_line=True)
+    elif as_json:
         print_json([document_of(row) for row in rows])
     elif rows or not empty:
         named = columns if isinstance(columns, Mapping) else {each.replace("_", " "): each for each in columns.split()}

@@ -73,7 +73,7 @@ def test_contexts_are_assigned_moved_and_shown(relatum: Relatum, super_stream: s
     [moved] = relatum.json("contexts", "move", super_stream, "a", "b", "--to", f"{super_stream}-1")
     assert (moved["contexts"], moved["state"], 0 < moved["pause_s"] < 10) == (2, "switched", True)
     assert set(moved) >= MOVE
-    listed = json.loads(relatum.ok("contexts", "list", super_stream, "--json"))
+    listed = [json.loads(line) for line in relatum.ok("contexts", "list", super_stream, "--json").splitlines()]
     assert {tuple(each) for each in listed} == {("context", "partition", "epoch", "move_id")}
     assert {each["context"]: each["partition"][-1] for each in listed} == {"a": "1", "b": "1", "c": "0"}
     rebalance = ("contexts", "rebalance", super_stream, f"{super_stream}-2")
@@ -124,7 +124,8 @@ def test_consumers_are_shown_and_forgotten(relatum: Relatum, super_stream: str) 
     assert "no serial consumers" in relatum.ok("contexts", "consumers", super_stream)
     with SerialConsumer(super_stream, "billing", broker=relatum.broker, database=relatum.database_url) as consumer:
         wait_until(lambda: all(each.holder for each in consumer.status().partitions), what="all partitions taken")
-        [shown] = json.loads(relatum.ok("contexts", "consumers", super_stream, "--json"))
+        [line] = relatum.ok("contexts", "consumers", super_stream, "--json").splitlines()
+        shown = json.loads(line)
         assert (shown["consumer"], shown["lag"], len(shown["partitions"])) == ("billing", 0, 3)
         assert relatum.run("contexts", "forget", super_stream, "billing").returncode == 7
     assert "billing" in relatum.ok("contexts", "consumers", super_stream)

@@ -206,8 +206,8 @@ def test_a_wait_that_is_over_is_said_to_be(place: Place) -> None:
             assert [(each["move_id"], each["is_over"]) for each in holds] == [(move.move_id, is_over)]
             assert (f"until {source} is consumed past" in shown) is not is_over
             assert (f"{source} is consumed, and these continue once a member consumes here" in shown) is is_over
-            (consumer,) = json.loads(relatum.ok("contexts", "consumers", name, "--json"))
-            holds = [each for partition in consumer["partitions"] for each in partition["holds"]]
+            (line,) = relatum.ok("contexts", "consumers", name, "--json").splitlines()
+            holds = [each for partition in json.loads(line)["partitions"] for each in partition["holds"]]
             assert [each["is_over"] for each in holds] == [is_over]
 
 
