@@ -140,13 +140,25 @@ _ASSIGNED: Final[Cells] = {
 
 
 @contexts.command()
-def move(*, to: To, names: Names, given: SuperStreamOptions) -> None:
+def move(
+    *,
+    to: To,
+    names: list[str] | None = argument("The contexts' names.", "[CONTEXT]…", default=None),
+    file: typer.FileText | None = option(None, "A file of names, one a line; - is stdin.", encoding="utf-8"),
+    given: SuperStreamOptions,
+) -> None:
     """Move contexts to a partition, while publishers publish and consumers consume.
 
     `--json` prints one document: the list of the moves.
     """
+    if bool(names) == (file is not None):
+        raise typer.BadParameter("give names, or --file")
+    try:
+        wanted = names if file is None else [line for line in file.read().splitlines() if line]
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{str(file)!r} cannot be read: it is not UTF-8 text") from error
     with given.moving(SerializationContexts) as opened:
-        given.show_moves(opened.move, names, to)
+        given.show_moves(opened.move, wanted, to)
 
 
 @contexts.command()

@@ -24,7 +24,7 @@ TAKEN = {
     "contexts consumers": ("SUPER_STREAM", *SERVERS, "--json"),
     "contexts forget": ("SUPER_STREAM", "NAME", *SERVERS),
     "contexts list": ("SUPER_STREAM", "--partition", "--limit=1000", *SERVERS, "--json"),
-    "contexts move": ("SUPER_STREAM", "--to!", "NAMES…", *SERVERS, "--json"),
+    "contexts move": ("SUPER_STREAM", "--to!", "NAMES?…", "--file", *SERVERS, "--json"),
     "contexts moves": ("SUPER_STREAM", "--latest", *SERVERS, "--json"),
     "contexts rebalance": ("SUPER_STREAM", "OVER?…", "--dry-run", *SERVERS, "--json"),
     "contexts resume": ("SUPER_STREAM", "MOVES?…", *SERVERS, "--json"),
@@ -74,6 +74,8 @@ def test_the_commands_take_what_they_took() -> None:
         "affinity move s a --from s-0 --to s-1",
         "affinity weight s s-0=much",
         "contexts move s --to s-1",
+        "contexts move s a --file - --to s-1",
+        "contexts move s --file /nowhere/at/all --to s-1",
         "super-stream delete s --json",
     ],
 )
