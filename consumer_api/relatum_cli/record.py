@@ -13,6 +13,7 @@ from relatum.errors import AccessRefused, CoverageConflict, NotFound, RelatumErr
 from relatum.limits import RECORDER_CONNECTIONS_MAX
 from relatum.reading import StreamReader
 from relatum.recording import BackfillProgress, BackfillReport, StreamVerified, VerifyReport
+from relatum.recording.forgetting import check_free
 from relatum.recording.verifying import meant_streams
 from relatum_cli.exits import ExitCode, stop_signals
 from relatum_cli.options import BatchRows, CommandOptions, ServerOptions, StreamNames, Yes, argument, option
@@ -244,12 +245,13 @@ def forget(
 
     It asks first, and deletes in bounded batches. `--broker` is used only for its virtual host. Stop the recorders of
     the streams first. Exits with code 6 if nothing of a name is recorded, and with 7 if a stream is still in use;
-    nothing is deleted then. If it was killed, run it again.
+    nothing is deleted then. `--dry-run` shows the rows of such a stream, too. If it was killed, run it again.
 
     `--origin` deletes nothing, and does not ask. After another broker has replaced the old one, the next recorder
     takes the streams as the new broker's, and starts again with those that are not the recorded ones.
 
-    `--json` prints one document, the list of streams with the rows of each table; it needs `--yes` or `--dry-run`.
+    `--json` prints one document, the list of streams with the rows of each table, and what still uses a stream; it
+    needs `--yes` or `--dry-run`.
     """
     url, vhost = given.database_url, given.vhost
     if origin:
@@ -260,8 +262,12 @@ def forget(
         if given.as_json:
             raise typer.BadParameter("--json deletes without asking, so it needs --yes")
         found = recording.forget(url, streams, vhost=vhost, dry_run=True)
+        for each in found:
+            check_free(each.stream, each.needed)
         rows = sum(each.total for each in found)
         confirm(f"Forget {', '.join(each.stream for each in found)}: about {rows:,} rows?")
     done = recording.forget(url, streams, vhost=vhost, dry_run=dry_run, batch_rows=batch_rows)
     heading = "rows that would be deleted, about" if dry_run else "rows deleted"
     show(done, {"stream": "stream", heading: "total"}, as_json=given.as_json)
+    for each in done:
+        check_free(each.stream, each.needed)

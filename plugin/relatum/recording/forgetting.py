@@ -46,7 +46,7 @@ _NEEDING: Final = sql("""
 """Selects a reason why a stream is needed, as text for users."""
 
 
-def _reason_of(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | None:
+def reason_of(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | None:
     """Return why a stream is still needed and what to do, as text; None if it is not needed."""
     ids = [row.stream_id for row in rows]
     for holder in holders_of(connection, RECORDERS, ids).values():
@@ -79,11 +79,15 @@ _COUNTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ForgottenStream:
-    """A stream that was forgotten, or would be, with its number of rows by table; estimated in a large table."""
+    """A stream that was forgotten, or would be, with its number of rows by table; estimated in a large table.
+
+    `needed` says why it cannot be forgotten now, and what to do; None if it can be, or was.
+    """
 
     stream: str
     super_stream: str | None
     rows: Counter[str] = field(default_factory=Counter)
+    needed: str | None = None
 
     @property
     def total(self) -> int:
@@ -108,7 +112,7 @@ def forget(
         database: PostgreSQL's URL, or a `Database`.
         names: Streams and super streams, which stand for their recorded partitions.
         vhost: Their virtual host.
-        dry_run: Return what would be deleted, and change nothing. Default: False.
+        dry_run: Return what would be deleted, even for streams that are needed, and change nothing. Default: False.
         batch_rows: Maximum rows deleted in one transaction.
 
     Returns:
@@ -125,19 +129,11 @@ def forget(
     checked_count("batch_rows", batch_rows)
     with as_engine(database) as engine:
         with transaction(engine) as connection:
-            these = {"vhost": vhost, "names": list(_generations(connection, vhost, names)), "state": FORGOTTEN}
-            if not dry_run:
-                connection.execute(_LOCK, these)
-            found = _generations(connection, vhost, these["names"])
-            for name, rows in found.items():
-                if reason := _reason_of(connection, rows):
-                    text = f"the stream {name!r} cannot be forgotten: {reason}"
-                    raise StreamInUse(text, stream=name, reason=reason)
+            found = _generations(connection, vhost, names)
             if dry_run:
                 counts = row_counts(connection)
                 return [_counted(connection, name, rows, counts) for name, rows in found.items()]
-            # All at once: a lookup by a super stream's name must not see only some partitions.
-            connection.execute(_RETIRE, these)
+            _retire(connection, vhost, list(found))
         return [
             ForgottenStream(name, rows[-1].super_stream, delete_ended(engine, batch_rows, vhost, name))
             for name, rows in found.items()
@@ -182,13 +178,28 @@ def _generations(connection: sa.Connection, vhost: str, names: Sequence[str]) ->
     return {name: [row for row in rows if row.name == name] for name in sorted(chosen)}
 
 
+def check_free(name: str, needed: str | None) -> None:
+    """Raise `StreamInUse` if there is a reason why the stream is needed."""
+    if needed is not None:
+        raise StreamInUse(f"the stream {name!r} cannot be forgotten: {needed}", stream=name, reason=needed)
+
+
 def _counted(
     connection: sa.Connection, name: str, rows: Sequence[StreamRow], counts: dict[int, int]
 ) -> ForgottenStream:
     ids = [row.stream_id for row in rows]
-    found = ForgottenStream(name, rows[-1].super_stream)
+    found = ForgottenStream(name, rows[-1].super_stream, needed=reason_of(connection, rows))
     found.rows["relationships"] = sum(counts.get(stream_id, 0) for stream_id in ids)
     for table, query in _COUNTS.items():
         found.rows[table] = connection.execute(query, {"ids": ids}).scalar_one()
     found.rows["streams"] = len(ids)
     return found
+
+
+def _retire(connection: sa.Connection, vhost: str, names: Sequence[str]) -> None:
+    """Mark streams as forgotten, all at once: a lookup by a super stream's name must not see only some partitions."""
+    these = {"vhost": vhost, "names": names, "state": FORGOTTEN}
+    connection.execute(_LOCK, these)
+    for name, rows in _generations(connection, vhost, names).items():
+        check_free(name, reason_of(connection, rows))
+    connection.execute(_RETIRE, these)
