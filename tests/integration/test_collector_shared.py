@@ -580,9 +580,12 @@ def test_streams_have_no_threads_of_their_own(collecting: Collecting) -> None:
             wait_until(lambda: {f"{name} succeeded" for name in streams} <= set(told), what="all consumed")
             # These threads end when there is nothing to do.
             ending = ("-asks", "-resolving", "-stores", "-order")
-            asking = [each for each in before.begun() if each.name.endswith(ending)]
-            wait_until(lambda: not any(each.is_alive() for each in asking), what="nothing asked any more")
-            return len(before.begun())
+
+            def lasting() -> list[threading.Thread] | None:
+                begun = before.begun()
+                return None if any(each.name.endswith(ending) for each in begun) else begun
+
+            return len(wait_until(lasting, what="nothing asked any more") or ())
 
     with new_streams(collecting.place.amqp, 12) as names:
         for name in names:

@@ -87,7 +87,8 @@ async def test_no_thread_is_held_by_tasks_that_wait(table: Table, waits: SharedW
     before = threading.active_count()
     tasks = [asyncio.create_task(waits.wait_in_task(waits.ask(value), in_time(LIMIT_S))) for value in range(500)]
     await asyncio.to_thread(wait_until, lambda: 500 in table.polls, what="a question for all")
-    assert threading.active_count() <= before + 1
+    # The one that asks, and a second one of asyncio's, if the first was not done with its call yet.
+    assert threading.active_count() <= before + 2
     table.there.update(range(500))
     assert await asyncio.gather(*tasks) == [f"v{value}" for value in range(500)]
     assert await waits.wait_in_task(waits.ask(1_000), in_time(0.01)) is None
@@ -126,7 +127,8 @@ def test_none_is_missed_who_comes_as_the_last_one_leaves(table: Table, waits: Sh
 
     def come_and_go(number: int) -> int:
         count, chance = 0, random.Random(number)
-        while time.monotonic() < until:
+        # A busy machine has time for few of them.
+        while time.monotonic() < until or count < 20:
             if chance.random() < 0.5:
                 waits.ask(2).cancel()
             assert waits.wait(waits.ask(1), in_time(LIMIT_S)) == "v1"

@@ -10,7 +10,7 @@ import pytest
 
 from relatum import Broker
 from relatum_consumer.web.site import KEPT_MAX, Links, Site
-from tests.support import wait_until
+from tests.support import LIMIT_S, wait_until
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time, locked, silent_database
 from tests.support.web import Asking, asking
@@ -161,12 +161,13 @@ def test_what_takes_too_long_says_what_to_narrow(world: World) -> None:
 
 def test_what_is_kept_is_asked_once_whatever_else_is_kept(world: World) -> None:
     """Also while so much is asked for that old answers are dropped."""
-    asked = 0
+    asked, begun, others = 0, anyio.Event(), anyio.Event()
 
     async def ask() -> int:
         nonlocal asked
         asked += 1
-        await anyio.sleep(0.1)
+        begun.set()
+        await others.wait()
         return asked
 
     async def other() -> None:
@@ -175,12 +176,13 @@ def test_what_is_kept_is_asked_once_whatever_else_is_kept(world: World) -> None:
     async def many() -> None:
         site = Site(world.page(), Links())
         async with anyio.create_task_group() as group:
-            group.start_soon(site.cached, "slow", 1.0, ask)
-            await anyio.sleep(0.01)
+            group.start_soon(site.cached, "slow", LIMIT_S, ask)
+            await begun.wait()
             for number in range(KEPT_MAX + 1):
                 # Kept for no time: dropped as soon as there are too many.
                 await site.cached(number, 0.0, other)
-            await site.cached("slow", 1.0, ask)
+            group.start_soon(site.cached, "slow", LIMIT_S, ask)
+            others.set()
         await site.close()
 
     anyio.run(many)
