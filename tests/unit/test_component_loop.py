@@ -108,6 +108,8 @@ def test_stopping_cancels_tasks_and_lets_questions_go() -> None:
 
     async def wait() -> None:
         await loop.ask(pause, LIMIT_S)
+        # The question may be let go before the loop is stopped.
+        await asyncio.Event().wait()
 
     future = running(loop, wait)
     wait_until(lambda: loop.threads._unfinished == 1, what="the question under way")
