@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -292,7 +293,8 @@ def outages(caplog: pytest.LogCaptureFixture) -> Outages:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [f"{line.levelname} {line.getMessage()}" for line in caplog.records]
+    # Of a machine that stands still, the outage lasts for longer.
+    return [re.sub(r"after \d+ s$", "after 0 s", f"{line.levelname} {line.getMessage()}") for line in caplog.records]
 
 
 @pytest.mark.parametrize("case", CASES)
