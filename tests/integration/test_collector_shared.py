@@ -101,9 +101,8 @@ def test_memory_ends_at_its_limit(collecting: Collecting) -> None:
 def test_a_message_that_waits_for_its_retry_says_so(collecting: Collecting) -> None:
     """Between two attempts a message is collected, with its attempts and the reason; the next start goes on with it."""
     collecting.put("a")
-    with collecting.collector(lambda bulk: [ValueError("not yet")], backoff_s=1.0) as collector:
-        wait_until(lambda: collector.outcome("a").reason, what="a failed attempt")
-        outcome = collector.outcome("a")
+    with collecting.collector(lambda bulk: [ValueError("not yet")], backoff_s=2.0) as collector:
+        outcome = wait_until(lambda: (seen := collector.outcome("a")).reason and seen, what="a failed attempt")
     assert (outcome.status, outcome.attempts, outcome.reason) == (COLLECTED, 1, "ValueError: not yet")
     with collecting.collector(Consumer()) as successor:
         [outcome] = wait_status(successor, SUCCEEDED, "a")
