@@ -20,7 +20,7 @@ from relatum.errors import Conflict
 from tests.acceptance._harm import WORKS_S, Harm, Party, assert_no_traceback, leaves_sockets, start_logged
 from tests.acceptance._serial_proof import Consumed, Sent, faults, sent_by, valid_messages
 from tests.acceptance._stream_log import read_stream
-from tests.support import broker_connection, unique_name, wait_until
+from tests.support import broker_connection, unique_name, until_answered, wait_until
 from tests.support.super_streams import declare_by_hand
 
 pytestmark = leaves_sockets
@@ -163,7 +163,9 @@ def test_whatever_fails_contexts_that_move_keep_their_order(harm: Harm, tmp_path
         for _ in range(SLEEPS):
             bed.sleep_all()
         # A publisher that was just killed, or waits, has sent nothing that could come too late.
-        wait_until(lambda: bed.verify().strays or bed.sleep_all(), WORKS_S, what="a message behind its context's fence")
+        wait_until(
+            lambda: until_answered(bed.verify).strays or bed.sleep_all(), WORKS_S, what="a message behind a fence"
+        )
         roles["publisher"].stop()
         finish_moves(bed)
         count, strays = assert_nothing_lost(bed)
