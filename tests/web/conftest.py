@@ -20,7 +20,7 @@ from relatum.store.database import make_engine
 from relatum.superstreams import Layout
 from relatum_consumer import Expectation
 from relatum_consumer.expectations import add_expectations
-from relatum_consumer.web import WebOptions, site
+from relatum_consumer.web import WebOptions
 from tests.support import (
     declare_stream,
     delete_stream,
@@ -145,9 +145,10 @@ def held_up(url: str) -> Iterator[Callable[[], int]]:
 
 @pytest.fixture(autouse=True)
 def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the page take no busy machine for a server that is away, but where tests are about servers that are."""
+    """Have the page take no busy machine for a server that is away or slow, but where tests are about such servers."""
     if request.node.path.stem not in ("test_browser", "test_mcp_guards", "test_truth"):
-        monkeypatch.setattr(site, "ANSWER_S", 30.0)
+        for limit in ("site.ANSWER_S", "missing.COUNTED_S", "groups.CONSUMERS_S", "endpoint.PATIENCE_S"):
+            monkeypatch.setattr(f"relatum_consumer.web.{limit}", 30.0)
 
 
 @pytest.fixture(scope="session")
