@@ -1,5 +1,6 @@
 """What several files of acceptance tests use."""
 
+import gc
 import random
 from collections.abc import Iterator
 
@@ -21,3 +22,5 @@ def harm(private_servers: LocalServers, chance: random.Random, harm_s: float) ->
     relatum_migrations.upgrade(private_servers.database_url)
     with Harm(private_servers, chance, harm_s) as harm:
         yield harm
+    # What is left open is found now, and not in the midst of another test.
+    gc.collect()

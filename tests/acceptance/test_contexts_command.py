@@ -71,7 +71,7 @@ def test_contexts_are_assigned_moved_and_shown(relatum: Relatum, super_stream: s
     """The moves with their pause go out as JSON, a dry run moves nothing, and each error is a line and its code."""
     relatum.ok("contexts", "assign", super_stream, "a", "b", "c", "--to", f"{super_stream}-0")
     [moved] = relatum.json("contexts", "move", super_stream, "a", "b", "--to", f"{super_stream}-1")
-    assert (moved["contexts"], moved["state"], 0 < moved["pause_s"] < 10) == (2, "switched", True)
+    assert (moved["contexts"], moved["state"], 0 < moved["pause_s"] < 60) == (2, "switched", True)
     assert set(moved) >= MOVE
     listed = [json.loads(line) for line in relatum.ok("contexts", "list", super_stream, "--json").splitlines()]
     assert {tuple(each) for each in listed} == {("context", "partition", "epoch", "move_id")}

@@ -15,12 +15,12 @@ from pathlib import Path
 import psycopg
 
 from relatum import Broker
-from relatum.contexts import SerializationContexts, verify
+from relatum.contexts import SerializationContexts, SerialReport, verify
 from relatum.errors import Conflict
 from tests.acceptance._harm import WORKS_S, Harm, Party, assert_no_traceback, leaves_sockets, start_logged
 from tests.acceptance._serial_proof import Consumed, Sent, faults, sent_by, valid_messages
 from tests.acceptance._stream_log import read_stream
-from tests.support import broker_connection, unique_name, wait_until
+from tests.support import broker_connection, unique_name, until_answered, wait_until
 from tests.support.super_streams import declare_by_hand
 
 pytestmark = leaves_sockets
@@ -94,10 +94,15 @@ class Bed:
         return [Consumed(*row) for row in self.harm.rows(query)]
 
     @property
+    def broker(self) -> Broker:
+        return Broker(self.harm.servers.broker_url, stream_url=self.harm.servers.stream_url)
+
+    @property
     def contexts(self) -> SerializationContexts:
-        servers = self.harm.servers
-        broker = Broker(servers.broker_url, stream_url=servers.stream_url)
-        return SerializationContexts(self.super_stream, servers.database_url, broker=broker)
+        return SerializationContexts(self.super_stream, self.harm.servers.database_url, broker=self.broker)
+
+    def verify(self) -> SerialReport:
+        return verify(self.super_stream, broker=self.broker, database=self.harm.servers.database_url)
 
     def sleep(self, publishers: Party) -> None:
         with publishers.frozen(self.harm.chance.randrange(COUNTS["publisher"])):
@@ -136,8 +141,7 @@ def assert_nothing_lost(bed: Bed) -> tuple[int, int]:
         sent |= sent_by(ledger)
     found = faults(partitions, sent, bed.consumed)
     assert not found, f"{len(found)} faults of {count} messages: {found[:20]}"
-    broker = Broker(servers.broker_url, stream_url=servers.stream_url)
-    report = verify(bed.super_stream, broker=broker, database=servers.database_url)
+    report = bed.verify()
     assert report.ok, report.findings
     assert report.messages - report.unplaced == count
     assert_no_traceback(*bed.directory.glob("*.log"))
@@ -158,6 +162,10 @@ def test_whatever_fails_contexts_that_move_keep_their_order(harm: Harm, tmp_path
         finish_moves(bed)
         for _ in range(SLEEPS):
             bed.sleep_all()
+        # A publisher that was just killed, or waits, has sent nothing that could come too late.
+        wait_until(
+            lambda: until_answered(bed.verify).strays or bed.sleep_all(), WORKS_S, what="a message behind a fence"
+        )
         roles["publisher"].stop()
         finish_moves(bed)
         count, strays = assert_nothing_lost(bed)

@@ -68,7 +68,7 @@ class Publisher:
                     assert time.monotonic() < until, "nothing could be published for minutes"
                     time.sleep(0.1)
         wait_until(lambda: self._rows().keys() >= self._orders, SETTLE_S, what="a row of each confirmed message")
-        assert self._messages().keys() == self._orders
+        wait_until(lambda: self._messages().keys() == self._orders, SETTLE_S, what="each message at this node")
         wait_until(lambda: self._rows() == self._messages(), SETTLE_S, what="a row of each message in the stream")
 
     def _messages(self) -> Counter[str]:

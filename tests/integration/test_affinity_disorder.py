@@ -3,9 +3,11 @@
 import random
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Final
 
 import relatum
@@ -27,7 +29,7 @@ from tests.support.routing import confirming
 from tests.support.standstill import end_sessions
 
 MESSAGES: Final = 200
-"""Messages of each publisher."""
+"""Messages of each publisher, at least: it goes on until sets were moved."""
 
 SHARED: Final = 4
 OWN: Final = 3
@@ -68,8 +70,10 @@ class Publisher:
         self.ended[name] = "affinity_last" in headers
 
 
-def publish(face: Face, publisher: Publisher) -> None:
-    for number in range(MESSAGES):
+def publish(face: Face, publisher: Publisher, may_end: Callable[[], bool]) -> None:
+    for number in count():
+        if number >= MESSAGES and may_end():
+            return
         message_id, name, headers = publisher.next(number)
         try:
             face.publish(message_id.encode(), message_id=message_id, **headers)
@@ -81,9 +85,15 @@ def publish(face: Face, publisher: Publisher) -> None:
         publisher.told_of(message_id, name, headers)
 
 
-def disturb(super_stream: str, database_url: str, amqp_url: str, chance: random.Random, done: threading.Event) -> int:
-    """Move sets, and end the publishers' connections to PostgreSQL, until they are done; gives the number of moves."""
-    moves = 0
+def disturb(
+    super_stream: str,
+    database_url: str,
+    amqp_url: str,
+    chance: random.Random,
+    moved: threading.Event,
+    done: threading.Event,
+) -> None:
+    """Move sets, and end the publishers' connections to PostgreSQL, until they are done."""
     while not done.wait(chance.random() * 0.3):
         if chance.random() < 0.3:
             end_sessions(database_url)
@@ -96,8 +106,7 @@ def disturb(super_stream: str, database_url: str, amqp_url: str, chance: random.
             if found:
                 some = chance.sample(found, min(len(found), 5))
                 sets.move([each.name for each in some], chance.choice(list(sets.count())))
-                moves += 1
-    return moves
+                moved.set()
 
 
 OPEN_SETS = "SELECT name FROM relatum.placements WHERE state <> 'released'"
@@ -114,7 +123,11 @@ def test_sets_hold_together_in_disorder(layout: Layout, place: Place) -> None:
     """Each set stays in one partition and in order, no message is lost or doubled, and partitions count their sets."""
     name, database_url, amqp_url = layout.super_stream, place.database, place.amqp
     publishers = [Publisher(f"p{number}", random.Random(f"1 {number}")) for number in range(5)]
-    done = threading.Event()
+    moved, done = threading.Event(), threading.Event()
+
+    def may_end() -> bool:
+        return moved.is_set() or done.is_set()
+
     with (
         ExitStack() as stack,
         ThreadPoolExecutor(6) as threads,
@@ -124,14 +137,15 @@ def test_sets_hold_together_in_disorder(layout: Layout, place: Place) -> None:
         # Threads share a router, each with its channel.
         shared = [stack.enter_context(confirming(amqp_url)) for _ in range(3)]
         faces = [one, other, *(Face(one.router, channel) for channel in shared)]
-        under_way = [threads.submit(publish, face, each) for face, each in zip(faces, publishers, strict=True)]
-        disturbed = threads.submit(disturb, name, database_url, amqp_url, random.Random(1), done)
+        under_way = [threads.submit(publish, face, each, may_end) for face, each in zip(faces, publishers, strict=True)]
+        disturbed = threads.submit(disturb, name, database_url, amqp_url, random.Random(1), moved, done)
         try:
             for each in under_way:
                 each.result(90)
         finally:
             done.set()
-        assert disturbed.result(90) > 0
+        disturbed.result(90)
+    assert moved.is_set()
     names = {name for (name,) in place.sql(OPEN_SETS)}
     assert place.sql(WRONG_COUNTS) == []
     ended = {each for publisher in publishers for each, is_over in publisher.ended.items() if is_over}

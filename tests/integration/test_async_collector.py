@@ -60,9 +60,9 @@ async def no_task_left() -> AsyncIterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _no_thread_left() -> Iterator[None]:
+def _no_thread_left(earlier: Threads) -> Iterator[None]:
     yield
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("relatum-billing")]
+    assert not [thread.name for thread in earlier.begun() if thread.name.startswith("relatum-billing")]
 
 
 async def until_succeeded(collector: AsyncMessageCollector, *ids: str) -> None:

@@ -251,4 +251,4 @@ async def test_lookups_are_closed_also_if_the_task_that_closes_them_is_cancelled
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
-    await asyncio.to_thread(wait_until, lambda: reader.statistics().idle == 0, 10, what="no connection")
+    await asyncio.to_thread(wait_until, lambda: reader.statistics().idle == 0, what="no connection")

@@ -25,6 +25,7 @@ from relatum.reading import AsyncStreamReader, StreamReader
 from tests.support import broker_connection, declare_stream, unique_name, wait_recorded, wait_until
 from tests.support.rabbitmq_tools import evaluate
 from tests.support.tapped import PASSWORD, add_users, as_user
+from tests.support.threads import Threads
 
 USER = "rotating"
 
@@ -133,7 +134,7 @@ def by_dramatiq(stack: ExitStack, url: str, options: Any) -> Rotated:
 
 @pytest.mark.parametrize("client", [by_celery, by_aio_pika, by_pika, by_new_connections, by_dramatiq])
 def test_the_recorder_goes_on_by_the_new_password(
-    client: Any, rotating: Rotating, database_url: str, engine: sa.Engine
+    client: Any, rotating: Rotating, database_url: str, engine: sa.Engine, earlier: Threads
 ) -> None:
     """After each of two password changes one recorder of the publishing process records what is published."""
     stream, owner = rotating.stream, rotating.server.broker_url
@@ -146,7 +147,7 @@ def test_the_recorder_goes_on_by_the_new_password(
             renew(password)
             publish(stream)
             assert wait_recorded(owner, engine, stream) == count
-        recorders = [thread for thread in threading.enumerate() if thread.name == "relatum-recorder"]
+        recorders = [thread for thread in earlier.begun() if thread.name == "relatum-recorder"]
         assert len(recorders) == 1, "each password has a recorder of its own"
 
 

@@ -207,7 +207,7 @@ def test_each_message_has_its_own_result(collecting: Collecting) -> None:
     collecting.put(*"abc")
     answers = iter([[None, ValueError("later"), Failure("never", retry=False)], [None]])
     consumer = Consumer(lambda bulk: next(answers))
-    with collecting.collector(consumer, bulk_messages=3, max_age_s=0.5, backoff_s=0.05) as collector:
+    with collecting.collector(consumer, bulk_messages=3, max_age_s=2.0, backoff_s=0.05) as collector:
         [a, b] = wait_status(collector, SUCCEEDED, "a", "b")
         [c] = wait_status(collector, FAILED, "c")
     assert [(each.attempts, each.reason) for each in (a, b, c)] == [(1, None), (2, None), (1, "never")]
@@ -230,7 +230,7 @@ def test_raising_fails_what_has_no_result(collecting: Collecting) -> None:
         raise RuntimeError("no room on disk")
 
     consumer = Consumer(answer)
-    options = {"bulk_messages": 2, "max_age_s": 0.5, "attempts": 3, "backoff_s": 0.2}
+    options = {"bulk_messages": 2, "max_age_s": 2.0, "attempts": 3, "backoff_s": 0.2}
     with collecting.collector(consumer, **options) as collector:
         [a] = wait_status(collector, SUCCEEDED, "a")
         [b] = wait_status(collector, FAILED, "b")
@@ -295,7 +295,7 @@ def test_a_defect_in_a_worker_leaves_nothing_undecided(
     assert (a.attempts, a.reason) == (2, "RuntimeError: no such question")
 
 
-JOINED: dict[str, Any] = {"joins_transaction": True, "max_age_s": 1.0, "backoff_s": 0.01}
+JOINED: dict[str, Any] = {"joins_transaction": True, "max_age_s": 3.0, "backoff_s": 0.01}
 
 
 def execute(bulk: Bulk, statement: str, **parameters: str) -> None:

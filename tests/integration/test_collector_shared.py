@@ -101,9 +101,8 @@ def test_memory_ends_at_its_limit(collecting: Collecting) -> None:
 def test_a_message_that_waits_for_its_retry_says_so(collecting: Collecting) -> None:
     """Between two attempts a message is collected, with its attempts and the reason; the next start goes on with it."""
     collecting.put("a")
-    with collecting.collector(lambda bulk: [ValueError("not yet")], backoff_s=1.0) as collector:
-        wait_until(lambda: collector.outcome("a").reason, what="a failed attempt")
-        outcome = collector.outcome("a")
+    with collecting.collector(lambda bulk: [ValueError("not yet")], backoff_s=2.0) as collector:
+        outcome = wait_until(lambda: (seen := collector.outcome("a")).reason and seen, what="a failed attempt")
     assert (outcome.status, outcome.attempts, outcome.reason) == (COLLECTED, 1, "ValueError: not yet")
     with collecting.collector(Consumer()) as successor:
         [outcome] = wait_status(successor, SUCCEEDED, "a")
@@ -580,9 +579,12 @@ def test_streams_have_no_threads_of_their_own(collecting: Collecting) -> None:
             wait_until(lambda: {f"{name} succeeded" for name in streams} <= set(told), what="all consumed")
             # These threads end when there is nothing to do.
             ending = ("-asks", "-resolving", "-stores", "-order")
-            asking = [each for each in before.begun() if each.name.endswith(ending)]
-            wait_until(lambda: not any(each.is_alive() for each in asking), what="nothing asked any more")
-            return len(before.begun())
+
+            def lasting() -> list[threading.Thread] | None:
+                begun = before.begun()
+                return None if any(each.name.endswith(ending) for each in begun) else begun
+
+            return len(wait_until(lasting, what="nothing asked any more") or ())
 
     with new_streams(collecting.place.amqp, 12) as names:
         for name in names:

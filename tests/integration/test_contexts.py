@@ -25,6 +25,7 @@ from relatum.errors import (
 )
 from relatum.reading import StreamReader
 from tests.support import declare_stream, delete_stream
+from tests.support.standstill import SLACK_S
 
 UNFINISHED = range(3, 13)
 """The steps after which a move has begun, and has not ended."""
@@ -110,7 +111,7 @@ def test_contexts_are_moved(contexts: SerializationContexts) -> None:
     [move] = contexts.move(names, f"{contexts.super_stream}-1")
     assert (move.state, move.contexts, move.aborting, move.is_attended) == (MoveState.SWITCHED, 3, False, False)
     assert move.pause_s is not None
-    assert moving.MOVE_WAIT_S < move.pause_s < 5
+    assert moving.MOVE_WAIT_S < move.pause_s < moving.MOVE_WAIT_S + SLACK_S
     assert contexts.assignment_of(names[0]).epoch > before.epoch
     check_ended(contexts, move, names)
     assert contexts.moves(latest=5) == [move]

@@ -142,7 +142,7 @@ def test_physical_order(place: Place, relations: Relations) -> None:
 def test_a_group_is_at_one_member_at_a_time(place: Place, relations: Relations) -> None:
     """What one member has and has not acknowledged is not given to another, however long that takes."""
     place.put_recorded(*whole_group(1, 1), *whole_group(2, 1))
-    consumer = GroupConsumer("billing", lease_s=4, prefetch=1)
+    consumer = GroupConsumer("billing", lease_s=10, prefetch=1)
     lapsed = sa.text("SELECT count(*) FROM relatum.group_states WHERE :at < now() AND lease_expires_at > now()")
     with relations.groups(place.stream, consumer=consumer) as mine, place.engine.connect() as connection:
         first = next(mine)

@@ -1,7 +1,6 @@
 """Groups of messages published through each client, and what is refused before anything is sent."""
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from inspect import isawaitable
 from typing import Any, Self
@@ -28,6 +27,7 @@ from tests.contract._clients import CLIENTS, CONFIRMING, Line, open_line
 from tests.support import broker_connection, unique_name, wait_until
 from tests.support.place import Place
 from tests.support.proxy import Proxy
+from tests.support.publishing import lose_confirm
 
 ID = "0123456789abcdef" * 3
 
@@ -224,13 +224,7 @@ def test_behind_a_lost_confirm_a_group_goes_on_where_it_stands(place: Place, cli
         line.intercept(broker=place.broker)
         group = Putting(line, place.stream)
         group.put()
-        proxy.mode = "blackhole_replies" if arrives else "blackhole"
-
-        def end() -> None:
-            proxy.mode = "pass"
-            proxy.reset()
-
-        threading.Timer(0.5, end).start()
+        lose_confirm(proxy, place.amqp, place.stream, arrives=arrives)
         with pytest.raises(PublishOutcomeUnknown), group:
             group.put()
         assert group.next_sequence == 3
@@ -274,16 +268,16 @@ async def test_with_aio_pika_a_put_that_is_given_up_keeps_its_number(place: Plac
         await group.put(aio_pika.Message(b""))
         proxy.mode = "blackhole_replies"
         with pytest.raises(PublishOutcomeUnknown) as caught:
-            await group.put(aio_pika.Message(b""), timeout=0.2)
+            await group.put(aio_pika.Message(b""), timeout=1.0)
         assert [each.stream for each in await caught.value.settle(90)] == [place.stream]
         task = asyncio.create_task(group.put(aio_pika.Message(b"")))
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
+            async with asyncio.timeout(1.0):
                 await task
         assert task.cancelled()
         assert group.next_sequence == 4
         with pytest.raises(PublishOutcomeUnknown):
-            await group.put(aio_pika.Message(b""), last=True, timeout=0.2)
+            await group.put(aio_pika.Message(b""), last=True, timeout=1.0)
         assert group.is_complete
         proxy.mode = "pass"
         proxy.reset()

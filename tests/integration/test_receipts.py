@@ -104,7 +104,7 @@ def test_not_recorded_in_time_says_where_the_message_is(place: Place, recorded: 
         assert body_at(place, at) == b"alone"
 
 
-async def test_one_thread_asks_for_all_receipts(place: Place, recorded: dict[str, Any]) -> None:
+async def test_one_thread_asks_for_all_receipts(place: Place, recorded: dict[str, Any], earlier: Threads) -> None:
     """One thread waits for all receipts: each task gets its own place, and a cancelled one disturbs no other."""
     recorded["recorder"] = "external"
     async with await aio_pika.connect(place.amqp) as connection:
@@ -117,7 +117,7 @@ async def test_one_thread_asks_for_all_receipts(place: Place, recorded: dict[str
         waits = [asyncio.create_task(receipt.wait(90)) for receipt in receipts]
         with pytest.raises(NotRecordedInTime):
             await receipts[0].wait(0.5)
-        assert [each.name for each in threading.enumerate()].count("relatum-waits") == 1
+        assert [each.name for each in earlier.begun()].count("relatum-waits") == 1
         for wait in waits[::3]:
             wait.cancel()
         await asyncio.to_thread(place.record)

@@ -37,6 +37,7 @@ from tests.support import LIMIT_S, broker_connection, unique_name, until_answere
 from tests.support.affinity import CONTEXTS, SETS, Face, Faces, Partitions
 from tests.support.place import Place
 from tests.support.proxy import Proxy
+from tests.support.publishing import lose_confirm
 from tests.support.routing import HeldMove, consumed, of_context, other_than, sleeping_task
 
 WAIT_S = 3.0
@@ -398,8 +399,7 @@ def test_a_router_settles_in_the_stream_it_knows(
         channel = relatum.intercept(connection, broker=Broker(amqp_url, stream_url=alone.url(stream_url))).channel()
         channel.confirm_delivery()
         router.publish(channel, b"1", of_context("x"))
-        proxy.mode = "blackhole_replies"
-        connection._impl.ioloop.call_later(0.3, proxy.reset)
+        lose_confirm(proxy, amqp_url, home)
         with pytest.raises(PublishOutcomeUnknown) as caught:
             router.publish(channel, b"2", of_context("x"))
         alone.accepts = False
@@ -418,8 +418,7 @@ def test_a_confirm_that_does_not_come_is_settled_from_the_stream(moves: Moves, i
         def meanwhile() -> None:
             if is_moved:
                 moves.contexts.move(["x"], moves.target)
-            proxy.mode = "blackhole_replies"
-            threading.Timer(0.3, proxy.reset).start()
+            lose_confirm(proxy, moves.faces.amqp_url, moves.home)
 
         with moves.router(through=proxy.url(moves.faces.amqp_url)) as router:
             router.publish(b"1", "x")

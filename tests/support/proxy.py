@@ -15,7 +15,8 @@ class Proxy:
     """Forwards connections to one server, on `listens_on` or a free port; `bytes_per_s` slows its answers.
 
     `mode` is "pass", "frozen" (all arrives later), "blackhole" (nothing arrives), or "blackhole_replies" (only
-    what the client sends arrives: a half-open link). `opened`, `most` (at once) and `refused` count connections.
+    what the client sends arrives: a half-open link). `opened`, `most` (at once) and `refused` count connections,
+    `dropped` the bytes of clients that did not arrive.
     A client that sends `ends_at` gets `last_words`, and its connection ends.
     """
 
@@ -33,7 +34,7 @@ class Proxy:
         self._closing = False
         self.mode = "pass"
         self.accepts = True
-        self.opened = self.most = self.refused = 0
+        self.opened = self.most = self.refused = self.dropped = 0
         self.bytes_per_s: float | None = None
         self.ends_at = self.last_words = b""
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
@@ -130,7 +131,9 @@ class Proxy:
                     one.sendall(self.last_words)
                     data = b""
                 dropped = self.mode == "blackhole" or (self.mode == "blackhole_replies" and one in self._from_server)
-                if data and not dropped:
+                if dropped:
+                    self.dropped += len(data) if one not in self._from_server else 0
+                elif data:
                     peer.sendall(data)
             except OSError:
                 data = b""

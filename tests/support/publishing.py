@@ -1,4 +1,4 @@
-"""What publishes in a thread while a test does something else."""
+"""What publishes in a thread while a test does something else, and connections that end before a confirm."""
 
 import threading
 from collections.abc import Callable
@@ -6,6 +6,10 @@ from contextlib import suppress
 from typing import Any, Self
 
 import pika
+
+from tests.support._recording import reader_of
+from tests.support._waiting import until_answered, wait_until
+from tests.support.proxy import Proxy
 
 
 class Load:
@@ -49,3 +53,26 @@ class StubbornLoad(Load):
                     connection.process_data_events(0)
                 connection.close()
             self._stop.wait(0.1)
+
+
+def lose_confirm(
+    proxy: Proxy, amqp_url: str, stream: str, *, arrives: bool = True, at_end: Callable[[], object] = lambda: None
+) -> None:
+    """End a line's connections before the next message's confirm: once it is in the stream, or was dropped.
+
+    `at_end` is called just before they end.
+    """
+
+    def last() -> int | None:
+        with reader_of(amqp_url) as reader:
+            return until_answered(lambda: reader.bounds(stream).last)
+
+    def end() -> None:
+        wait_until(lambda: last() != before if arrives else proxy.dropped > dropped, what="the message")
+        at_end()
+        proxy.reset()
+        proxy.mode = "pass"
+
+    before, dropped = last(), proxy.dropped
+    proxy.mode = "blackhole_replies" if arrives else "blackhole"
+    threading.Thread(target=end, name="loses a confirm", daemon=True).start()

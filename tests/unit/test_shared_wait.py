@@ -87,7 +87,8 @@ async def test_no_thread_is_held_by_tasks_that_wait(table: Table, waits: SharedW
     before = threading.active_count()
     tasks = [asyncio.create_task(waits.wait_in_task(waits.ask(value), in_time(LIMIT_S))) for value in range(500)]
     await asyncio.to_thread(wait_until, lambda: 500 in table.polls, what="a question for all")
-    assert threading.active_count() <= before + 1
+    # The one that asks, and a second one of asyncio's, if the first was not done with its call yet.
+    assert threading.active_count() <= before + 2
     table.there.update(range(500))
     assert await asyncio.gather(*tasks) == [f"v{value}" for value in range(500)]
     assert await waits.wait_in_task(waits.ask(1_000), in_time(0.01)) is None
@@ -126,7 +127,8 @@ def test_none_is_missed_who_comes_as_the_last_one_leaves(table: Table, waits: Sh
 
     def come_and_go(number: int) -> int:
         count, chance = 0, random.Random(number)
-        while time.monotonic() < until:
+        # A busy machine has time for few of them.
+        while time.monotonic() < until or count < 20:
             if chance.random() < 0.5:
                 waits.ask(2).cancel()
             assert waits.wait(waits.ask(1), in_time(LIMIT_S)) == "v1"
@@ -153,12 +155,14 @@ def test_an_error_is_raised_to_each_who_waits(table: Table, waits: SharedWait[in
 
 def test_pauses_grow_to_a_limit_and_leave_a_slow_server_to_others(table: Table, waits: SharedWait[int, str]) -> None:
     """20 polls a second at most after the first few, and no more than a third of the time where a poll takes long."""
+    begun = time.monotonic()
     assert waits.wait(waits.ask(1), in_time(1.0)) is None
-    assert len(table.polls) <= 25
+    assert len(table.polls) <= 5 + 20 * (time.monotonic() - begun)
     table.polls.clear()
     table.takes_s = 0.2
+    begun = time.monotonic()
     assert waits.wait(waits.ask(1), in_time(1.5)) is None
-    assert len(table.polls) <= 3
+    assert len(table.polls) <= 1 + (time.monotonic() - begun) / (3 * table.takes_s)
 
 
 def test_a_wait_ends_at_the_calls_deadline_or_when_all_end(table: Table, waits: SharedWait[int, str]) -> None:

@@ -68,7 +68,7 @@ def test_threads_end_when_they_are_shut_down(gate: threading.Event) -> None:
     running, other = threads.submit(gate.wait, LIMIT_S), threads.submit(thread)
     waiting, cancelled = threads.submit(thread), threads.submit(abs, -1)
     wait_until(running.running, what="the first has begun")
-    assert cancelled.cancel() or cancelled.done()
+    assert cancelled.cancel() or cancelled.result(LIMIT_S)
     threads.shutdown()
     gate.set()
     assert running.result(LIMIT_S)

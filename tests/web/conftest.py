@@ -143,6 +143,14 @@ def held_up(url: str) -> Iterator[Callable[[], int]]:
         holding.rollback()
 
 
+@pytest.fixture(autouse=True)
+def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the page take no busy machine for a server that is away or slow, but where tests are about such servers."""
+    if request.node.path.stem not in ("test_browser", "test_mcp_guards", "test_truth"):
+        for limit in ("site.ANSWER_S", "missing.COUNTED_S", "groups.CONSUMERS_S", "endpoint.PATIENCE_S"):
+            monkeypatch.setattr(f"relatum_consumer.web.{limit}", 30.0)
+
+
 @pytest.fixture(scope="session")
 def web_database_url(_databases: Databases) -> Iterator[str]:
     url = _databases.take()

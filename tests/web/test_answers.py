@@ -14,7 +14,6 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from relatum_consumer.web import site
 from tests.support import wait_until
 from tests.support.forms import form, in_words
 from tests.support.pgbouncer import holds_statements, pgbouncer
@@ -25,10 +24,8 @@ from tests.web.test_api import examples
 KEPT: Final = Path(__file__).with_name("answers.json")
 
 
-def test_answers_keep_their_form(page: Asking, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_keep_their_form(page: Asking, world: World) -> None:
     """Each answer of the API, errors too, has the form that OpenAPI describes and the names and types kept here."""
-    # A busy machine is no server that is away: not from now on, and not any more if it was taken for one.
-    monkeypatch.setattr(site, "ANSWER_S", 30.0)
     wait_until(lambda: page.get("/api/health").status_code == 200, what="both servers answer")
     found: dict[str, dict[str, set[str]]] = {}
     document = page.get("/api/openapi.json").json()

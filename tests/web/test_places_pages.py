@@ -18,7 +18,7 @@ from tests.support.groups import group_id, of_group, whole_group
 from tests.support.place import Place
 from tests.support.super_streams import super_stream
 from tests.support.web import Asking, asking, at
-from tests.web.conftest import BODIES, FAILED, HOSTILE, MANY, TAKEN, World, page_of
+from tests.web.conftest import BODIES, FAILED, GROUPED, HOSTILE, MANY, TAKEN, World, page_of
 from tests.web.test_api import harmless, hostile_names, links, pages
 
 
@@ -81,16 +81,16 @@ def test_without_the_key_of_groups_it_says_how_to_define_it(own: Asking) -> None
         assert own.get(f"/api{path}").json()["error"]["code"] == "key_not_defined"
 
 
-def test_a_consumer_of_groups_is_shown(world: World, database_url: str) -> None:
+def test_a_consumer_of_groups_is_shown(own: Asking, place: Place) -> None:
     """The page shows a consumer of groups with its groups in each state."""
-    with Relations(world.options["broker"], world.options["database"]) as relations:
-        given = list(relations.groups(world.payments, consumer=f"billing {HOSTILE}", on_conflict="skip"))
+    place.put_recorded(*GROUPED, keys=[GROUP_KEY])
+    with Relations(place.broker, place.database) as relations:
+        given = list(relations.groups(place.stream, consumer=f"billing {HOSTILE}", on_conflict="skip"))
         assert [each.group_id for each in given] == [group_id(1)]
         assert f"billing {HOSTILE}" in relations.group_consumers()
-    with asking(world.page()) as page:
-        ((name, status),) = page.get("/api/groups").json()["consumers"].items()
-        assert (name, status["counts"]["open"]) == (f"billing {HOSTILE}", 2)
-        harmless(page.get("/groups").text)
+    ((name, status),) = own.get("/api/groups").json()["consumers"].items()
+    assert (name, status["counts"]["open"]) == (f"billing {HOSTILE}", 2)
+    harmless(own.get("/groups").text)
 
 
 def test_collectors_are_shown_with_what_became_of_messages(page: Asking, world: World) -> None:

@@ -129,10 +129,9 @@ def test_the_rate_of_all_tasks_together_is_kept(place: Place) -> None:
     """The two tasks that run at once have half of the rate each, however many slices there are."""
     publish(place, 300)
     add_keys(place.engine, ["order_id"])
-    (report,) = fill(place, messages_per_s=200, slice_offsets=50)
+    (report,) = fill(place, messages_per_s=100, slice_offsets=50)
     assert report.messages == 300
-    # One after the other they take twice as long as at once.
-    assert report.seconds > 2
+    assert report.seconds >= 3
 
 
 def test_what_is_wrong_is_said_before_any_job(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
