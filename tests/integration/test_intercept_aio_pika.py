@@ -93,6 +93,14 @@ async def test_what_comes_back_is_no_error_where_the_channel_says_so(amqp_url: s
         assert 'relatum_publisher_errors_total{client="aio-pika",reason="unroutable"}' in metrics.exposition()
 
 
+@pytest.mark.parametrize("headers", [[("a", 1)], "text", 5])
+async def test_headers_that_are_no_table_are_the_clients_error(amqp_url: str, headers: Any) -> None:
+    """Also where a table could be made of them."""
+    async with open_way(amqp_url) as way:
+        with pytest.raises(TypeError, match="dict required"):
+            await way.publish(unique_name(), headers=headers)
+
+
 @pytest.mark.parametrize("is_ours", [True, False])
 async def test_a_publish_that_runs_out_of_time(amqp_url: str, stream_name: str, *, is_ours: bool) -> None:
     """A publish ended by `confirm_timeout_s` has an unknown outcome; one ended by its caller ends as asyncio says."""

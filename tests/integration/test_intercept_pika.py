@@ -77,6 +77,16 @@ def test_what_is_derived_or_copied_goes_on(connection: BlockingConnection, queue
         assert method.__name__ == "basic_publish"
 
 
+def test_arguments_of_a_channel_that_takes_more_are_passed_on(connection: BlockingConnection, queue: Queue) -> None:
+    """A method that takes more than pika's, such as a subclass's or another wrapper's, gets it all."""
+    channel, seen = connection.channel(), []
+    channel.basic_publish = lambda *args, **options: seen.append((*args[4:], options))
+    relatum.intercept(connection)
+    channel.basic_publish("", queue.name, b"", tenant="a")
+    channel.basic_publish("", queue.name, b"", None, True, "b")
+    assert seen == [(False, {"tenant": "a"}), (True, "b", {})]
+
+
 def test_the_channel_that_a_consumer_is_given_is_covered(connection: BlockingConnection, queue: Queue) -> None:
     """A consumer's callback publishes with ids, even on a channel that was opened before the interception."""
     early = connection.channel()

@@ -1,5 +1,7 @@
 """Layouts of super streams, the rules that balance over them, what a message is routed by, and affinity handles."""
 
+import subprocess
+import sys
 from collections import Counter
 from typing import Any
 
@@ -245,3 +247,9 @@ def test_messages_of_no_set_go_by_what_was_sent_here(loads: list[int], messages:
     partitions = candidates(*[1.0] * len(loads), loads=tuple(loads))
     sent = Counter(balance(None, partitions) for _ in range(messages))
     assert max(sent.values()) - min(sent[place] for place in range(len(loads))) <= 1
+
+
+def test_a_pika_without_its_own_long_integers() -> None:
+    """Pika's releases after 1.4 have no `pika.compat`: what is imported from it is optional."""
+    program = "import pika.compat; del pika.compat.long; import relatum, relatum.superstreams, relatum_consumer"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=90)

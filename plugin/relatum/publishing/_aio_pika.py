@@ -62,7 +62,8 @@ class _Publisher(LateBound):
         """Publish a stamped message. Arguments, result and errors before sending are aiormq's."""
         given = kwargs.get("properties")
         body = args[0] if args else kwargs.get("body")
-        if not self._interception.active or body is None or not isinstance(given, (Basic.Properties, type(None))):
+        if not self._interception.active or body is None or not _is_stampable(given):
+            # Released, or a call that aiormq itself refuses.
             return await self.__wrapped__(*args, **kwargs)
         properties = OwnProperties(delivery_mode=1) if given is None else copy_of(given)
         if not self._interception.has_agreed:
@@ -162,6 +163,13 @@ def release(connection: Any) -> None:
             put_back(underlay, "basic_publish")
     put_back(connection, "channel")
     delattr(connection, ATTRIBUTE)
+
+
+def _is_stampable(properties: Any) -> bool:
+    """Return whether aiormq would accept these as a message's properties. Otherwise it raises its own error."""
+    if isinstance(properties, Basic.Properties):
+        return not properties.headers or isinstance(properties.headers, dict)
+    return properties is None
 
 
 def _read_property(properties: Any, name: str) -> Any:

@@ -89,20 +89,27 @@ class Publisher(Replacement):
         return publisher
 
     def __call__(
-        self, exchange: Any, routing_key: Any, body: Any, properties: Any = None, mandatory: Any = None
+        self,
+        exchange: Any,
+        routing_key: Any,
+        body: Any,
+        properties: Any = None,
+        mandatory: Any = None,
+        *more: Any,
+        **options: Any,
     ) -> Any:
-        """Publish a stamped message. Arguments, result and errors before sending are pika's.
+        """Publish a stamped message. Arguments, result and errors before sending are those of the wrapped method.
 
         A `Target` passed as the exchange chooses the exchange and calls this again.
         """
         if type(exchange) is not str and isinstance(exchange, Target):
             # A target has its own default.
-            options = {} if mandatory is None else {"mandatory": mandatory}
+            options |= {} if mandatory is None else {"mandatory": mandatory}
             return exchange.publish(self.channel, body, properties, routing_key=routing_key, **options)
         interception, mandatory = self.interception, mandatory or False
         if not interception.active or not _is_stampable(properties):
             # Released, or a call that pika itself refuses.
-            return self.__wrapped__(exchange, routing_key, body, properties, mandatory)
+            return self.__wrapped__(exchange, routing_key, body, properties, mandatory, *more, **options)
         if self._copy_to is not None and is_copied(self._copy_to, exchange, routing_key, mandatory):
             given = properties or BasicProperties()
             properties = copy_with(given, with_copy(given.headers, self._copy_to), given.message_id)
@@ -111,7 +118,7 @@ class Publisher(Replacement):
             interception.watch(exchange, routing_key)
         frames, began_s = self.connection.frames_sent, monotonic()
         try:
-            result = self.__wrapped__(exchange, routing_key, body, properties, mandatory)
+            result = self.__wrapped__(exchange, routing_key, body, properties, mandatory, *more, **options)
         except Exception as error:
             # pika encodes the whole message before it hands over the first frame: without a frame, nothing was sent.
             if self.connection.frames_sent == frames:

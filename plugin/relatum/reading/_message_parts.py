@@ -8,13 +8,17 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 from uuid import UUID
 
-from pika.compat import long as pika_long
-
 from relatum.errors import UndecodableMessage
 from relatum.limits import TIME_US_MAX, TIME_US_MIN
 from relatum.reading._message_values import Properties, TimeSource
 from relatum.uuid7 import time_us_of
 from relatum.wire import amqp10
+
+try:
+    from pika.compat import long as pika_long
+except ImportError:
+    # Releases of pika after 1.4 read 64-bit numbers as plain integers.
+    pika_long = int
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 SECOND: Final = timedelta(seconds=1)

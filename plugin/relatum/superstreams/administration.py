@@ -11,7 +11,6 @@ from typing import Any, Final, TypeAlias
 
 from pika import BlockingConnection
 from pika.adapters.blocking_connection import BlockingChannel
-from pika.compat import long
 
 from relatum.checks import checked_count, checked_names, checked_text, shown
 from relatum.errors import (
@@ -36,6 +35,12 @@ from relatum.superstreams.connections import (
     refusals,
 )
 from relatum.superstreams.layout import Layout, Partition, checked_stream_name
+
+try:
+    from pika.compat import long
+except ImportError:
+    # Releases of pika after 1.4 choose the type by the number's size.
+    long = int
 
 BrokerOrConnection: TypeAlias = str | Broker | BlockingConnection | BlockingChannel
 """A URL, a `Broker`, or an open blocking pika connection or channel.
