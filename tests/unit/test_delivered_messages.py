@@ -137,7 +137,7 @@ def test_a_message_that_holds_no_number_is_its_own_copy() -> None:
 
 @pytest.mark.parametrize("delivered", [1, 1.5], ids=["pika", "aio-pika"])
 def test_a_message_with_a_floating_point_header_is_its_own_copy(delivered: float) -> None:
-    """pika cuts floating-point headers to integers; the stream's copy still counts as the message itself."""
+    """The stream's copy counts as the message itself, although pika cuts floating-point headers to integers."""
     is_copy = given_message((METHOD, properties(headers={"rate": delivered}), b"x")).is_copy
     assert is_copy is not None
     stored = [
