@@ -105,7 +105,7 @@ class Extractor:
         return self._slots.setdefault(place, len(self._slots))
 
     def _place(self, place: Place, slot: int) -> None:
-        """Assign a place's slot to its names in a record; from 3.13 on, RabbitMQ keeps `CC` and `x-…` as annotations."""
+        """Assign a place's slot to its names in a record. From 3.13 on, `CC` and `x-…` headers are annotations."""
         if place.kind == "header":
             name = place.name.encode()
             if is_header(place.name):
