@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime
 from enum import Enum
+from math import isfinite
 from typing import Any
 
 
@@ -18,6 +19,8 @@ def document(value: Any, text: Callable[[str], str] = str) -> Any:  # noqa: PLR0
         value = value.value
     if isinstance(value, str):
         return text(value)
+    if isinstance(value, float) and not isfinite(value):
+        return text(str(value))  # JSON has no such number.
     if value is None or isinstance(value, int | float):
         return value
     if isinstance(value, datetime):

@@ -14,6 +14,7 @@ import rstream
 from relatum.errors import InvalidInput
 from relatum.reading import Message
 from relatum_consumer.lookups.arguments import given_message
+from tests.support.amqp import encode, section
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview], ids=["bytes", "bytearray", "memoryview"])
@@ -132,6 +133,18 @@ def test_a_message_that_holds_no_number_is_its_own_copy() -> None:
     """A message with a NaN in its headers is equal to its own copy."""
     given = [(METHOD, properties(headers={"rate": float("nan"), "order_id": 1}), b"x") for _ in range(2)]
     assert is_same(*given)
+
+
+@pytest.mark.parametrize("delivered", [1, 1.5], ids=["pika", "aio-pika"])
+def test_a_message_with_a_floating_point_header_is_its_own_copy(delivered: float) -> None:
+    """The stream's copy counts as the message itself, although pika cuts floating-point headers to integers."""
+    is_copy = given_message((METHOD, properties(headers={"rate": delivered}), b"x")).is_copy
+    assert is_copy is not None
+    stored = [
+        Message.from_record("orders", 1, section(0x74, encode({"rate": rate})) + section(0x75, encode(b"x")))
+        for rate in (1.5, 2.5, float("inf"))
+    ]
+    assert [is_copy(each) for each in stored] == [True, False, False]
 
 
 def test_an_offset_is_not_taken_of_what_basic_get_gave() -> None:

@@ -31,9 +31,10 @@ DEFINITIONS = [
     KeyDefinition("each", source="body:$.b[*].c", type="integer", key_id=34),
     KeyDefinition("cloud", source="body:application/cloudevents+json:$.a", key_id=35),
     KeyDefinition("parts", source=("order_id", "body:$.a"), key_id=36),
+    KeyDefinition("copies", source="header:$.CC[0]", key_id=37),
 ]
 NAMES = ["order_id", "count", "when", "x-device", "o", *(f"x-basic-{each}" for each in ("type", "app-id"))]
-NAMES += ["relatum_time", "relatum_receipt"]
+NAMES += ["relatum_time", "relatum_receipt", "CC", "x-cc"]
 
 
 def short_list(message_id: str, nulls: int) -> bytes:
@@ -110,6 +111,14 @@ def test_the_recorder_sees_what_a_reader_sees(raw: bytes, chunk_ms: int | None) 
     if extracted.receipt is not None:
         named = message.headers["relatum_receipt"]
         assert extracted.receipt == (property_text(message.properties.message_id) if named is True else named)
+
+
+def test_the_header_cc_is_read_where_rabbitmq_4_keeps_it() -> None:
+    """RabbitMQ 3.13 and later keep the header CC as the annotation `x-cc`: a key in it is recorded from there."""
+    raw = section(0x72, encode({"x-cc": ["audit", "copies"]}))
+    key = KeyDefinition("copies", source="header:$.CC[*]", key_id=1)
+    assert key.values_of(Message.from_record("s", 7, raw, 5)) == ["audit", "copies"]
+    assert Extractor([key]).from_record(raw, 5).values == [(1, "audit"), (1, "copies")]
 
 
 def test_times_come_from_header_property_id_and_chunk() -> None:

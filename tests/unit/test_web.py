@@ -238,6 +238,13 @@ def test_json_has_a_line_for_each_member_and_numbers_stay_as_they_are_written() 
     assert len(indented("[" * 300 + "]" * 300) or "") < 10_000
 
 
+def test_half_a_surrogate_pair_stays_escaped() -> None:
+    """JSON may name half a character, which no page can hold: the message's page and previews show it as written."""
+    body = r'{"ö": "a\ud800", "\udc00": 1}'
+    assert indented(body) == body.replace("{", "{\n  ").replace(", ", ",\n  ").replace("}", "\n}")
+    assert previews([body.encode(), b'{"\xc3\xb6": "", "\\udc00": 1}'])[0] == r'{… "ö": "a\ud800"}'
+
+
 def test_hexadecimal_is_cut_and_text_has_no_control_characters() -> None:
     """The beginning is shown; what would move a terminal's or a page's cursor is no text."""
     assert len(hex_lines(bytes(2 * HEX_BYTES_MAX))) == HEX_BYTES_MAX // 16

@@ -4,6 +4,7 @@ import re
 from typing import Any
 from urllib.parse import urlencode
 
+from relatum.limits import TIME_US_MAX, TIME_US_MIN
 from relatum.store.catalog import add_keys
 from relatum_consumer import Expectation
 from relatum_consumer.expectations import add_expectations
@@ -81,6 +82,24 @@ def test_keys_keep_their_letters(place: Place) -> None:
     add_keys(place.engine, ["about"])
     after = hues()
     assert {name: after[name] for name in before} == before
+
+
+def test_messages_of_the_first_and_last_moment_are_shown(place: Place, own: Asking) -> None:
+    """A header may say the first or the last microsecond of all times: pages and cursors pass them."""
+    ends = (TIME_US_MIN, TIME_US_MIN, TIME_US_MAX, TIME_US_MAX)
+    place.put_recorded(*[(b"", {"order_id": "a", "relatum_time": end}) for end in ends], keys=["order_id"])
+    for order, offsets in (("oldest", [0, 1, 2, 3]), ("newest", [3, 2, 1, 0])):
+        found, cursor = [], ""
+        while cursor is not None:
+            query = {"key": "order_id", "value": "a", "order": order, "limit": 1, "cursor": cursor}
+            answer = own.answer("/search", **query)
+            found += [each["offset"] for each in answer["results"]]
+            cursor = answer["next"]
+        assert found == offsets
+    for offset in range(len(ends)):
+        page = at(place.stream, offset)
+        for path in (page, f"/api{page}", page.replace("/message", "/trace")):
+            assert own.get(path).status_code == 200, path
 
 
 def test_live_lists_what_arrived_last(place: Place, own: Asking, other_stream: str) -> None:

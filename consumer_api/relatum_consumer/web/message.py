@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from typing import Final, Literal
 
@@ -31,7 +31,7 @@ from relatum_consumer.web.messages import (
     values_of,
     whole_characters,
 )
-from relatum_consumer.web.parameters import Number
+from relatum_consumer.web.parameters import Number, just_after
 from relatum_consumer.web.problems import Problem
 from relatum_consumer.web.site import Site
 from relatum_consumer.web.streams import StreamParameters, ends
@@ -47,8 +47,6 @@ _STRIDES: Final = (1, 16, 256, 4_096)
 
 STREAMS_ASKED_MAX: Final = 50
 """With more other streams, the nearest messages of other streams are not looked up."""
-
-_MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class MessageParameters(StreamParameters):
@@ -182,8 +180,9 @@ async def _nearest(site: Site, definition: KeyDefinition, found: Message) -> tup
                 continue
             ask = partial(site.relations.find, definition.name, values[0], streams=streams)
             # The message itself is one of its own stream's.
-            near += await ask(until=at + _MICROSECOND, order="newest", limit=NEAREST_SHOWN + (streams is not others))
-            near += await ask(since=at + _MICROSECOND, limit=NEAREST_SHOWN)
+            later = just_after(at)
+            near += await ask(until=later, order="newest", limit=NEAREST_SHOWN + (streams is not others))
+            near += await ask(since=later, limit=NEAREST_SHOWN) if later else ()
     except RelatumError:
         return ()
     return tuple(each for each in near if each.id != found.id)

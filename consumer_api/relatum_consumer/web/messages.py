@@ -239,7 +239,7 @@ def previews(bodies: Sequence[bytes]) -> list[str]:
     if not shared or any(len(each) == len(shared) for each in objects):
         return [*map(preview, bodies)]
     rest = ({name: value for name, value in each.items() if name not in shared} for each in objects)
-    return [preview(f"{{… {_written(each)[1:]}".encode("utf-8", "replace")) for each in rest]
+    return [preview(f"{{… {_written(each)[1:]}".encode()) for each in rest]
 
 
 def _written(value: Any, line: str = "") -> str:
@@ -247,16 +247,21 @@ def _written(value: Any, line: str = "") -> str:
     if isinstance(value, _Number):
         return value
     if not value or not isinstance(value, dict | list):
-        return json.dumps(value, ensure_ascii=False)
+        return _as_json(value)
     inner = f"{line}  " if 0 < len(line) < _INDENT_MAX else ""
     if isinstance(value, dict):
         start, end = "{}"
-        members = [f"{json.dumps(name, ensure_ascii=False)}: {_written(each, inner)}" for name, each in value.items()]
+        members = [f"{_as_json(name)}: {_written(each, inner)}" for name, each in value.items()]
     else:
         start, end = "[]"
         members = [_written(each, inner) for each in value]
     separator = f",{inner or ' '}"
     return f"{start}{inner}{separator.join(members)}{line}{end}"
+
+
+def _as_json(value: Any) -> str:
+    # Half a surrogate pair stays escaped, as its sender wrote it: no page can hold it.
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 
 def indented(text: str) -> str | None:

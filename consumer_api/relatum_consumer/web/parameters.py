@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -133,6 +133,14 @@ def read_cursor(text: str, kind: Any) -> Any:
         return TypeAdapter(kind).validate_json(base64.urlsafe_b64decode(text.encode())) if text else None
     except ValueError:
         raise InvalidInput("this cursor is invalid: take `next` of the previous page") from None
+
+
+def just_after(moment: datetime) -> datetime | None:
+    """Return the next microsecond; None after the last one of the year 9999."""
+    try:
+        return moment + timedelta(microseconds=1)
+    except OverflowError:
+        return None
 
 
 # --- schemas of answers -----------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -13,11 +13,18 @@ from relatum_consumer import Answer, Status
 from relatum_consumer.lookups.answer import Covered
 from relatum_consumer.web.endpoint import endpoint
 from relatum_consumer.web.messages import MessageRow, covered, given_value, message_rows, sought_text, values_of
-from relatum_consumer.web.parameters import Moment, Number, Parameters, Several, cursor_of, parsed, read_cursor
+from relatum_consumer.web.parameters import (
+    Moment,
+    Number,
+    Parameters,
+    Several,
+    cursor_of,
+    just_after,
+    parsed,
+    read_cursor,
+)
 from relatum_consumer.web.site import Site
 from relatum_consumer.web.streams import LiveParameters, live
-
-_MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class SearchParameters(Parameters):
@@ -110,7 +117,7 @@ async def _page(
     if moment is not None and asked.order == "oldest":
         since = moment
     elif moment is not None:
-        until = moment + _MICROSECOND
+        until = just_after(moment)
     answer = await site.relations.find(
         asked.key,
         value,

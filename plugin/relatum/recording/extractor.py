@@ -105,13 +105,13 @@ class Extractor:
         return self._slots.setdefault(place, len(self._slots))
 
     def _place(self, place: Place, slot: int) -> None:
-        """Assign a place's slot to its names in a record. RabbitMQ 3.13 and later keep `x-…` headers as annotations."""
+        """Assign a place's slot to its names in a record. From 3.13 on, `CC` and `x-…` headers are annotations."""
         if place.kind == "header":
             name = place.name.encode()
             if is_header(place.name):
                 self._application[name] = slot
-                if name.startswith(b"x-"):
-                    self._annotations[name] = slot
+                if name.startswith(b"x-") or name == b"CC":
+                    self._annotations[b"x-cc" if name == b"CC" else name] = slot
             return
         if place.name in _APPLICATION_NAMES:
             self._application[_APPLICATION_NAMES[place.name]] = slot
