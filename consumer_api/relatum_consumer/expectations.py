@@ -35,7 +35,7 @@ def exact_span(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What follows each message: "`orders` are followed by `payments` with the same `order_id` within 1 h".
+    """What follows each message: "`orders` are followed by `parcels` with the same `order_id` within 1 h".
 
     Args:
         name: The expectation's name.
