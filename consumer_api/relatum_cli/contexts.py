@@ -306,6 +306,7 @@ def forget(*, name: str = argument("The consumer's name.", "CONSUMER"), given: P
     if not forget_consumer(given.super_stream, name, database=given.database_url, vhost=given.vhost):
         print_error(f"{given.super_stream!r} has no consumer {name!r}")
         raise typer.Exit(ExitCode.NOT_THERE)
+    say(f"{name} is forgotten.")
 
 
 @contexts.command()
@@ -337,8 +338,9 @@ def verify(*, header: str | None = option(None, HEADER, metavar="NAME"), given: 
 def _print_report(report: SerialReport) -> None:
     broken = sum(count for kind, count in report.counts.items() if not kind.is_notice)
     say(
-        f"{report.super_stream}: {report.messages:,} messages of {report.contexts:,} contexts in "
-        f"{len(report.partitions)} partitions, {report.moves:,} moves, {report.strays:,} strays "
+        f"{report.super_stream}: {counted(report.messages, 'message')} of {counted(report.contexts, 'context')} in "
+        f"{counted(len(report.partitions), 'partition')}, {counted(report.moves, 'move')}, "
+        f"{counted(report.strays, 'stray')} "
         f"({report.adopted:,} adopted): {f'{broken:,} faults' if broken else 'in order'}."
     )
     if report.unplaced:

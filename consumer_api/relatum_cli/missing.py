@@ -18,13 +18,14 @@ from relatum_cli.options import (
     option,
     parse_span,
 )
-from relatum_cli.show import answer, moment_text, print_json, print_table, say, show
+from relatum_cli.show import answer, counted, moment_text, print_json, print_table, say, show
 from relatum_consumer import MissingReport, UnmetExpectation
 from relatum_consumer.expectations import (
     GRACE_S,
     Expectation,
     add_expectations,
     defined_expectations,
+    exact_span,
     remove_expectation,
 )
 
@@ -88,9 +89,9 @@ def _cells(unmet: UnmetExpectation) -> Iterable[str]:
 
 def _lines(report: MissingReport) -> Iterator[str]:
     yield report.words
-    counts = f"{report.checked:,} messages: {report.late_count:,} late, {report.missing_count:,} missing"
+    counts = f"{counted(report.checked, 'message')}: {report.late_count:,} late, {report.missing_count:,} missing"
     span = f"from {moment_text(report.since)} to {moment_text(report.until)}"
-    yield f"{counts}, {report.not_known_count:,} not known (yet); {span}"
+    yield f"{counts}, {report.not_known_count:,} not known ({report.not_due_count:,} not due yet); {span}"
     if report.without_value:
         yield f"{report.without_value:,} more have no value of {report.expectation.by}: they are not checked"
     if report.unreadable:
@@ -134,7 +135,7 @@ def list_expectations(*, given: CommandOptions) -> None:
     """List the expectations of the broker's virtual host. `--json` prints one document, the list."""
     found = defined_expectations(given.database_url, vhost=given.vhost)
     names = {name: name for name in ("name", "of", "by", "follows")}
-    times = {"within": lambda each: f"{each.within_s:g} s", "clocks": lambda each: f"± {each.grace_s:g} s"}
+    times = {"within": lambda each: exact_span(each.within_s), "clocks": lambda each: f"± {exact_span(each.grace_s)}"}
     show(found, {**names, **times}, as_json=given.as_json, empty=NOTHING_EXPECTED)
 
 

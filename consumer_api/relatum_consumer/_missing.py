@@ -1,5 +1,6 @@
 """Which messages of a stream were not followed in time: messages are read in order, and checked in batches."""
 
+from collections import Counter
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -138,7 +139,7 @@ class _Check:
         self._batch: list[_WaitingMessage] = []
         self._found: dict[ExpectationResult, list[UnmetExpectation]] = {each: [] for each in ExpectationResult}
         self._counts = dict.fromkeys(ExpectationResult, 0)
-        self._reasons: set[Reason] = set()
+        self._reasons: Counter[Reason] = Counter()
         self._checked = self._without_value = self._unreadable = 0
         self._has_lost = False
         """Whether retention may have dropped messages before they were checked."""
@@ -165,6 +166,7 @@ class _Check:
             late_count=self._counts[ExpectationResult.LATE],
             missing_count=self._counts[ExpectationResult.MISSING],
             not_known_count=self._counts[ExpectationResult.NOT_KNOWN],
+            not_due_count=self._reasons[Reason.NOT_DUE],
             checked=self._checked,
             without_value=self._without_value,
             unreadable=self._unreadable,
@@ -284,7 +286,7 @@ class _Check:
     def _keep(self, unmet: UnmetExpectation) -> None:
         self._counts[unmet.finding] += 1
         if unmet.why is not None:
-            self._reasons.add(unmet.why)
+            self._reasons[unmet.why] += 1
         found = self._found[unmet.finding]
         found.append(unmet)
         if len(found) > 2 * self._limit:

@@ -26,9 +26,16 @@ UNMET_MAX: Final = 1_000
 """Default number of messages of each kind in a report."""
 
 
+def exact_span(seconds: float) -> str:
+    """Return a span of time in the largest unit of which it is a whole number: "1 h", "90 s"."""
+    units = ((86_400, "d"), (3_600, "h"), (60, "min"))
+    size, unit = next((each for each in units if seconds and not seconds % each[0]), (1, "s"))
+    return f"{seconds / size:.15g} {unit}"
+
+
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What follows each message: "`orders` are followed by `payments` with the same `order_id` within 1 h".
+    """What follows each message: "`orders` are followed by `parcels` with the same `order_id` within 1 h".
 
     Args:
         name: The expectation's name.
@@ -64,7 +71,7 @@ class Expectation:
     def meaning(self) -> str:
         """A one-line description."""
         followed = f"{self.of} are followed by {self.follows} with the same {self.by}"
-        return f"{followed} within {self.within_s:g} s (clocks may differ by {self.grace_s:g} s)"
+        return f"{followed} within {exact_span(self.within_s)} (clocks may differ by {exact_span(self.grace_s)})"
 
     @property
     def within_us(self) -> int:
@@ -141,6 +148,7 @@ class MissingReport:
         missing: Messages that none followed.
         not_known: Messages for which the answer is unknown.
         late_count: How many were followed too late, without the limit; `missing_count` and `not_known_count` likewise.
+        not_due_count: How many of the `not_known_count` are not due yet.
         checked: How many messages of the span have a value of the key.
         without_value: How many have none, or one that cannot be recorded: nothing is expected of them.
         unreadable: How many batches could not be unpacked; their messages are unknown.
@@ -160,6 +168,7 @@ class MissingReport:
     late_count: int = 0
     missing_count: int = 0
     not_known_count: int = 0
+    not_due_count: int = 0
     checked: int = 0
     without_value: int = 0
     unreadable: int = 0

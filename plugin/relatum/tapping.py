@@ -231,6 +231,7 @@ def _tapped(
             # No number: it was stored before.
             if (number := stored.execute(STORE, {"vhost": address.vhost, **asdict(each)}).scalar()) is not None:
                 new[number] = each
+        known = {each: each for each in _read(stored, address.vhost).values()}
     declared: list[str] = []
     try:
         for name in lacking:
@@ -251,7 +252,8 @@ def _tapped(
             with transaction(engine) as stored:
                 stored.execute(REMOVE, {"numbers": list(new)})
         raise
-    return list(wanted)
+    # One that was stored with an unknown type may differ.
+    return [known.get(each, each) for each in wanted]
 
 
 def defined_taps(database: AnyDatabase, *, vhost: str = "/") -> list[Tap]:
@@ -271,7 +273,11 @@ def defined_taps(database: AnyDatabase, *, vhost: str = "/") -> list[Tap]:
 
 def _stored(engine: sa.Engine, vhost: str) -> dict[int, Tap]:
     with transaction(engine) as connection:
-        return {number: Tap(*fields) for *fields, number in connection.execute(TAPS, {"vhost": vhost})}
+        return _read(connection, vhost)
+
+
+def _read(connection: sa.Connection, vhost: str) -> dict[int, Tap]:
+    return {number: Tap(*fields) for *fields, number in connection.execute(TAPS, {"vhost": vhost})}
 
 
 # --- the broker: each call uses a separate channel, which the broker closes if the answer is no ---------------------

@@ -93,6 +93,17 @@ def test_the_edges_of_the_time_allowed(shop: Shop, grace_s: int) -> None:
     [late] = report.late
     assert (late.due, late.came_at) == (at(BASE_US + 10 * SECOND), at(BASE_US + 10 * SECOND + 1))
     assert report.streams == (shop.orders,)
+    shop.order(("waits", time.time_ns() // 1_000))
+    shop.record()
+    report = shop.missing(10, grace_s)
+    assert (report.missing_count, report.not_known_count, report.not_due_count) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(("within_s", "words"), [(3_600, "1 h"), (5_400, "90 min"), (3_601.5, "3601.5 s")])
+def test_the_time_allowed_is_said_in_its_largest_unit(within_s: float, words: str) -> None:
+    """An expectation's meaning has the exact time, in a unit people use."""
+    meaning = Expectation("paid", "orders", "order_id", "payments", within_s, 0).meaning
+    assert meaning.endswith(f"within {words} (clocks may differ by 0 s)")
 
 
 def test_by_a_new_key_the_cure_is_a_back_fill(shop: Shop) -> None:

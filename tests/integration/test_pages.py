@@ -1,4 +1,4 @@
-"""What pages of docs show is run, as it stands there: affinity, super streams, groups, the collector, OpenTelemetry."""
+"""What pages of docs show is run, as it stands there: those of the table in tests/unit/test_documents.py."""
 
 import inspect
 import os
@@ -17,10 +17,12 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import relatum
+from relatum import KeyDefinition
 from relatum.collecting import OutcomeStatus
 from relatum.contexts import AffinityOptions
 from relatum.membership import GROUP_KEY, Membership, assess, membership
 from relatum.superstreams import Layout, StreamOptions, declare_super_stream, describe_super_stream
+from relatum.tapping import tap
 from relatum_consumer import Relations
 from tests.support import unique_name
 from tests.support.affinity import Partitions
@@ -34,7 +36,7 @@ def test_affinity(layout: Layout, place: Place, capsys: pytest.CaptureFixture[st
     """Each block runs after the one before, the messages of a set share a partition, and open sets are listed."""
     with names_there(place.amqp, place.database) as names:
         names["AffinityOptions"] = AffinityOptions
-        for block in blocks_of("affinity.md", renamed={"invoices": layout.super_stream}):
+        for block in blocks_of("affinity.md", renamed={"ledger": layout.super_stream}):
             run("affinity.md", block, names)
     assert list(Partitions(place.amqp, layout).of_set("invoice 18").values()) == [[b"2 lamps", b"120 EUR"]]
     assert "invoice 17" in capsys.readouterr().out
@@ -112,12 +114,11 @@ def test_getting_groups(place: Place, capsys: pytest.CaptureFixture[str]) -> Non
     assert incomplete.startswith(f"{group_id(2)} ((2, 2),) 1970-01-01 00:00:00.000001+00:00")
 
 
-def test_collector(place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("in_environment")
+def test_collector(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     """The page's executor writes each message once, and each way shown finds the outcomes."""
-    monkeypatch.setenv("RELATUM_DATABASE_URL", place.database)
-    monkeypatch.setenv("RELATUM_BROKER_URL", place.amqp)
     renamed = {"orders": place.stream, "0193…": "first", "0194…": "second"}
-    collects, made, _, asks, publishes = blocks_of("collector.md", renamed=renamed)
+    collects, made, _, publishes, asks = blocks_of("collector.md", renamed=renamed)
     here: dict[str, Any] = {}
 
     def work() -> None:
@@ -140,7 +141,39 @@ def test_collector(place: Place, capsys: pytest.CaptureFixture[str], monkeypatch
     assert sorted(message_id for (message_id,) in booked) == sorted(["first", "second", receipt.message_id])
     statuses = [outcome.status for outcome in (here["outcome"], found["first"], found["second"])]
     assert statuses == [OutcomeStatus.SUCCEEDED] * 3
-    assert f"{receipt.message_id} succeeded" in capsys.readouterr().out
+    # By the result handler, and by the publisher.
+    assert capsys.readouterr().out.count(f"{receipt.message_id} succeeded") == 2
+
+
+@pytest.fixture
+def in_environment(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RELATUM_BROKER_URL", place.amqp)
+    monkeypatch.setenv("RELATUM_DATABASE_URL", place.database)
+
+
+@pytest.mark.usefixtures("in_environment")
+def test_tap(place: Place) -> None:
+    """The page's program makes an exchange. Once that is tapped, it publishes a message with the page's keys."""
+    (block,) = blocks_of("tap.md", renamed={"orders": place.stream})
+    run("tap.md", block, {})
+    (made,) = tap(place.amqp, place.database, place.stream)
+    try:
+        run("tap.md", block, {})
+        place.record(made.stream, keys=["order_id", KeyDefinition("article", source="body:$.article")])
+        assert place.rows(made.stream) == [("article", "chair", 0), ("order_id", "4711", 0)]
+    finally:
+        delete_by_hand(place.amqp, place.stream, made.stream)
+
+
+@pytest.mark.usefixtures("in_environment")
+def test_expectations(place: Place, other_stream: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The block defines its expectation, and finds that nothing is missing after the README's publisher."""
+    place.put((b"4 chairs", {"order_id": 4711}))
+    place.put((b"32 kg", {"order_id": 4711}), to=other_stream)
+    place.record(place.stream, other_stream, keys=["order_id"])
+    (block,) = blocks_of("expectations.md", renamed={"orders": place.stream, "parcels": other_stream})
+    run("expectations.md", block, {})
+    assert capsys.readouterr().out.startswith("nothing is missing")
 
 
 USE = """

@@ -34,7 +34,7 @@ def control(kind: str, **facts: Any) -> Plain:
 
 def test_a_move_is_read_in_its_order(amqp_url: str, broker: Broker, super_stream: str) -> None:
     """`verify` counts a context's messages in order over its moves, and names what is wrong, and where."""
-    with pytest.raises(SuperStreamNotFound) as caught:
+    with pytest.raises(SuperStreamNotFound, match="relatum super-stream declare no-such-super-stream") as caught:
         verify("no-such-super-stream", broker=broker)
     assert caught.value.super_stream == "no-such-super-stream"
     assert verify(super_stream, broker=broker).messages == 0

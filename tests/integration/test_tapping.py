@@ -131,6 +131,7 @@ def test_a_tapped_exchange_has_its_messages_found(bed: Bed, kind: str) -> None:
     taps = [(exchange, kind, f"tap.{exchange}")] * (2 if kind == "direct" else 1)
     assert [(each.exchange, each.kind, each.stream) for each in made] == taps
     assert defined_taps(bed.database) == made
+    assert all(each.created_at for each in made)
     bed.publish(exchange, b"one", order="7", format="pdf")
     bed.publish(exchange, b"other", order="8")
     bed.record(f"tap.{exchange}", "order")

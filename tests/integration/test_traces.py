@@ -316,12 +316,15 @@ def test_where_a_stream_begins_is_asked_only_where_a_proof_needs_it(
     assert [each["name"] for each in asked].count("all_bounds") == 2
 
 
-def test_what_the_page_shows_works(place: Place, streams: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_page_shows_works(
+    place: Place, streams: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each block of docs/traces.md, as it stands there, with names of our own."""
-    publish(place, {streams[0]: [said(1, id="a", order_id=17), said(2, order_id=17, cause="a")]})
-    add_keys(place.engine, ["payment_id"])
+    publish(place, {streams[0]: [said(1, id="a", order_id=4711), said(2, order_id=4711, cause="a")]})
+    monkeypatch.setenv("RELATUM_BROKER_URL", place.amqp)
+    monkeypatch.setenv("RELATUM_DATABASE_URL", place.database)
     [block] = blocks_of("traces.md", renamed={"orders": streams[0]})
-    names: dict[str, Any] = {"BROKER": place.amqp, "DATABASE": place.database}
+    names: dict[str, Any] = {}
     run("traces.md", block, names)
     assert "led to" in capsys.readouterr().out
-    assert len(names["payments"]) == len(names["trace"]) == 2
+    assert len(names["same"]) == len(names["trace"]) == 2

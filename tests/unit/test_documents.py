@@ -29,12 +29,14 @@ RUN = {
     "docs/collector.md": "integration/test_pages.py",
     "docs/contexts.md": "integration/test_contexts_pages.py",
     "docs/existing-service.md": "acceptance/test_examples.py",
+    "docs/expectations.md": "integration/test_pages.py",
     "docs/groups.md": "integration/test_pages.py",
     "docs/metrics.md": "integration/test_metrics_told.py",
     "docs/opentelemetry.md": "integration/test_pages.py",
     "docs/spark.md": "integration/spark/test_page.py",
     "docs/sql.md": "integration/spark/test_relationships.py",
     "docs/super-streams.md": "integration/test_pages.py",
+    "docs/tap.md": "integration/test_pages.py",
     "docs/traces.md": "integration/test_traces.py",
 }
 

@@ -33,6 +33,7 @@ from relatum.headers import CONTEXT_HEADER
 from relatum.ids import MessageId
 from relatum.reading import Broker, BrokerAddress, StreamReader
 from relatum.store.database import ONCE_STATEMENT_S, AnyDatabase, Database
+from relatum.superstreams.administration import no_super_stream
 
 FINDINGS_MAX: Final = 1_000
 """How many findings of one kind are listed; the others are only counted."""
@@ -337,7 +338,7 @@ def _begin(
     # The empty name is the default exchange, which every stream is bound to.
     streams = reader.bound(super_stream) if super_stream else ()
     if not streams:
-        raise SuperStreamNotFound(f"there is no super stream {super_stream!r}", super_stream=super_stream)
+        raise no_super_stream(super_stream)
     return header or CONTEXT_HEADER, _ranges(reader, streams), {}
 
 

@@ -215,7 +215,7 @@ _EVENTS: Final = {
 class StreamStatus:
     """The status of one stream, in the broker and in the table.
 
-    `state` is `recording`, `unattended` (it is recorded in part, and no recorder runs: new messages stay unrecorded),
+    `state` is `recording`, `unattended` (no recorder runs: new messages stay unrecorded),
     `not_recorded` (nothing of it is recorded), or why the stream cannot be read: `missing` (the broker has no such
     stream), `deleted` (the same, but it was recorded), `not_a_stream` (a queue of another kind), `refused` (this user
     may not read it), `another_broker` (it was recorded from another broker), `unavailable` (temporary: no leader, or a

@@ -324,7 +324,8 @@ def _stream_reader(address: BrokerAddress) -> Iterator[StreamReader | None]:
         yield reader
 
 
-def _missing(name: str) -> SuperStreamNotFound:
+def no_super_stream(name: str) -> SuperStreamNotFound:
+    """Return the error that names the command which declares a super stream."""
     message = f"there is no super stream {name!r}: `relatum super-stream declare {name}` makes one"
     return SuperStreamNotFound(message, super_stream=name)
 
@@ -335,12 +336,12 @@ def _described(source: Any, address: BrokerAddress, name: str) -> Layout:
         if reader is not None:
             streams = reader.bound(name)
             if not streams:
-                raise _missing(name)
+                raise no_super_stream(name)
             keys = [_binding_key(reader, name, stream, place) for place, stream in enumerate(streams)]
             return Layout.of(name, zip(streams, keys, strict=True))
     with blocking_connection(source, address) as connection:
         if not exchange_exists(connection, name):
-            raise _missing(name)
+            raise no_super_stream(name)
         partitions = 0
         while queue_exists(connection, f"{name}-{partitions}"):
             partitions += 1
