@@ -13,9 +13,9 @@ from relatum_consumer import Answer, Status
 from relatum_consumer.lookups.answer import Covered
 from relatum_consumer.web.endpoint import endpoint
 from relatum_consumer.web.messages import MessageRow, covered, given_value, message_rows, sought_text, values_of
-from relatum_consumer.web.parameters import Moment, Number, Parameters, Several, cursor_of, parsed, read_cursor
+from relatum_consumer.web.parameters import Moment, Number, Parameters, Several, cursor_of, read_cursor
 from relatum_consumer.web.site import Site
-from relatum_consumer.web.streams import LiveParameters, live
+from relatum_consumer.web.streams import newest
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 
@@ -60,7 +60,7 @@ class SearchAnswer(Covered):
     "whether there may be others (`status`). Use it to follow masked values.",
     tool="find",
     is_asked=lambda asked: bool(asked.value or asked.of_stream),
-    unasked=lambda site: live(site, parsed(LiveParameters, {"limit": 500})),
+    unasked=newest,
 )
 async def search(site: Site, asked: SearchParameters) -> SearchAnswer:
     value, beside = await _value_sought(site, asked)

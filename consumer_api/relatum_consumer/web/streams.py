@@ -227,15 +227,21 @@ class LiveAnswer:
 @endpoint("/live", "The recorded messages that arrived last.")
 async def live(site: Site, asked: LiveParameters) -> LiveAnswer:
     """Return the latest messages; viewers of the same page share one read."""
-    return await site.cached(("live", asked), KEPT_S, partial(_live, site, asked))
+    return await site.cached(("live", asked), KEPT_S, partial(_live, site, asked, _LATEST_OFFSETS))
 
 
-async def _live(site: Site, asked: LiveParameters) -> LiveAnswer:
+async def newest(site: Site) -> LiveAnswer:
+    """Return the latest messages of each stream, so that a busy one does not hide the others."""
+    asked = LiveParameters(limit=500)
+    return await site.cached("newest", KEPT_S, partial(_live, site, asked, asked.limit // STREAMS_LOOKED))
+
+
+async def _live(site: Site, asked: LiveParameters, of_each: int) -> LiveAnswer:
     await site.keys()
     ends = await site.in_thread(recorded_ends, site.database, site.address.vhost, asked.stream)
     looked = ends[:STREAMS_LOOKED]
     read = await gathered((partial(_latest_recorded, site, end) for end in looked), STREAMS_LOOKED)
-    found = [each for messages in read for each in messages]
+    found = [each for messages in read for each in messages[-of_each:]]
     found.sort(key=lambda message: (message.chunk_ms or 0, message.stream, message.offset), reverse=True)
     return LiveAnswer(
         results=message_rows(site, found[: asked.limit]),
