@@ -216,7 +216,8 @@ def test_a_search_has_an_address_of_what_was_typed(tab: Page) -> None:
 def test_a_phone_has_cards_instead_of_columns(tab: Page) -> None:
     """Each message is a card whose lines are named, and pages lead on."""
     tab.goto("/?key=host&value=busy&limit=200")
-    assert tab.locator("tbody tr").first.evaluate("row => getComputedStyle(row).display") == "block"
+    style = "row => [getComputedStyle(row).display, getComputedStyle(row).gridTemplateColumns.split(' ').length]"
+    assert tab.locator("tbody tr").first.evaluate(style) == ["grid", 1]
     tab.get_by_role("link", name="Next page").tap()
     expect(tab.locator("tbody tr")).to_have_count(MANY - 200)
     # All pages have a name there: those behind the menu the menu's own.

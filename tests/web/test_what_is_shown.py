@@ -75,6 +75,8 @@ def test_nothing_is_claimed_of_what_is_not_recorded(place: Place, own: Asking, o
     shown = own.get("/missing/expectation?name=paid&span=all").text
     assert "None is known to be missing" in shown
     assert "has a value" not in shown
+    states = {row["stream"]: row["state"] for row in own.get("/api/streams").json()["streams"]}
+    assert states == {place.stream: "unattended", other_stream: "complete"}
     with asking(page_of(place, broker="amqp://127.0.0.1:1")) as page:
         assert "recorded up to" not in page.get("/streams").text
 
