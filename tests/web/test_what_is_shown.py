@@ -9,7 +9,7 @@ from relatum.store.catalog import add_keys
 from relatum_consumer import Expectation
 from relatum_consumer.expectations import add_expectations
 from tests.acceptance._command import Relatum
-from tests.support import delete_stream
+from tests.support import declare_stream, delete_stream, publish_plain, unique_name
 from tests.support.place import Place
 from tests.support.web import Asking, asking, at
 from tests.web.conftest import NUMBER, SECRET, Talks, World, page_of
@@ -19,7 +19,7 @@ from tests.web.test_api import links, pages
 def test_a_deleted_stream_is_not_said_to_have_expired(place: Place, own: Asking, other_stream: str) -> None:
     """Pages, documents and commands say that a stream was deleted and what to do, and never that it expired."""
     stream = place.stream
-    place.put((b"", {"order_id": "b"}), to=other_stream)
+    place.put(*[(b"", {"order_id": "b"})] * 12, to=other_stream)
     place.put((b"", {"order_id": "a"}), (b"", {"order_id": "b"}))
     place.record(stream, other_stream, keys=["order_id"])
     delete_stream(place.amqp, stream)
@@ -37,6 +37,10 @@ def test_a_deleted_stream_is_not_said_to_have_expired(place: Place, own: Asking,
     assert row["state"] == "deleted"
     gone = own.get(at(stream, 0))
     assert (gone.status_code, f'href="{at(stream)}">The stream' in gone.text) == (404, True)
+    assert f"Recorded streams: &#39;{other_stream}&#39;." in gone.text
+    # It does not keep the messages nearest in time from being found.
+    (near,) = own.get(f"/api{at(other_stream, 9)}").json()["related"]
+    assert [each["offset"] for each in near["results"]] == [7, 8, 10, 11]
     assert "deleted: the broker no longer has it" in own.get(at(stream)).text
     unknown = own.get(at(f"never-{stream}", 0))
     assert (unknown.status_code, "All streams</a>" in unknown.text) == (404, True)
@@ -62,6 +66,20 @@ def test_a_stream_that_is_recorded_to_its_end_is_complete(place: Place, own: Ask
     body = own.get(f"/api{at(place.stream, 3)}").json()["body"]
     assert (body["kind"], body["part"]) == ("text", "before\0after")
     assert "before⟨0⟩after" in own.get(at(place.stream, 3)).text
+
+
+def test_nothing_is_claimed_of_what_is_not_recorded(place: Place, own: Asking, other_stream: str) -> None:
+    """An empty stream is recorded up to no message; of one that came later, nobody knows whether it has a value."""
+    place.record(place.stream, other_stream, keys=["order_id"])
+    place.put((b"", {"order_id": "a"}))
+    add_expectations(place.database, [Expectation("paid", place.stream, "order_id", other_stream, 1)])
+    shown = own.get("/missing/expectation?name=paid&span=all").text
+    assert "None is known to be missing" in shown
+    assert "has a value" not in shown
+    states = {row["stream"]: row["state"] for row in own.get("/api/streams").json()["streams"]}
+    assert states == {place.stream: "unattended", other_stream: "complete"}
+    with asking(page_of(place, broker="amqp://127.0.0.1:1")) as page:
+        assert "recorded up to" not in page.get("/streams").text
 
 
 def test_keys_keep_their_letters(place: Place) -> None:
@@ -117,6 +135,22 @@ def test_live_lists_what_arrived_last(place: Place, own: Asking, other_stream: s
         shown = own.get(f"/live{query}").text
         places = [shown.index(f"<code>{each}</code>") for each in wanted]
         assert places == sorted(places)
+
+
+def test_busy_streams_hide_no_message_to_begin_with(place: Place, own: Asking, other_stream: str) -> None:
+    """The first page has the newest message of each stream, however many came to others since."""
+    place.put_recorded(b"rare", to=other_stream, keys=["order_id"])
+    busy = [place.stream, *(unique_name("busy") for _ in range(2))]
+    try:
+        for stream in busy:
+            declare_stream(place.amqp, stream)
+            publish_plain(place.amqp, stream, [b"busy"] * 200, confirm=False)
+        place.record(*busy, keys=["order_id"])
+        assert {at(other_stream, 0), at(busy[2], 199)} <= set(links(own, "/"))
+        assert "The newest of each stream" in own.get("/").text
+    finally:
+        for stream in busy[1:]:
+            delete_stream(place.amqp, stream)
 
 
 def named(rows: list[dict[str, Any]]) -> dict[str, str]:

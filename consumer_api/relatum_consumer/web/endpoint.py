@@ -248,7 +248,8 @@ async def _offered(site: Site, error: KeyNotDefined | StreamNotFound) -> str:
         names = [each.name for each in await site.keys()]
     else:
         what, none, meant = "Recorded streams", "No stream is recorded.", error.stream
-        names = list(await site.relations.streams())
+        # The missing stream itself may have been recorded, and then deleted.
+        names = [each for each in await site.relations.streams() if each != meant]
     if not names:
         return none
     offered = list(dict.fromkeys([*get_close_matches(meant, names, _NAMED_MAX), *names]))

@@ -174,8 +174,12 @@ async def _nearest(site: Site, definition: KeyDefinition, found: Message) -> tup
         return ()
     near: list[Message] = []
     try:
-        others = tuple(name for name in await site.relations.streams() if name != found.stream)
-        for streams in (others, (found.stream,)):
+        others = [name for name in await site.relations.streams() if name != found.stream]
+        if 0 < len(others) <= STREAMS_ASKED_MAX:
+            # A lookup refuses the name of a deleted stream.
+            gone = await (await site.reader()).missing(others)
+            others = [name for name in others if name not in gone]
+        for streams in (others, [found.stream]):
             if not streams or len(streams) > STREAMS_ASKED_MAX:
                 continue
             ask = partial(site.relations.find, definition.name, values[0], streams=streams)

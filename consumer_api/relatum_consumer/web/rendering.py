@@ -48,7 +48,7 @@ class Rendering:
         )
         self._environment.globals |= {"links": links, "problem": None, "page": "", "known": (), "site": None}
         self._environment.filters |= {
-            "bar": _bar,
+            "bar": bar_of,
             "commands": _commands,
             "count": lambda value: f"{value:,}",
             "hex_lines": lambda part: hex_lines(bytes.fromhex(part)),
@@ -153,7 +153,7 @@ def _drawn(within: Range, kind: PieceKind, start: int, end: int) -> CoveragePiec
 # --- filters ----------------------------------------------------------------------------------------------
 
 
-def _bar(found: StreamStatus, key: str = "") -> tuple[CoveragePiece, ...]:
+def bar_of(found: StreamStatus, key: str = "") -> tuple[CoveragePiece, ...]:
     """Return the coverage of a stream by all keys, or by one; nothing while the stream's ends are unknown."""
     if found.first is None or found.last is None:
         return ()

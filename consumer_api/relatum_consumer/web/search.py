@@ -24,7 +24,7 @@ from relatum_consumer.web.parameters import (
     read_cursor,
 )
 from relatum_consumer.web.site import Site
-from relatum_consumer.web.streams import LiveParameters, live
+from relatum_consumer.web.streams import newest
 
 
 class SearchParameters(Parameters):
@@ -67,7 +67,7 @@ class SearchAnswer(Covered):
     "whether there may be others (`status`). Use it to follow masked values.",
     tool="find",
     is_asked=lambda asked: bool(asked.value or asked.of_stream),
-    unasked=lambda site: live(site, parsed(LiveParameters, {"limit": 500})),
+    unasked=newest,
 )
 async def search(site: Site, asked: SearchParameters) -> SearchAnswer:
     value, beside = await _value_sought(site, asked)

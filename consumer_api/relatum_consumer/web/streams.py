@@ -23,7 +23,7 @@ from relatum_consumer.web.endpoint import Known, endpoint, gathered
 from relatum_consumer.web.messages import MessageRow, message_rows
 from relatum_consumer.web.parameters import NoParameters, Number, Parameters, Several
 from relatum_consumer.web.problems import Problem
-from relatum_consumer.web.rendering import coverage_bar
+from relatum_consumer.web.rendering import bar_of
 from relatum_consumer.web.site import KEPT_S, Site
 
 _SIZES_KEPT_S: Final = 30.0
@@ -53,10 +53,9 @@ async def statuses(site: Site, names: Sequence[str]) -> tuple[StreamStatus, ...]
 
 
 def _is_complete(each: StreamStatus) -> bool:
-    if each.state != "unattended" or each.lag_offsets != 0 or each.first is None or each.last is None:
+    if each.state != "unattended" or each.lag_offsets != 0:
         return False
-    bar = coverage_bar((each.first, each.last + 1), each.covered, each.holes)
-    return all(piece.kind in ("recorded", "hole") for piece in bar)
+    return all(piece.kind in ("recorded", "hole") for piece in bar_of(each))
 
 
 # --- keys -------------------------------------------------------------------------------------------------
@@ -227,15 +226,21 @@ class LiveAnswer:
 @endpoint("/live", "The recorded messages that arrived last.")
 async def live(site: Site, asked: LiveParameters) -> LiveAnswer:
     """Return the latest messages; viewers of the same page share one read."""
-    return await site.cached(("live", asked), KEPT_S, partial(_live, site, asked))
+    return await site.cached(("live", asked), KEPT_S, partial(_live, site, asked, _LATEST_OFFSETS))
 
 
-async def _live(site: Site, asked: LiveParameters) -> LiveAnswer:
+async def newest(site: Site) -> LiveAnswer:
+    """Return the latest messages of each stream, so that a busy one does not hide the others."""
+    asked = LiveParameters(stream=(), limit=500)
+    return await site.cached("newest", KEPT_S, partial(_live, site, asked, asked.limit // STREAMS_LOOKED))
+
+
+async def _live(site: Site, asked: LiveParameters, of_each: int) -> LiveAnswer:
     await site.keys()
     ends = await site.in_thread(recorded_ends, site.database, site.address.vhost, asked.stream)
     looked = ends[:STREAMS_LOOKED]
     read = await gathered((partial(_latest_recorded, site, end) for end in looked), STREAMS_LOOKED)
-    found = [each for messages in read for each in messages]
+    found = [each for messages in read for each in messages[-of_each:]]
     found.sort(key=lambda message: (message.chunk_ms or 0, message.stream, message.offset), reverse=True)
     return LiveAnswer(
         results=message_rows(site, found[: asked.limit]),
