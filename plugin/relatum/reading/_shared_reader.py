@@ -12,12 +12,23 @@ from relatum.waiting import left_s
 
 
 class SharedReader:
-    """Opens a reader at most once. `options` are those of `StreamReader.open`; its `timeout_s` limits the opening."""
+    """Opens a reader at most once, as `opened`. `options` are those of `StreamReader.open`.
 
-    def __init__(self, broker: AnyBroker, *, timeout_s: float = 10.0, **options: Any) -> None:
+    `refusing`: The message of `UsedAfterClose`.
+    """
+
+    def __init__(
+        self,
+        broker: AnyBroker,
+        *,
+        timeout_s: float = 10.0,
+        refusing: str = "the reader was closed: open another one",
+        **options: Any,
+    ) -> None:
         self._open = partial(StreamReader.open, broker, timeout_s=timeout_s, **options)
         self._timeout_s = timeout_s
-        self._reader: StreamReader | None = None
+        self._refusing = refusing
+        self.opened: StreamReader | None = None
         self._is_closed = False
         self._renew()
         after_fork(self, SharedReader._renew)
@@ -27,23 +38,23 @@ class SharedReader:
 
     def get(self) -> StreamReader:
         """Return the reader. Raises the errors of `StreamReader.open`, and `UsedAfterClose` after `close`."""
-        reader = self._reader
+        reader = self.opened
         if reader is None and not self._is_closed:
             # The first caller may spend all its time on a silent broker. The others wait only for their own time.
             if not self._opening.acquire(timeout=left_s(self._timeout_s)):
                 raise ReadTimeout("the broker has not answered earlier calls yet")
             try:
-                reader = self._reader = self._reader or self._open()
+                reader = self.opened = self.opened or self._open()
             finally:
                 self._opening.release()
         if reader is None or self._is_closed:
             # This thread may have opened it while another closed, and nobody else would close it.
             self.close()
-            raise UsedAfterClose("the reader was closed: open another one")
+            raise UsedAfterClose(self._refusing)
         return reader
 
     def close(self) -> None:
         """Close the reader, without waiting for one that is being opened: its opener closes it. Idempotent."""
         self._is_closed = True
-        if self._reader is not None:
-            self._reader.close()
+        if self.opened is not None:
+            self.opened.close()
