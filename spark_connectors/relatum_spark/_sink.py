@@ -21,9 +21,6 @@ from relatum.errors import ConfigurationError, Conflict, InvalidInput, InvalidRe
 from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.keys import KeyDefinition, SkipReason
 from relatum.publishing import Stamper
-from relatum.store.catalog import key_definitions
-from relatum.store.database import as_engine
-from relatum.store.translation import translated_errors
 from relatum.superstreams import partition_of
 from relatum.wire import frames
 from relatum_spark._columns import PROPERTIES
@@ -32,6 +29,7 @@ from relatum_spark._options import SinkOptions, parse_sink_options
 from relatum_spark._publisher import PUBLISHERS_MAX, Publisher, connect
 from relatum_spark._reading import Tails
 from relatum_spark._sequence import Numbering, other_rows, reference_of
+from relatum_spark._where import definitions_of
 
 _log: Final = logging.getLogger("relatum.spark")
 
@@ -95,10 +93,8 @@ def _limits(options: SinkOptions) -> tuple[str, int]:
 
 def _keys(options: SinkOptions) -> tuple[tuple[KeyDefinition, ...], tuple[tuple[str, str], ...]]:
     """Return the keys to check, and the (column, header) of each key column."""
-    known: dict[str, KeyDefinition] = {}
-    if options.database is not None:
-        with as_engine(options.database) as engine, translated_errors(), engine.connect() as connection:
-            known = {definition.name: definition for definition in key_definitions(connection)}
+    defined = [] if options.database is None else definitions_of(options.database, None)
+    known = {definition.name: definition for definition in defined}
     headers = []
     for name in options.key_columns:
         definition = known.setdefault(name, KeyDefinition(name))
