@@ -256,16 +256,12 @@ def _character(data: bytes) -> str | Opaque:
         return Opaque("char", data)
 
 
-def _unsigned(data: bytes) -> int:
-    return int.from_bytes(data, "big")
-
-
 def _signed(data: bytes) -> int:
     return int.from_bytes(data, "big", signed=True)
 
 
 _DECODERS: Final[dict[int, Callable[[bytes], Any]]] = {
-    **dict.fromkeys((0x43, 0x44, 0x50, 0x52, 0x53, 0x60, 0x70, 0x80), _unsigned),
+    **dict.fromkeys((0x43, 0x44, 0x50, 0x52, 0x53, 0x60, 0x70, 0x80), int.from_bytes),
     **dict.fromkeys((0x51, 0x54, 0x55, 0x61, 0x71, 0x81), _signed),
     **dict.fromkeys((0x74, 0x84, 0x94), lambda data: Opaque("decimal", data)),
     **dict.fromkeys((0xA0, 0xB0), bytes),
