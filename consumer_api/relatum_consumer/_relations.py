@@ -13,7 +13,7 @@ from relatum.errors import AccessRefused, NotFound
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.processes import after_fork, leave_to_parent
-from relatum.reading import CONNECTIONS_MAX, Broker, BrokerAddress, Message, StreamReader, check_limit
+from relatum.reading import CONNECTIONS_MAX, Broker, BrokerAddress, Message, SharedReader, check_limit
 from relatum.store.database import AnyDatabase, Database
 from relatum.waiting import LOOK_S, SharedWait, pause, within
 from relatum_consumer import _missing
@@ -80,10 +80,10 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
             checked_count("database_connections_max", database_connections_max, most=POOL_MAX)
         self._database = Database(database, refusing=CLOSED, connections_max=database_connections_max)
         check_limit(broker_connections_max)
-        open_reader = partial(
-            StreamReader.open, self._address, timeout_s=timeout_s, broker_connections_max=broker_connections_max
+        self._reader = SharedReader(
+            self._address, timeout_s=timeout_s, refusing=CLOSED, broker_connections_max=broker_connections_max
         )
-        self._servers = Servers(self._database.rows, open_reader, timeout_s)
+        self._servers = Servers(self._database.rows, self._reader.get, timeout_s)
         self._catalog = Catalog(self._servers, self._address.vhost)
         self._sharing = WeakSet()
         # It holds no reference to this object: an object dropped without close() must not wait for the garbage
@@ -101,7 +101,7 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
 
     def statistics(self) -> LookupStatistics:
         """Return the broker connections in use, idle and waited for, and counts of lookups, without any I/O."""
-        reader = self._servers.opened
+        reader = self._reader.opened
         return self._lookups.statistics(None if reader is None else reader.statistics())
 
     @classmethod
@@ -148,7 +148,7 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
     def close(self) -> None:
         """Close all connections and give shared groups back. Running lookups may fail."""
         self._end_sharing()
-        self._servers.close()
+        self._reader.close()
         self._waits.end()
         self._database.close()
         metrics.retire(self._lookups)

@@ -22,11 +22,10 @@ if TYPE_CHECKING:
     from relatum_spark._conversations import conversations
     from relatum_spark._enrich import Enrichment
     from relatum_spark._format import register
-    from relatum_spark._jdbc import jdbc_jar
     from relatum_spark._joins import as_of, related_pairs, unmatched
     from relatum_spark._resolve import resolve
     from relatum_spark._table import Snapshot, catalog, relationships, snapshot
-    from relatum_spark._where import Where
+    from relatum_spark._where import Where, jdbc_jar
 
 __all__ = [
     "Enrichment",
@@ -50,11 +49,10 @@ _HOMES: Final = {
     "_conversations": ("conversations",),
     "_enrich": ("Enrichment",),
     "_format": ("register",),
-    "_jdbc": ("jdbc_jar",),
     "_joins": ("as_of", "related_pairs", "unmatched"),
     "_resolve": ("resolve",),
     "_table": ("Snapshot", "catalog", "relationships", "snapshot"),
-    "_where": ("Where",),
+    "_where": ("Where", "jdbc_jar"),
 }
 """The public names by module. A module is imported at the first use of one of its names: pyspark takes a second."""
 

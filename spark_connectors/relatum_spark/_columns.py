@@ -11,7 +11,7 @@ from pyspark.sql.types import DataType, MapType, StringType, StructType
 from relatum.errors import InvalidInput
 from relatum.keys import KeyDefinition
 from relatum.reading import Message, RecordBatch
-from relatum.recording.extractor import Extracted, Extractor
+from relatum.recording.extractor import Extractor
 from relatum_spark._records import PROPERTY_NAMES, read_record
 
 EMPTY_ROW_BYTES: Final = 16
@@ -109,7 +109,9 @@ class ColumnBuilder:
             found = [extract(record, batch.chunk_ms) for record in records]
             if not self._with_headers:
                 self._times.extend([each.time_us for each in found])
-            self._add_keys(found)
+            values = [dict(each.values) for each in found]
+            for number, column in enumerate(self._key_values):
+                column.extend([each.get(number) for each in values])
         self._offsets.extend(batch.offsets)
         self.bytes += EMPTY_ROW_BYTES * len(records)
         if self._with_value or self._with_headers:
@@ -133,11 +135,6 @@ class ColumnBuilder:
         self._header_names.extend(headers)
         self._header_texts.extend(headers.values())
         self._header_ends.append(len(self._header_names))
-
-    def _add_keys(self, found: Sequence[Extracted]) -> None:
-        values = [dict(each.values) for each in found]
-        for number, column in enumerate(self._key_values):
-            column.extend([each.get(number) for each in values])
 
     def take(self) -> pa.RecordBatch:
         """Return everything added as a record batch, and empty the builder."""

@@ -25,7 +25,7 @@ SHORT_BYTES_MAX: Final = 255
 """Maximum bytes of a header's name and of most properties: they are short strings for consumers of AMQP 0.9.1."""
 
 _TTL_MAX: Final = 0xFFFFFFFF
-_FIRST_NEW: Final = (3, 13)
+NEW_LAYOUT_SINCE: Final = (3, 13)
 """The first version with the message layout of 4.x."""
 
 _RULES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
@@ -76,15 +76,6 @@ class Content(NamedTuple):
         if count:
             sections += _section(amqp10.APPLICATION_PROPERTIES, _compound(0xC1, count * 2, pairs))
         return sections + self.data
-
-
-def is_new_layout(version: str) -> bool:
-    """Whether a broker of this version, such as "3.10.8", stores messages in the layout of 4.x."""
-    parts = version.split("-")[0].split("+")[0].split(".")
-    try:
-        return (int(parts[0]), int(parts[1])) >= _FIRST_NEW
-    except (IndexError, ValueError):
-        return True
 
 
 def encode_content(body: bytes, headers: Mapping[str, Any], properties: Mapping[str, Any], *, new: bool) -> Content:

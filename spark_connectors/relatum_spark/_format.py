@@ -1,25 +1,27 @@
 # ruff: noqa: N802 (the names are Spark's)
-"""The data source `format("rabbitmq_streams")` for Spark 4.1 to 4.3, and its batch reader.
+"""The data source `format("rabbitmq_streams")` for Spark 4.1 to 4.3, and its readers of batches and streams.
 
 Spark creates the source in a process on the driver and calls the reader's `partitions` there. Tasks call `read` on a
 copy that Spark makes once a query, before `partitions`. So everything a task needs is set in the reader's constructor
 or in the partition. Connections are opened where they are used and never pickled.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from relatum.errors import InvalidInput, OffsetNotFound
+from relatum.errors import InvalidInput, OffsetNotFound, StreamNotFound, StreamReplaced
 from relatum.keys import KeyDefinition
-from relatum.reading import StreamReader
+from relatum.limits import INTEGER_MAX
+from relatum.reading import StreamBounds, StreamReader
 from relatum.recording.tails import is_same
 from relatum.store.catalog import current_stream
 from relatum.store.coverage import coverage_of, covered, last_position, missing
@@ -28,9 +30,26 @@ from relatum.store.parts import part_may_hold_offsets
 from relatum.store.translation import translated_errors
 from relatum_spark._columns import schema as columns
 from relatum_spark._options import SourceOptions, parse_options
-from relatum_spark._reading import KeyFilter, Slice, Tails, check_named, lose, lose_range, read_slice, slices
-from relatum_spark._streaming import StreamSourceReader
+from relatum_spark._reading import KeyFilter, Slice, Tails, check_named, lose, lose_range, plan_end, read_slice, slices
 from relatum_spark._where import definitions_of, spare_collections
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+
+    HAS_ADMISSION = True
+else:
+    try:
+        from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+
+        HAS_ADMISSION = True
+    except ImportError:  # Spark 4.1
+        SupportsTriggerAvailableNow = object
+        HAS_ADMISSION = False
+
+_log: Final = logging.getLogger("relatum.spark")
+
+Offset = dict[str, int]
+"""The next offset to read, by stream."""
 
 
 def register(spark: SparkSession) -> None:
@@ -64,7 +83,7 @@ class RabbitMQStreams(DataSource):
             only = KeyFilter.of(definition, options.key_values)
         return BatchReader(options, keys, only)
 
-    def streamReader(self, schema: StructType) -> StreamSourceReader:
+    def streamReader(self, schema: StructType) -> "StreamSourceReader":
         options = parse_options(self.options, streaming=True)
         return StreamSourceReader(options, _keys(options, schema))
 
@@ -189,3 +208,176 @@ def _look_up(
         [Slice(wanted.stream, wanted.start, wanted.stop, part) for part in parts],
         [Slice(wanted.stream, start, stop) for start, stop in unknown],
     )
+
+
+class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans and reads the micro-batches of a streaming query. Can be pickled; a copy has no state of the planner.
+
+    An offset is `{stream: next offset to read}`. Spark's checkpoint is the only truth: nothing is stored elsewhere, and
+    state kept between two calls only saves queries. By three rules, every replay reads the same messages:
+
+    - A new or redeclared stream enters a batch at its first offset, with nothing to read; the next batch continues from
+      there. So a range never depends on anything outside the checkpoint.
+    - A range that goes backwards is empty.
+    - The first batch of a query reads nothing of a stream that begins at its end: the checkpoint does not hold the
+      start of the first batch, and the end has moved when the batch is replayed.
+
+    Spark calls everything but `read` in one planner process on the driver. Spark does not call `commit` for the last
+    batch, and may never call `stop`; nothing depends on them.
+    """
+
+    def __init__(self, options: SourceOptions, keys: Sequence[KeyDefinition]) -> None:
+        self._options = options
+        self._keys = tuple(keys)
+        self._tails = Tails(options, patience_s=options.poll_timeout_s)
+        self._initial: Offset | None = None
+        self._held: Offset = {}
+        """The starts of streams that begin at their end: the first batch reads nothing of them."""
+        self._position: Offset | None = None
+        self._target: Offset | None = None
+        self._bounds: dict[str, StreamBounds | None] = {}
+        """The last known bounds of streams; None for a stream that does not exist."""
+        self._emptied: set[str] = set()
+        if options.max_offsets_per_trigger is not None and not HAS_ADMISSION:
+            _log.warning(
+                "Spark before 4.2 does not report a query's trigger to a source: with maxOffsetsPerTrigger, a run "
+                "with availableNow or once ends after one batch of at most %d offsets",
+                options.max_offsets_per_trigger,
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self._options, self._keys))
+
+    # --- where a query begins -----------------------------------------------------------------------------
+
+    def initialOffset(self) -> Offset:
+        """Return where a new query begins. Spark calls this several times, and again to replay the first batch."""
+        if self._initial is None:
+            bounds = self._ask_listed({})
+            check_named(self._options, list(bounds))
+            self._initial = {stream: self._begin(stream, found) for stream, found in bounds.items()}
+        return dict(self._initial)
+
+    def _begin(self, stream: str, bounds: StreamBounds | None) -> int:
+        """Return where to begin in a stream; one that begins at its end is held there for the first batch."""
+        found, options = self._tails.existing(stream, bounds), self._options
+        allowed = options.is_latest_allowed
+        begin = self._tails.offset_of(stream, options.starting, found, is_latest_allowed=allowed)
+        if begin is None:
+            begin = self._held[stream] = found.end if self._target is None else self._target.get(stream, found.end)
+        elif begin > found.end:
+            raise OffsetNotFound(
+                f"offset {begin} is beyond the end of the stream {stream!r}, which is {found.end}: begin with an "
+                "offset up to that, or with latest",
+                stream=stream,
+                offset=begin,
+                last=found.last,
+            )
+        return begin
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Take the streams' present ends as the end of the query. Since Spark 4.2; called before everything else."""
+        self._target = {stream: found.end for stream, found in self._ask_listed({}).items() if found is not None}
+
+    def getDefaultReadLimit(self) -> "ReadLimit":
+        """Return the limit that Spark passes to `latestOffset`. Since Spark 4.2."""
+        from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+        limit = self._options.max_offsets_per_trigger
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    # --- where a batch ends -------------------------------------------------------------------------------
+
+    def latestOffset(self, start: Offset | None = None, limit: "ReadLimit | None" = None) -> Offset:
+        """Return where the next batch ends; called at every trigger.
+
+        Spark 4.1 passes neither start nor limit: the batch then begins where the last planned one ended.
+        """
+        if start is None:
+            start = self.initialOffset() if self._position is None else self._position
+        self._bounds = self._ask_listed(start)
+        most = getattr(limit, "max_rows", None) if HAS_ADMISSION else self._options.max_offsets_per_trigger
+        self._position = self._end(start, most)
+        return dict(sorted(self._position.items()))
+
+    def _end(self, start: Offset, limit: int | None) -> Offset:
+        held, self._held = self._held, {}
+        begins, ends, kept = {}, {}, {stream: start[stream] for stream in start.keys() - self._bounds.keys()}
+        for stream, bounds in self._bounds.items():
+            if stream not in start:
+                if bounds is not None or self._options.fail_on_data_loss:
+                    kept[stream] = self._tails.existing(stream, bounds).first or 0
+            elif bounds is None:
+                lose(self._options, StreamNotFound, f"the stream {stream!r} was deleted", stream=stream)
+            elif bounds.last is None:
+                kept[stream] = start[stream]
+                self._emptied.add(stream)
+            elif self._begins_anew(stream, start[stream], bounds):
+                message = (
+                    f"the stream {stream!r} was read up to {start[stream] - 1}, but now has offsets {bounds.first} to "
+                    f"{bounds.last}: it was declared again or lost its tail"
+                )
+                lose(self._options, StreamReplaced, message, stream=stream)
+                kept[stream] = bounds.first or 0
+            else:
+                first = bounds.first or 0
+                if first > start[stream]:
+                    lost = Slice(stream, start[stream], first)
+                    lose_range(self._options, lost, "retention has dropped them", first=first)
+                begins[stream] = max(first, start[stream])
+                ends[stream] = min(bounds.end, self._allowed(stream, start[stream], held))
+        return kept | plan_end(begins, ends, limit)
+
+    def _begins_anew(self, stream: str, start: int, bounds: StreamBounds) -> bool:
+        """Whether this is not the stream that was read: it ends before `start`, or was empty and begins before `start`.
+
+        A stream that retention emptied continues after its old offsets.
+        """
+        was_empty = stream in self._emptied
+        self._emptied.discard(stream)
+        return bounds.end < start or (was_empty and (bounds.first or 0) < start)
+
+    def _allowed(self, stream: str, start: int, held: Offset) -> int:
+        """Return the offset before which a batch must end in a stream, even if there are more messages."""
+        frozen = INTEGER_MAX if self._target is None else self._target.get(stream, start)
+        return min(frozen, held[stream]) if held.get(stream) == start else frozen
+
+    def reportLatestOffset(self) -> Offset | None:
+        """Return the end of each stream, for the query's progress. Since Spark 4.2; called after `latestOffset`."""
+        ends = {stream: bounds.end for stream, bounds in self._bounds.items() if bounds is not None}
+        return dict(sorted(ends.items())) or None
+
+    # --- what its tasks read ------------------------------------------------------------------------------
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """Return the slices of a batch, replayed or not. On Spark 4.1, the call also shows where a query continues."""
+        self._position, options = end, self._options
+        ranges = [Slice(stream, start[stream], stop) for stream, stop in sorted(end.items()) if stream in start]
+        if not options.fail_on_data_loss:
+            ranges = [self._without_lost(each) for each in ranges if len(each)]
+        cut = slices(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
+        return [InputPartition(each) for each in cut]
+
+    def _without_lost(self, wanted: Slice) -> Slice:
+        """Omit offsets that are known to be lost, so that there are no tasks for them."""
+        stream = wanted.stream
+        if stream not in self._bounds:
+            self._bounds[stream] = self._tails.bounds(stream, read_to=wanted.start)
+        bounds = self._bounds[stream]
+        first = wanted.stop if bounds is None else bounds.first or 0
+        return Slice(stream, max(wanted.start, first), wanted.stop)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a slice; runs in a task."""
+        return read_slice(self._options, self._keys, partition.value)
+
+    def _ask_listed(self, start: Offset) -> dict[str, StreamBounds | None]:
+        """Query the bounds of the named streams, including those removed from the super stream since `start`."""
+        # The bounds of a stream that was empty need no confirmation.
+        return {
+            stream: self._tails.bounds(stream, read_to=None if stream in self._emptied else start.get(stream))
+            for stream in self._tails.streams(known=start)
+        }
+
+    def stop(self) -> None:
+        self._tails.close()

@@ -286,7 +286,6 @@ def read_slice(
 
 
 def _picked(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterator[RecordBatch]:
-    """Yield the messages at a slice's offsets."""
     ids = [MessageId(wanted.stream, offset) for offset in wanted.offsets or ()]
     for place, found in zip(ids, reader.read_many(ids), strict=True):
         if not isinstance(found, RelatumError):

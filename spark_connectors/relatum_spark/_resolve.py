@@ -183,7 +183,6 @@ class Resolver:
     """Keys, each with the index of the column of the value that the message must have."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Resolve one partition's batches."""
         reader: StreamReader | None = None
         with ExitStack() as stack:
             for batch in batches:
@@ -221,7 +220,6 @@ class Resolver:
     def _with_messages(
         self, rows: pa.RecordBatch, messages: pa.RecordBatch, statuses: list[str | None]
     ) -> pa.RecordBatch:
-        """Add the found messages to their rows."""
         numbers = count()
         at = [next(numbers) if status == "found" else None for status in statuses]
         messages = messages.take(pa.array(at, pa.int64()))

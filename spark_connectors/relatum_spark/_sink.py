@@ -21,17 +21,15 @@ from relatum.errors import ConfigurationError, Conflict, InvalidInput, InvalidRe
 from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.keys import KeyDefinition, SkipReason
 from relatum.publishing import Stamper
-from relatum.store.catalog import key_definitions
-from relatum.store.database import as_engine
-from relatum.store.translation import translated_errors
 from relatum.superstreams import partition_of
 from relatum.wire import frames
 from relatum_spark._columns import PROPERTIES
-from relatum_spark._encode import encode_content, is_new_layout
+from relatum_spark._encode import NEW_LAYOUT_SINCE, encode_content
 from relatum_spark._options import SinkOptions, parse_sink_options
 from relatum_spark._publisher import PUBLISHERS_MAX, Publisher, connect
 from relatum_spark._reading import Tails
 from relatum_spark._sequence import Numbering, other_rows, reference_of
+from relatum_spark._where import definitions_of
 
 _log: Final = logging.getLogger("relatum.spark")
 
@@ -87,18 +85,16 @@ class Published(WriterCommitMessage):
 # --- on the driver ----------------------------------------------------------------------------------------
 
 
-def _limits(options: SinkOptions) -> tuple[str, int]:
-    """Return the broker's version, and the maximum bytes of a frame; 0 means no limit."""
+def _limits(options: SinkOptions) -> tuple[bool, int]:
+    """Return whether the broker uses the new layout, and the maximum bytes of a frame; 0 means no limit."""
     with closing(connect(options)) as connection:
-        return connection.session.server_properties.get("version", ""), connection.session.send_bytes_max
+        return not connection.session.is_older_than(NEW_LAYOUT_SINCE), connection.session.send_bytes_max
 
 
 def _keys(options: SinkOptions) -> tuple[tuple[KeyDefinition, ...], tuple[tuple[str, str], ...]]:
     """Return the keys to check, and the (column, header) of each key column."""
-    known: dict[str, KeyDefinition] = {}
-    if options.database is not None:
-        with as_engine(options.database) as engine, translated_errors(), engine.connect() as connection:
-            known = {definition.name: definition for definition in key_definitions(connection)}
+    defined = [] if options.database is None else definitions_of(options.database, None)
+    known = {definition.name: definition for definition in defined}
     headers = []
     for name in options.key_columns:
         definition = known.setdefault(name, KeyDefinition(name))
@@ -180,12 +176,11 @@ class _Writer:
             self.streams = tuple(tails.streams())
             for stream in parsed.streams:
                 tails.existing(stream, tails.bounds(stream))
-            version, frame_bytes = tails.ask(lambda _: _limits(parsed))
+            self.new_layout, frame_bytes = tails.ask(lambda _: _limits(parsed))
         if len(self.streams) > PUBLISHERS_MAX:
             raise InvalidInput(
                 f"the super stream has {len(self.streams)} streams; at most {PUBLISHERS_MAX} can be written to"
             )
-        self.new_layout = is_new_layout(version)
         overhead = frames.PUBLISH_BYTES + frames.ENTRY_BYTES
         self.message_bytes_max = max(1, frame_bytes - overhead) if frame_bytes else 0
 

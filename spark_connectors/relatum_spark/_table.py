@@ -26,8 +26,7 @@ from relatum_consumer import Status
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import evidence
 from relatum_consumer.lookups.servers import Servers
-from relatum_spark._jdbc import jdbc_options, require_driver
-from relatum_spark._where import database_url, definitions_in, names_of
+from relatum_spark._where import database_url, definitions_in, jdbc_options, names_of, require_driver
 
 COLUMNS: Final = ("key", "value", "vhost", "stream", "stream_offset", "time")
 
@@ -193,22 +192,17 @@ def snapshot(database: str | None = None, *, limit_s: float = LIMIT_S) -> Iterat
         connection = engine.connect()
     try:
         with translated_errors():
-            snapshot_id = _export(connection, limit_s)
+            connection.execution_options(isolation_level="REPEATABLE READ")
+            connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {int(limit_s * 1000)}")
+            # VACUUM FULL and CLUSTER would move rows under readers by ctid: keep them in place until the block ends.
+            connection.exec_driver_sql("LOCK TABLE relatum.relationships IN ACCESS SHARE MODE")
+            snapshot_id: str = connection.exec_driver_sql("SELECT pg_export_snapshot()").scalar_one()
         yield Snapshot(snapshot_id, url)
     finally:
         # Close without a rollback, since the server may have ended the session at its limit.
         connection.invalidate()
         connection.close()
         engine.dispose()
-
-
-def _export(connection: sa.Connection, limit_s: float) -> str:
-    connection.execution_options(isolation_level="REPEATABLE READ")
-    connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {int(limit_s * 1000)}")
-    # Keep the rows in place until the block ends: VACUUM FULL and CLUSTER would move them under readers by ctid.
-    connection.exec_driver_sql("LOCK TABLE relatum.relationships IN ACCESS SHARE MODE")
-    snapshot_id: str = connection.exec_driver_sql("SELECT pg_export_snapshot()").scalar_one()
-    return snapshot_id
 
 
 def database_of(database: str | None, snapshot: Snapshot | None) -> str:

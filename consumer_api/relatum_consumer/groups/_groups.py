@@ -111,29 +111,6 @@ HOLDERS: Final = sql(
 """The members with claims: holder, number of claims, the first lease's expiry, whether that is in the future."""
 
 
-def consumer_status(catalog: Catalog, name: str) -> GroupConsumerStatus:
-    checked_name("name", name)
-    consumer = by_name(catalog, name)
-    if consumer is None:
-        raise NotFound(f"there is no group consumer {name!r}: its first member creates it")
-    mine = {"consumer_id": consumer.consumer_id}
-    counts = dict.fromkeys(STATES, 0)
-    oldest: dict[str, datetime] = {}
-    for state, count, opened_at in catalog.servers.rows(COUNTS, mine):
-        counts[state], oldest[state] = count, opened_at
-    members = catalog.servers.rows(HOLDERS, mine)
-    return GroupConsumerStatus(
-        name,
-        None if consumer.names is None else tuple(consumer.names),
-        consumer.order,
-        counts,
-        min((oldest[state] for state in ("ready", "claimed") if state in oldest), default=None),
-        oldest.get("open"),
-        tuple(GroupMemberStatus(*row) for row in members),
-        tuple(_sources(catalog, consumer)),
-    )
-
-
 def _sources(catalog: Catalog, consumer: SharedConsumer) -> Iterator[GroupSourceStatus]:
     present = {stream.name: stream.stream_id for stream in catalog.streams(consumer.names)}
     scanned = scanned_of(catalog.servers, consumer, present.values())
@@ -244,4 +221,23 @@ class GroupMethods(OneGroupMethods):
         Raises:
             NotFound: no consumer has read under that name.
         """
-        return consumer_status(self._catalog, name)
+        checked_name("name", name)
+        consumer = by_name(self._catalog, name)
+        if consumer is None:
+            raise NotFound(f"there is no group consumer {name!r}: its first member creates it")
+        mine = {"consumer_id": consumer.consumer_id}
+        counts = dict.fromkeys(STATES, 0)
+        oldest: dict[str, datetime] = {}
+        for state, count, opened_at in self._catalog.servers.rows(COUNTS, mine):
+            counts[state], oldest[state] = count, opened_at
+        members = self._catalog.servers.rows(HOLDERS, mine)
+        return GroupConsumerStatus(
+            name,
+            None if consumer.names is None else tuple(consumer.names),
+            consumer.order,
+            counts,
+            min((oldest[state] for state in ("ready", "claimed") if state in oldest), default=None),
+            oldest.get("open"),
+            tuple(GroupMemberStatus(*row) for row in members),
+            tuple(_sources(self._catalog, consumer)),
+        )

@@ -214,7 +214,12 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
                 claim, outcome = self._outcomes[0]
                 is_mine = self._claims.is_mine(claim)
                 if is_mine and isinstance(outcome, GroupConflict):
-                    self._refuse(outcome)
+                    # Claimed groups that are not delivered are released.
+                    for each in [*(claim for claim, _ in self._outcomes), *self._waiting]:
+                        self._claims.end(each, "ready")
+                    self._outcomes.clear()
+                    self._waiting.clear()
+                    raise outcome
                 if is_mine and isinstance(outcome, Group) and self._consumer.deliveries_max is not None:
                     is_mine = self._claims.count_given(claim)
                 self._outcomes.popleft()
@@ -294,23 +299,14 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         is_raised = self._options.on_conflict == "raise"
         self._outcomes.append((claim, error if is_raised else self._given_up(error.anomaly, group)))
 
-    def _refuse(self, error: GroupConflict) -> None:
-        """Release the claimed groups that are not delivered, and raise."""
-        for claim in [*(claim for claim, _ in self._outcomes), *self._waiting]:
-            self._claims.end(claim, "ready")
-        self._outcomes.clear()
-        self._waiting.clear()
-        raise error
-
     def _given_up(self, reason: str, group: Assembled) -> _GivenUp:
         """Return a group to give up, with its retained messages as dead letters, in its order."""
         ids = [member.id for member in named(group.retained)]
         if self._letters is None or not ids:
             return _GivenUp(reason)
-        messages = [each for each in self._catalog.servers.read(ids) if isinstance(each, Message)]
+        letters = [(each, reason) for each in self._catalog.servers.read(ids) if isinstance(each, Message)]
         missing = ",".join(f"{first}-{last}" for first, last in group.position.missing)
         headers = {"relatum_dead_group_missing": missing[:REASON_CHARACTERS_MAX]} if missing else {}
-        letters = [(message, reason) for message in messages]
         return _GivenUp(reason, DeadLetterPublisher(self._letters, letters, **headers))
 
     def _give_up(self, claim: Claim, given_up: _GivenUp) -> Pause:

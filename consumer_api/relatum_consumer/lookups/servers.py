@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
-from relatum.errors import AccessRefused, NotFound, ReadTimeout, RelatumError, Transient, UsedAfterClose
+from relatum.errors import AccessRefused, NotFound, ReadTimeout, RelatumError, Transient
 from relatum.ids import MessageId
 from relatum.processes import after_fork
 from relatum.reading import Agreement, ChunkCache, Message, Position, StreamReader, agreements
@@ -20,9 +20,6 @@ from relatum.waiting import LOOK_S, current, has_passed, left_s, within
 
 CLOSED: Final = "these relations are closed: create new ones, or use them inside the `with` block"
 """The error message after `close`."""
-
-NOT_REACHED_YET: Final = "The broker did not answer in time: another call still waits for the first connection to it."
-"""The error message of calls that wait for a reader that another call opens."""
 
 _ASKED_FOR: Final = "relatum"
 """A stream that need not exist: any answer shows that the broker works."""
@@ -104,56 +101,32 @@ class Health:
 
 
 class Servers:
-    """Sends requests to PostgreSQL and the broker. Thread-safe; the first request to the broker opens the reader.
+    """Sends requests to PostgreSQL and the broker. Thread-safe.
 
-    `timeout_s`: Seconds for one statement, and for waiting for a reader that another thread opens.
+    `get_reader`: Returns the open reader. `timeout_s`: Seconds for one statement, or for another caller's answer.
     """
 
     def __init__(
         self,
         rows: Callable[[Any, Mapping[str, Any]], list[Any]],
-        open_reader: Callable[[], StreamReader],
+        get_reader: Callable[[], StreamReader],
         timeout_s: float = 10.0,
     ) -> None:
         self.timeout_s = timeout_s
-        self.opened: StreamReader | None = None
         self._rows = rows
-        self._open_reader = open_reader
-        self._is_closed = False
+        self._get_reader = get_reader
         self._begin()
         after_fork(self, Servers._begin)
 
     def _begin(self) -> None:
         """Start without running requests, also in a forked child."""
-        self._lock = threading.Lock()
         self.flights = Flights(self.timeout_s)
 
     def reader(self) -> StreamReader:
         """Return the reader, or raise if no time is left: an unanswered request costs its connection."""
         if has_passed():
             raise ReadTimeout(f"There was no time left to ask the broker ({current()}); it is safe to repeat.")
-        reader = self.opened
-        if reader is None:
-            # If the broker is silent, the opening call may use all of its own time; the other calls have theirs.
-            if not self._lock.acquire(timeout=left_s(self.timeout_s)):
-                raise ReadTimeout(NOT_REACHED_YET)
-            try:
-                if self._is_closed:
-                    raise UsedAfterClose(CLOSED)
-                if self.opened is None:
-                    self.opened = self._open_reader()
-                reader = self.opened
-            finally:
-                self._lock.release()
-        return reader
-
-    def close(self) -> None:
-        """Close the reader for good."""
-        with self._lock:
-            self._is_closed = True
-            reader, self.opened = self.opened, None
-        if reader is not None:
-            reader.close()
+        return self._get_reader()
 
     # --- health -------------------------------------------------------------------------------------------
 

@@ -113,7 +113,9 @@ def _complete(world: "Mover", found: MoveStep) -> MoveStep:
             at = _ensure(world, found.source, _fence(found), found.scan_from)
             found = world.set_fenced(found.move_id, found.attempt, at)
         else:
-            at = _ensure(world, found.target, _marker(found), found.target_scan_from)
+            assert found.fence_offset is not None, "a fenced move knows where its fence is"
+            marker = Marker(found.move_id, found.epoch, found.names, found.source, found.fence_offset)
+            at = _ensure(world, found.target, marker, found.target_scan_from)
             found = world.switch(found.move_id, found.attempt, at)
     return found
 
@@ -141,11 +143,6 @@ def _ensure(world: "Mover", stream: str, control: Fence | Marker, from_offset: i
 
 def _fence(of: MoveStep) -> Fence:
     return Fence(of.move_id, of.fence_epoch, of.names)
-
-
-def _marker(of: MoveStep) -> Marker:
-    assert of.fence_offset is not None, "a fenced move knows where its fence is"
-    return Marker(of.move_id, of.epoch, of.names, of.source, of.fence_offset)
 
 
 class Mover:

@@ -12,7 +12,7 @@ from relatum.reading._agreement import (
     position_of,
 )
 from relatum.reading._amqp import GOODBYE_S, blocking_connection, in_time
-from relatum.reading._async_reader import AsyncStreamReader
+from relatum.reading._async_reader import AsyncStreamReader, SharedReader
 from relatum.reading._bounds import StreamBounds, bounds_or_error, ends_of_known, is_of_all, refusal
 from relatum.reading._connecting import HEARTBEAT_S
 from relatum.reading._connection import (
@@ -39,7 +39,6 @@ from relatum.reading._plan import Result
 from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.reading._reader import StreamReader
 from relatum.reading._scan import RecordBatch
-from relatum.reading._shared_reader import SharedReader
 from relatum.wire.chunk import UnreadableRecord
 from relatum.wire.frames import NodeAddress, StreamPlaces
 

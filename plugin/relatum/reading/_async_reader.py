@@ -1,14 +1,15 @@
-"""The asyncio reader: a `StreamReader` whose calls run in its own threads."""
+"""Readers that many use: one for the tasks of asyncio, and one that threads open when the first of them needs it."""
 
 import asyncio
 import sys
+import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
 from functools import partial, wraps
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from relatum.closing import AsyncClosing
 from relatum.errors import ReadTimeout, UsedAfterClose
-from relatum.processes import of_one_process
+from relatum.processes import after_fork, of_one_process
 from relatum.reading._address import AnyBroker
 from relatum.reading._bounds import check_time
 from relatum.reading._connecting import HEARTBEAT_S
@@ -215,3 +216,52 @@ class AsyncStreamReader(AsyncClosing):
             finally:
                 if has_turn:
                     self._turns.leave(use)
+
+
+class SharedReader:
+    """Opens a reader at most once, as `opened`. `options` are those of `StreamReader.open`.
+
+    `refusing`: The message of `UsedAfterClose`.
+    """
+
+    def __init__(
+        self,
+        broker: AnyBroker,
+        *,
+        timeout_s: float = 10.0,
+        refusing: str = "the reader was closed: open another one",
+        **options: Any,
+    ) -> None:
+        self._open = partial(StreamReader.open, broker, timeout_s=timeout_s, **options)
+        self._timeout_s = timeout_s
+        self._refusing = refusing
+        self.opened: StreamReader | None = None
+        self._is_closed = False
+        self._renew()
+        after_fork(self, SharedReader._renew)
+
+    def _renew(self) -> None:
+        self._opening = threading.Lock()
+
+    def get(self) -> StreamReader:
+        """Return the reader. Raises the errors of `StreamReader.open`, and `UsedAfterClose` after `close`."""
+        reader = self.opened
+        if reader is None and not self._is_closed:
+            # The first caller may spend all its time on a silent broker. The others wait only for their own time.
+            if not self._opening.acquire(timeout=left_s(self._timeout_s)):
+                raise ReadTimeout("the broker has not answered earlier calls yet")
+            try:
+                reader = self.opened = self.opened or self._open()
+            finally:
+                self._opening.release()
+        if reader is None or self._is_closed:
+            # This thread may have opened it while another closed, and nobody else would close it.
+            self.close()
+            raise UsedAfterClose(self._refusing)
+        return reader
+
+    def close(self) -> None:
+        """Close the reader, without waiting for one that is being opened: its opener closes it. Idempotent."""
+        self._is_closed = True
+        if self.opened is not None:
+            self.opened.close()

@@ -47,7 +47,6 @@ class StreamBounds(_Ends):
     is_silence: bool
 
     def __new__(cls, first: int | None, last: int | None, *, is_proven: bool = False, is_silence: bool = False) -> Self:
-        """Make bounds, unproven by default."""
         bounds = super().__new__(cls, first, last)
         bounds.is_proven, bounds.is_silence = is_proven, is_silence
         return bounds

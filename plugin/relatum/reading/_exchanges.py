@@ -89,19 +89,16 @@ def _once(address: BrokerAddress, exchange: str) -> Iterator[None]:
 
 def _routes(connection: SocketConnection, exchange: str, routing_key: str) -> list[str] | None:
     """Return the streams that an exchange routes a key to; None if this broker cannot be asked safely."""
-    if exchange.startswith(BROKERS_OWN) or not _answers_routes(connection):
+    # A version that cannot be parsed is not known to answer Route.
+    parts = connection.session.server_properties.get("version", "").split(".")[:2]
+    is_known = len(parts) == 2 and all(part.isdecimal() for part in parts)
+    if exchange.startswith(BROKERS_OWN) or not is_known or tuple(map(int, parts)) < ROUTE_SINCE:
         return None
     _prove_alive(connection)
     answer = connection.answer(frames.about, frames.Command.ROUTE, routing_key, exchange)
     if answer.code == Code.STREAM_DOES_NOT_EXIST:
         raise NotFound(f"There is no exchange {exchange!r}.")
     return _strings(answer, exchange)
-
-
-def _answers_routes(connection: SocketConnection) -> bool:
-    """Whether Route is known to be safe there; False if the version cannot be parsed."""
-    parts = connection.session.server_properties.get("version", "").split(".")[:2]
-    return len(parts) == 2 and all(part.isdecimal() for part in parts) and tuple(map(int, parts)) >= ROUTE_SINCE
 
 
 def _named(connection: SocketConnection, name: str) -> list[str]:

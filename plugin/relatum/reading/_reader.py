@@ -374,7 +374,6 @@ class StreamReader(Closing):
 
 
 def _each(parts: Generator[Iterable[_Item], None, None]) -> Generator[_Item, None, None]:
-    """Yield the items of all parts."""
     with contextlib.closing(parts):
         for part in parts:
             yield from part

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from relatum.client_logs import own_connection
 from relatum.processes import after_fork, leave_to_parent
@@ -166,7 +166,24 @@ class ComponentLoop:
         Its errors are reported to `outages` under the name `what`, and it is retried after a pause of at most
         `longest_s`.
         """
-        return Duty(self, call, what, outages, longest_s)
+        woken = asyncio.Event()
+
+        async def work() -> None:
+            pauses = Pauses()
+            while True:
+                woken.clear()
+                try:
+                    pause_s = await call()
+                except Exception as error:  # noqa: BLE001 - reported once, and retried
+                    outages.failed(what, error)
+                    pause_s = min(pauses.after(error), longest_s)
+                else:
+                    outages.over(what)
+                    pauses = Pauses()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(woken.wait(), None if pause_s == math.inf else pause_s)
+
+        return Duty(woken.set, self.spawn(work()).cancel)
 
     def _ended(self, result: "Future[Any] | None", task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
@@ -212,43 +229,13 @@ class ComponentLoop:
                 result.cancel()
 
 
-class Duty:
-    """Work that a component repeats; see `ComponentLoop.repeat`."""
+class Duty(NamedTuple):
+    """Work that a component repeats; see `ComponentLoop.repeat`. Both are called in the loop.
 
-    def __init__(
-        self,
-        loop: ComponentLoop,
-        call: Callable[[], Awaitable[float]],
-        what: str,
-        outages: Outages,
-        longest_s: float,
-    ) -> None:
-        self._call = call
-        self._what = what
-        self._outages = outages
-        self._longest_s = longest_s
-        self._woken = asyncio.Event()
-        self._task = loop.spawn(self._repeat())
+    Attributes:
+        wake: Runs it now, or once more if it is running.
+        cancel: Ends it; a running call is cancelled.
+    """
 
-    def wake(self) -> None:
-        """Run it now, or once more if it is running. In the loop."""
-        self._woken.set()
-
-    def cancel(self) -> None:
-        """End it; a running call is cancelled. In the loop."""
-        self._task.cancel()
-
-    async def _repeat(self) -> None:
-        pauses = Pauses()
-        while True:
-            self._woken.clear()
-            try:
-                pause_s = await self._call()
-            except Exception as error:  # noqa: BLE001 - reported once, and retried
-                self._outages.failed(self._what, error)
-                pause_s = min(pauses.after(error), self._longest_s)
-            else:
-                self._outages.over(self._what)
-                pauses = Pauses()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), None if pause_s == math.inf else pause_s)
+    wake: Callable[[], object]
+    cancel: Callable[[], object]

@@ -256,16 +256,12 @@ def _character(data: bytes) -> str | Opaque:
         return Opaque("char", data)
 
 
-def _unsigned(data: bytes) -> int:
-    return int.from_bytes(data, "big")
-
-
 def _signed(data: bytes) -> int:
     return int.from_bytes(data, "big", signed=True)
 
 
 _DECODERS: Final[dict[int, Callable[[bytes], Any]]] = {
-    **dict.fromkeys((0x43, 0x44, 0x50, 0x52, 0x53, 0x60, 0x70, 0x80), _unsigned),
+    **dict.fromkeys((0x43, 0x44, 0x50, 0x52, 0x53, 0x60, 0x70, 0x80), int.from_bytes),
     **dict.fromkeys((0x51, 0x54, 0x55, 0x61, 0x71, 0x81), _signed),
     **dict.fromkeys((0x74, 0x84, 0x94), lambda data: Opaque("decimal", data)),
     **dict.fromkeys((0xA0, 0xB0), bytes),
@@ -293,8 +289,8 @@ def decode_value(raw: bytes, position: int, depth: int = 0, room: list[int] | No
 
     Returns:
         Text as `str` (as `bytes` if it is not UTF-8: RabbitMQ 3.10 stores such), symbols as `str`, numbers as `int` or
-        `float`, timestamps as aware `datetime`, UUIDs as `UUID`, binary as `bytes`, lists, maps and arrays as `list`
-        and `dict`, described values as their value, everything else as `Opaque`.
+        `float`, timestamps as aware `datetime`, UUIDs as `UUID`, binary as `bytes`, lists and maps as `list` and
+        `dict`, described values as their value, everything else as `Opaque`.
     """
     end = end_of_value(raw, position)
     code = raw[position]
@@ -311,25 +307,18 @@ def decode_value(raw: bytes, position: int, depth: int = 0, room: list[int] | No
         while raw[position] == 0:
             position = end_of_value(raw, position + 1)
         return decode_value(raw, position, depth + 1, room)[0], end
+    # Of a value that cannot be decoded the end is known, so the following values can still be read.
+    kind = "array" if code in (0xE0, 0xF0) else "broken"
     try:
-        return _decode_compound(raw, position, end, depth + 1, room or [VALUES_MAX]), end
+        if code in (0xC0, 0xD0, 0xC1, 0xD1):
+            is_list = code in (0xC0, 0xD0)
+            items = _items(raw, position, "list" if is_list else "map", depth + 1, room or [VALUES_MAX])
+            pairs = zip(items[::2], items[1::2], strict=not is_list)
+            return items if is_list else {_as_key(key): value for key, value in pairs}, end
     except UndecodableMessage as error:
-        # Its end is known, so the following values can still be read.
-        kind = "too many values" if getattr(error, "is_too_much", False) else "broken"
-        return Opaque(kind, raw[position:end]), end
-
-
-def _decode_compound(raw: bytes, position: int, end: int, depth: int, room: list[int]) -> Any:
-    code = raw[position]
-    if code in (0xC1, 0xD1, 0xC0, 0xD0):
-        kind = "map" if code in (0xC1, 0xD1) else "list"
-        values = _items(raw, position, kind, depth, room)
-        if kind == "list":
-            return values
-        return {_as_key(key): value for key, value in zip(values[::2], values[1::2], strict=True)}
-    if code in (0xE0, 0xF0):
-        return Opaque("array", raw[position:end])
-    raise UndecodableMessage(f"no AMQP 1.0 type has the constructor 0x{code:02x}")
+        if getattr(error, "is_too_much", False):
+            kind = "too many values"
+    return Opaque(kind, raw[position:end]), end
 
 
 def _items(raw: bytes, position: int, kind: str, depth: int, room: list[int]) -> list[Any]:
@@ -357,11 +346,16 @@ def _as_key(value: Any) -> Any:
     return value
 
 
+_BINARY: Final = {0xA0: 2, 0xB0: 5}
+"""Bytes before the content of a binary value."""
+
+
 def body_of(raw: bytes, sections: list[Section]) -> bytes:
     """Return the body: data sections joined; the bytes of a value section's text or binary; else the raw sections."""
-    data = [_binary(raw, start, end) for code, start, end in sections if code == DATA]
+    # Data that is not binary, against the specification, is returned undecoded.
+    data = [raw[start + _BINARY.get(raw[start], 0) : end] for code, start, end in sections if code == DATA]
     if data:
-        return data[0] if len(data) == 1 else b"".join(data)
+        return b"".join(data)
     body = [section for section in sections if section[0] in (SEQUENCE, VALUE)]
     if len(body) == 1 and body[0][0] == VALUE:
         value, _ = decode_value(raw, body[0][1])
@@ -370,12 +364,6 @@ def body_of(raw: bytes, sections: list[Section]) -> bytes:
         if isinstance(value, bytes):
             return value
     return b"".join([raw[start:end] for _, start, end in body])
-
-
-def _binary(raw: bytes, start: int, end: int) -> bytes:
-    code = raw[start]
-    # Data that is not binary, against the specification, is returned undecoded.
-    return raw[start + (2 if code == 0xA0 else 5 if code == 0xB0 else 0) : end]
 
 
 def pick_list(raw: bytes, position: int, wanted: dict[int, int], found: list[Any]) -> None:
