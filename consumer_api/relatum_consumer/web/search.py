@@ -20,7 +20,6 @@ from relatum_consumer.web.parameters import (
     Several,
     cursor_of,
     just_after,
-    parsed,
     read_cursor,
 )
 from relatum_consumer.web.site import Site
