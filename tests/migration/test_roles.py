@@ -134,7 +134,7 @@ def test_what_the_page_shows_is_all_that_a_server_needs(server_url: str) -> None
         with psycopg.connect(url("relatum_owner")) as owner:
             owner.execute("SELECT nextval('relatum.placement_epochs')")
             assert owner.execute(block("SELECT setval").encode()).fetchone() == (1,)
-        readers = {"consumer": "relations", "collector": "collectors", "publisher": "placements", "page": "keys"}
+        readers = {"consumer": "relations", "collector": "collectors", "router": "placements", "page": "keys"}
         for user, table in readers.items():
             count(f"{user}_user", table)
         administrator.execute("CREATE ROLE second_owner LOGIN CREATEROLE PASSWORD 'secret'")
