@@ -139,9 +139,13 @@ def checked_text(value: str) -> str:
     return value
 
 
+def is_integer_text(value: Any) -> bool:
+    """Whether a value is text of an optional `-` and digits."""
+    return isinstance(value, str) and _INTEGER.match(value) is not None
+
+
 def _integer(value: Any) -> str:
-    is_text = isinstance(value, str) and _INTEGER.match(value)
-    if not is_text and (isinstance(value, bool) or not isinstance(value, int)):
+    if not is_integer_text(value) and (isinstance(value, bool) or not isinstance(value, int)):
         raise InvalidValue(_why_not(value, SkipReason.NOT_INTEGER))
     return _in_range(int(value))
 

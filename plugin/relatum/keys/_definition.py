@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from relatum.checks import shown
 from relatum.errors import InvalidKeyDefinition, RelatumError
-from relatum.keys._canonical import InvalidValue, KeyType, SkipReason, canonical, join_components
+from relatum.keys._canonical import InvalidValue, KeyType, SkipReason, canonical, is_integer_text, join_components
 from relatum.keys._places import PROPERTIES, Component, Content, Place, check_name, invalid
 
 VALUES_MAX: Final = 64
@@ -211,12 +211,16 @@ class KeyDefinition:
     def canonical_query(self, value: Any) -> str:
         """Return the canonical form of a queried value; for a composite, of a sequence of its components' values.
 
+        A value in canonical form is accepted, too: for a timestamp, its microseconds as text.
+
         Raises:
             InvalidValue: no message can have that value.
         """
         if not self.is_composite:
             if isinstance(value, list | tuple):
                 raise invalid(self.name, "it takes one value, not a list")
+            if self.value_type is KeyType.TIMESTAMP and is_integer_text(value):
+                value = int(value)
             return canonical(value, self.value_type)
         if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != len(self.components):
             raise invalid(self.name, f"it has {len(self.components)} components: pass a tuple of as many values")
