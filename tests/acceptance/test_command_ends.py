@@ -27,6 +27,7 @@ WAITS = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datna
 
 BEGIN = """
 import atexit, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # The tests may run in a script's background.
 def interrupt(*_):
     os.kill(os.getpid(), signal.SIGINT)
 class WhenGone:

@@ -19,7 +19,7 @@ from tests.web.test_api import links, pages
 def test_a_deleted_stream_is_not_said_to_have_expired(place: Place, own: Asking, other_stream: str) -> None:
     """Pages, documents and commands say that a stream was deleted and what to do, and never that it expired."""
     stream = place.stream
-    place.put(*[(b"", {"order_id": "b"})] * 12, to=other_stream)
+    place.put(*[(b"", {"order_id": "b", "relatum_time": second * 1_000_000}) for second in range(12)], to=other_stream)
     place.put((b"", {"order_id": "a"}), (b"", {"order_id": "b"}))
     place.record(stream, other_stream, keys=["order_id"])
     delete_stream(place.amqp, stream)
