@@ -14,6 +14,7 @@ from relatum.ids import MessageId
 from relatum.keys import moment as moment_of
 from relatum.limits import INTEGER_MAX, TIME_BLOCK_DISORDER_US_MAX, TIME_BLOCK_MESSAGES_MAX
 from relatum.reading import Message, Properties, StreamBounds
+from relatum.store.coverage import CoverageRow
 from relatum_consumer import Answer, Status
 from relatum_consumer.lookups import answering
 from relatum_consumer.lookups.by_time import TimeMethods
@@ -94,11 +95,11 @@ class World:
         if "relatum.streams" in sql.text:
             return [(number, name, self.super_stream, True) for number, name in enumerate(self.times, 1)]
         if "relatum.coverage" in sql.text:
-            names = [
-                (n, n, 0, len(times), [], True, "recorded", True, None, None, None, None, False)
+            rows = [
+                CoverageRow(n, 0, len(times), with_time=True, is_tail=True)
                 for n, times in enumerate(self.times.values(), 1)
             ]
-            return [row for row in names if row[1] in given["stream_ids"]]
+            return [row for row in rows if row.stream_id in given["stream_ids"]]
         if sql is BLOCKS_BETWEEN:
             return [
                 (number, *block)

@@ -105,7 +105,7 @@ class Publisher(Replacement):
         if type(exchange) is not str and isinstance(exchange, Target):
             # A target has its own default.
             options |= {} if mandatory is None else {"mandatory": mandatory}
-            return exchange.publish(self.channel, body, properties, routing_key=routing_key, **options)
+            return exchange.publish(self.channel, body, properties, *more, routing_key=routing_key, **options)
         interception, mandatory = self.interception, mandatory or False
         if not interception.active or not _is_stampable(properties):
             # Released, or a call that pika itself refuses.
