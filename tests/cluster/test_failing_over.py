@@ -105,7 +105,7 @@ def publishers(cluster: Cluster, _databases: Databases) -> Iterator[list[Publish
 @pytest.fixture
 def used(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     def lines() -> list[str]:
-        said = [record.message for record in caplog.records if record.name == "relatum.broker"]
+        said = [record.getMessage() for record in caplog.records if record.name == "relatum.broker"]
         caplog.clear()
         return said
 

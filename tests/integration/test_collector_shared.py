@@ -158,7 +158,7 @@ def test_it_is_said_that_start_does_not_count(collecting: Collecting, caplog: py
         with caplog.at_level("INFO", "relatum.collector"), collecting.collector(consumer, start=1) as collector:
             wait_until(lambda: is_attached(collector, stream), what="the stream followed")
             wait_status(collector, SUCCEEDED, "b")
-        return sum("start= is only for" in record.message for record in caplog.records), consumer.bodies
+        return sum("start= is only for" in record.getMessage() for record in caplog.records), consumer.bodies
 
     assert consume() == (0, ["b"])
     assert consume() == (1, [])
@@ -281,7 +281,7 @@ def test_retention_that_was_faster_is_noticed(collecting: Collecting, caplog: py
     with caplog.at_level("WARNING", "relatum.collector"), collecting.collector(consumer) as collector:
         wait_until(lambda: consumer.bodies and consumer.bodies[-1].startswith(newest))
         first = collector.outcome(consumer.bodies[0][:200]).offset
-    [record] = [record for record in caplog.records if "retention" in record.message]
+    [record] = [record for record in caplog.records if "retention" in record.getMessage()]
     assert (vars(record)["from"], vars(record)["to"]) == (0, first)
 
 
@@ -296,7 +296,7 @@ def test_a_queue_is_refused_and_a_missing_stream_waited_for(
     channel.queue_delete(queue)
 
     def warnings() -> list[str]:
-        records = [record.message for record in caplog.records if record.name == "relatum.collector"]
+        records = [record.getMessage() for record in caplog.records if record.name == "relatum.collector"]
         return [message for message in records if f"There is no stream {copies!r}" in message]
 
     collector = collecting.collector(Consumer(), streams=[copies])

@@ -125,7 +125,7 @@ def test_a_notice_is_logged_once(database: Database, caplog: pytest.LogCaptureFi
         database.run(lambda connection: connection.execute(ONE))
     with caplog.at_level(logging.INFO, logger="sqlalchemy.dialects.postgresql"):
         database.run(lambda connection: connection.execute(sa.text("DO $$ BEGIN RAISE NOTICE 'here'; END $$")))
-    assert sum("here" in record.message for record in caplog.records) == 1
+    assert sum("here" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_connection_of_which_work_is_left_open_is_the_next_ones_as_new(database: Database) -> None:

@@ -1,5 +1,6 @@
 """A Spark session for tests, on this machine; and what stands for one where a test needs no job."""
 
+import logging
 import os
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,6 +9,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 from pyspark import cloudpickle
+from pyspark.logger import PySparkLogger
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -44,6 +46,8 @@ def make_session(directory: Path, master: str = "local[2]", **settings: str) -> 
     own = {name.replace("_", "."): value for name, value in settings.items()}
     for name, value in (fixed_settings(directory) | own).items():
         builder = builder.config(name, value)
+    # pytest adds its handlers to loggers that do not propagate, and PySpark's would give them a format of its own.
+    PySparkLogger.addHandler = logging.Logger.addHandler  # type: ignore[method-assign]
     return builder.getOrCreate()
 
 

@@ -153,7 +153,7 @@ def test_one_that_cannot_answer_silences_no_other(caplog: pytest.LogCaptureFixtu
     assert [page("whole")["open_bytes"] for _ in range(2)] == [7, 7]
     metrics.retire(broken)
     metrics.retire(thing)
-    assert [record.message for record in caplog.records] == ["the metrics of a Broken are left out after an error"]
+    assert caplog.messages == ["the metrics of a Broken are left out after an error"]
 
 
 class Adding(Observed):
