@@ -50,7 +50,7 @@ test_system := rabbitmq $(if $(browser),chromium) $(if $(spark),java) \
 # The wheel's modules come before those of the checkout: what is measured is what users install.
 on_wheel := PYTHONPATH=$(CURDIR)/.venv/wheel $(bin)/python
 
-# What RabbitMQ 4 does otherwise than 3.10 is met by these.
+# These test what differs between RabbitMQ 4 and 3.10.
 ON_4 := contract/test_reading.py contract/test_following.py \
   $(addprefix integration/test_,recorder.py relations.py receipts.py groups.py contexts.py)
 
@@ -59,7 +59,7 @@ export PIP_NO_CACHE_DIR := 1
 export UV_NO_CACHE := 1
 export UV_PYTHON_DOWNLOADS := never
 export PYTHON
-# Where the environment forbids compiled modules, each process of a test compiles SQLAlchemy anew, for a second or two.
+# Where the environment forbids compiled modules, each process of a test compiles SQLAlchemy again, for a second or two.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-all test-spark test-release test-long test-4 test-docker check docs bench bench-spark \

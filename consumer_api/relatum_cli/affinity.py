@@ -96,7 +96,7 @@ def move(
 
 @affinity.command()
 def weight(*, weights: list[str] = argument("Partitions and their weights.", "STREAM=WEIGHT…"), given: Place) -> None:
-    """Set the weights of partitions, for routers that balance by weight; 0 takes no new sets."""
+    """Set the weights of partitions, for routers that balance by weight. 0 means no new sets."""
     by_stream = dict(map(_weight, weights))
     with given.looking(AffinitySets) as sets:
         sets.set_weights(by_stream)

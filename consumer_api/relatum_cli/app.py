@@ -38,17 +38,17 @@ COMMANDS: Final = {
     "missing": Listed("missing", LOOK_UP, "List the messages that were not followed in time, as expected."),
     "web": Listed("servers", LOOK_UP, "Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C."),
     "mcp": Listed("servers", LOOK_UP, "Serve lookups to an agent over stdin and stdout (Model Context Protocol)."),
-    "keys": Listed("keys", RECORD, "Define relationship keys, list and remove them."),
+    "keys": Listed("keys", RECORD, "Define, list and remove relationship keys."),
     "tap": Listed("streams", RECORD, "Copy each message of exchanges into a stream; publishers do not change."),
     "untap": Listed("streams", RECORD, "Stop copying exchanges. Streams and recorded rows stay."),
     "record": Listed("record", RECORD, "Record streams: catch up, then follow their ends, until SIGTERM or Ctrl-C."),
-    "backfill": Listed("record", RECORD, "Record what is not recorded yet. It can be stopped, and resumes from there."),
+    "backfill": Listed("record", RECORD, "Record what is not recorded yet. You can stop it; it resumes from there."),
     "verify": Listed("record", RECORD, "Compare streams with the recorded rows, in both directions."),
     "prune": Listed("record", RECORD, "Delete rows of messages that retention has dropped, and of removed keys."),
-    "forget": Listed("record", RECORD, "Delete all that was recorded of streams; the streams themselves stay."),
+    "forget": Listed("record", RECORD, "Delete everything recorded for streams; the streams themselves stay."),
     "status": Listed("status", RECORD, "Show how far each stream is recorded, and what happened to it."),
     "groups": Listed("groups", ORDER, "List incomplete groups; show one group, or a consumer of groups."),
-    "outcome": Listed("status", ORDER, "Show what became of messages that collectors took."),
+    "outcome": Listed("status", ORDER, "Show the outcomes of messages that collectors took."),
     "contexts": Listed("contexts", ORDER, "Place serialization contexts, move them between partitions, verify order."),
     "affinity": Listed("affinity", ORDER, "List, show, close and move affinity sets."),
     "super-stream": Listed("streams", ORDER, "Declare, describe and delete super streams; show where keys go."),
@@ -119,7 +119,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-VERSION: Final = "Print the version, and whether it runs compiled."
+VERSION: Final = "Print the version, and whether the code is compiled."
 
 
 @app.callback()

@@ -28,7 +28,7 @@ FINDINGS_SHOWN: Final = 20
 HEADER: Final = "The header that names contexts; by default the one in the database, or serialization_context."
 
 Partition = Annotated[str | None, shared("Only in this partition.", metavar="STREAM")]
-Limit = Annotated[int, shared("The most to list.", min=1, shown=True)]
+Limit = Annotated[int, shared("How many to list at most.", min=1, shown=True)]
 Names = Annotated[list[str], argument("The contexts' names.", "CONTEXT…")]
 To = Annotated[str, shared("The partition to move them to.", "--to", metavar="STREAM")]
 
@@ -118,7 +118,7 @@ def show_contexts(*, names: Names, given: SuperStreamOptions) -> None:
 
 @contexts.command()
 def assign(*, to: To, names: Names, given: SuperStreamOptions) -> None:
-    """Assign contexts to a partition before their first messages. A context in another partition stays: code 7.
+    """Assign contexts to a partition before their first messages. A context of another partition is not moved: code 7.
 
     `--json` prints JSON lines.
     """
@@ -152,7 +152,7 @@ def move(
     `--json` prints one document: the list of the moves.
     """
     if bool(names) == (file is not None):
-        raise typer.BadParameter("give names, or --file")
+        raise typer.BadParameter("give either names or --file")
     try:
         wanted = names if file is None else [line for line in file.read().splitlines() if line]
     except UnicodeDecodeError as error:
@@ -194,7 +194,7 @@ def rebalance(
 @contexts.command("moves")
 def list_moves(
     *,
-    latest: int | None = option(None, "How many latest moves, ended ones included.", min=1),
+    latest: int | None = option(None, "Show this many latest moves, including ended ones.", min=1),
     given: SuperStreamOptions,
 ) -> None:
     """Show the moves in progress, and which process attends to each. `--json` prints one document."""

@@ -48,12 +48,12 @@ slow laptop reads 3,000 a second."""
 
 DIFFERENCES_SHOWN: Final = 10
 
-DIRECTORY: Final = "Where private servers keep their data; a temporary one, removed at the end, by default."
+DIRECTORY: Final = "Where private servers keep their data; by default a temporary directory, removed at the end."
 
 
 def demo(
     *,
-    flights: int = option(5_000, "How many flights to publish, the earliest of 2013.", min=500, max=12_208),
+    flights: int = option(5_000, "How many flights to publish, from the beginning of 2013.", min=500, max=12_208),
     all_flights: bool = option(False, "Publish all 336,776 flights of the year; needs the extra `demo-all`.", "--all"),
     web: bool = option(False, "Then serve the page, until Ctrl-C; needs the extra `web`.", "--web"),
     port: Port = 8440,

@@ -91,7 +91,7 @@ def _rows(source: Path, stream: str) -> list[Row]:
     for texts in csv.DictReader(io.StringIO(_read(source, stream))):
         columns = {name: _value(name, text) for name, text in texts.items()}
         rows.append((_headers(columns), json.dumps(columns).encode()))
-    # Sorting is stable: flights with the same time stay in the order of the file, and so do planes, without a time.
+    # Sorting is stable: flights with the same time, and planes, without a time, stay in the order of the file.
     rows.sort(key=lambda row: (row[0].get("relatum_time", 0), row[0]["origin"] if stream == WEATHER else ""))
     return [Row(f"{stream}-{number}", *row) for number, row in enumerate(rows)]
 

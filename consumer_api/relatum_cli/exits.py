@@ -32,8 +32,8 @@ class ExitCode(IntEnum):
 
 EPILOG: Final = (
     "Exit codes: 0 done; 1 unexpected; 2 wrong usage; 3 configuration; 4 broker; 5 database; "
-    "6 not there; 7 different; 8 not recorded or not finished yet; 9 bad data; 10 failed or dead; "
-    "11 unproven; 12 declined; 13 stdout cannot be written; 141 its reader has gone."
+    "6 not found; 7 different; 8 not recorded or not finished yet; 9 bad data; 10 failed or dead; "
+    "11 unproven; 12 declined; 13 stdout cannot be written; 141 its reader closed it."
 )
 
 # The first matching class counts, so subclasses come first.

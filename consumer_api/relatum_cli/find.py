@@ -259,9 +259,9 @@ _STOPS_SHOWN: Final = 5
 
 def trace(
     *,
-    name: str = argument("The message's stream; or a key's name.", "STREAM|KEY"),
-    value: list[str] = argument("Its offset; or the key's value, a composite's values in order.", "OFFSET|VALUE…"),
-    is_message: bool = option(False, "The name is a stream's, even if a key has the same name.", "--message"),
+    name: str = argument("A message's stream, or a key's name.", "STREAM|KEY"),
+    value: list[str] = argument("Its offset, or the key's value (a composite's values in order).", "OFFSET|VALUE…"),
+    is_message: bool = option(False, "Take the name as a stream's, even if a key has it.", "--message"),
     by: KeyNames = None,
     streams: LookIn = None,
     hops: int = option(8, "The most hops from the start.", min=1),
@@ -273,7 +273,7 @@ def trace(
 ) -> None:
     """Show all messages connected with one, or with a value, and what caused what.
 
-    If a key has the name, it is the key's, unless you add --message. If keys name other messages
+    A name of both a stream and a key means the key, unless you add --message. If keys name other messages
     (`relatum keys add --names`), arrows lead from cause to effect.
     Exits with 0 (found), 6 (nothing else is connected), 8 (not recorded yet: there may be more) or 11 (unproven).
     `--json` prints one document.

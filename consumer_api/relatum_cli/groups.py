@@ -30,7 +30,7 @@ def groups(
 ) -> None:
     """List incomplete groups; show one group, or a consumer of groups.
 
-    Contradictory groups are listed with the incomplete ones. The list exits with 0, whatever it contains. `--group`
+    Contradictory groups are listed with the incomplete ones. The list always exits with 0. `--group`
     exits with 0 (complete), 6 (no message of it exists), 7 (contradictory, or a message was lost) or 8 (incomplete);
     `--consumer` with 0 or 6 (no such consumer). `--json` prints one document: the list, the group, or the consumer.
     """

@@ -93,7 +93,7 @@ def _lines(report: MissingReport) -> Iterator[str]:
     span = f"from {moment_text(report.since)} to {moment_text(report.until)}"
     yield f"{counts}, {report.not_known_count:,} not known ({report.not_due_count:,} not due yet); {span}"
     if report.without_value:
-        yield f"{report.without_value:,} more have no value of {report.expectation.by}: they are not checked"
+        yield f"{report.without_value:,} more have no value of {report.expectation.by}: they were not checked"
     if report.unreadable:
         yield f"{report.unreadable:,} batches cannot be unpacked"
     if report.unrecorded_streams:

@@ -107,7 +107,7 @@ BrokerUrl: TypeAlias = Annotated[str | None, shared(_BROKER, "--broker", envvar=
 StreamUrl: TypeAlias = Annotated[str | None, shared(_STREAM, "--stream-url", envvar=STREAM_VARIABLE, metavar="URL")]
 DatabaseUrl: TypeAlias = Annotated[str | None, shared(_DATABASE, "--database", envvar=DATABASE_VARIABLE, metavar="URL")]
 Json: TypeAlias = Annotated[bool, shared("Print JSON for programs.", "--json")]
-Yes: TypeAlias = Annotated[bool, shared("Do not ask.", "--yes")]
+Yes: TypeAlias = Annotated[bool, shared("Do not ask for confirmation.", "--yes")]
 StreamNames: TypeAlias = Annotated[list[str] | None, argument(ALL_STREAMS, "[STREAM…]")]
 LookIn: TypeAlias = Annotated[list[str] | None, shared(LOOK_IN, "--streams", "-s", metavar="STREAM")]
 Level: TypeAlias = Annotated[

@@ -43,10 +43,10 @@ def record(
     streams: Streams,
     keys: list[str] | None = option(None, "Define this header as a key first.", "--keys", "-k", metavar="NAME"),
     metrics_port: int = option(0, "Serve Prometheus metrics on this port; 0 serves none.", min=0, max=65_535),
-    metrics_host: str = option("127.0.0.1", "The address the metrics are served on."),
+    metrics_host: str = option("127.0.0.1", "The address to serve the metrics on."),
     holder: str | None = option(None, "This recorder's own name in `relatum status`; host and process by default."),
     database_connections: int = option(RECORDER_CONNECTIONS_MAX, "The most connections to PostgreSQL.", min=1),
-    log_format: LogFormat = option(LogFormat.TEXT, "How log lines look."),
+    log_format: LogFormat = option(LogFormat.TEXT, "The format of log lines."),
     log_level: LogLevel = option(LogLevel.INFO, "The lowest level to log."),
     servers: ServerOptions,
 ) -> None:
@@ -73,7 +73,7 @@ def backfill(
     keys: list[str] | None = option(None, "Only this key; repeatable.", "--keys", "-k", metavar="NAME"),
     given: CommandOptions,
 ) -> None:
-    """Record what is not recorded yet. It can be stopped, and resumes from there.
+    """Record what is not recorded yet. You can stop it; it resumes from there.
 
     The streams are read again. Without names, deleted streams are skipped, and a stream that cannot be read, or was
     replaced, does not stop the others: the command exits with its error's code. `--json` prints one document, a list
@@ -118,10 +118,12 @@ def backfill(
 def verify(
     *,
     streams: StreamNames = None,
-    sample: float | None = option(None, "Compare this share of each stream, 0 to 1, a window at least.", min=0, max=1),
+    sample: float | None = option(
+        None, "Compare this share of each stream, 0 to 1 (one window at least).", min=0, max=1
+    ),
     seed: int | None = option(None, "With --sample: choose the same sample again."),
     repair_rows: bool = option(False, "Repair differences by recording again; see --dry-run.", "--repair"),
-    dry_run: bool = option(True, "With --repair: only say what would be done, or do it.", "--dry-run/--no-dry-run"),
+    dry_run: bool = option(True, "With --repair: only show what would be done, or do it.", "--dry-run/--no-dry-run"),
     given: CommandOptions,
 ) -> None:
     """Compare streams with the recorded rows, in both directions.
@@ -236,12 +238,12 @@ def forget(
     *,
     streams: Streams,
     sure: Yes = False,
-    dry_run: bool = option(False, "Only say what would be deleted.", "--dry-run"),
+    dry_run: bool = option(False, "Only show what would be deleted.", "--dry-run"),
     origin: bool = option(False, "Only forget which broker they were recorded from.", "--origin"),
     batch_rows: BatchRows = 10_000,
     given: CommandOptions,
 ) -> None:
-    """Delete all that was recorded of streams; the streams themselves stay.
+    """Delete everything recorded for streams; the streams themselves stay.
 
     It asks first, and deletes in bounded batches. `--broker` is used only for its virtual host. Stop the recorders of
     the streams first. Exits with code 6 if nothing of a name is recorded, and with 7 if a stream is still in use;

@@ -36,7 +36,7 @@ class DisplayOptions:
 
     mask: list[str] | None = option(None, "Show this key's values as digests; repeatable.", metavar="KEY")
     mask_bodies: bool = option(False, "Show no bodies.", "--mask-bodies")
-    show_bodies: bool = option(False, "Show bodies of messages with a masked value, too.", "--show-bodies")
+    show_bodies: bool = option(False, "Also show bodies of messages with a masked value.", "--show-bodies")
 
     def options(self, servers: ServerOptions, **others: Any) -> WebOptions:
         return WebOptions(
@@ -51,12 +51,12 @@ class DisplayOptions:
 
 def web(
     *,
-    host: str = option("127.0.0.1", "The address to listen at; any but loopback needs a token."),
+    host: str = option("127.0.0.1", "The address to listen on; any but loopback needs a token."),
     port: Port = 8440,
     root_path: str = option("", "The prefix of all paths behind a proxy, such as /relatum.", metavar="PATH"),
     mcp: bool = option(False, "Also serve tools for agents at /mcp (Model Context Protocol).", "--mcp"),
     host_name: list[str] | None = option(None, "A host name of the page, besides localhost; repeatable."),
-    https: bool = option(False, "A proxy serves the page by https; the cookie is sent only by https.", "--https"),
+    https: bool = option(False, "A proxy serves the page over https; the cookie is sent only over https.", "--https"),
     shown: DisplayOptions,
     servers: ServerOptions,
 ) -> None:
@@ -108,7 +108,7 @@ def serve(options: WebOptions, begin: Mapping[str, str] | None = None, *, query:
                 typer.echo(f"Tools for agents are at {server.url}mcp", err=True)
             while not stopped.wait(WATCH_S):
                 if not server.is_running:
-                    raise ServerStartFailed("the page ended by itself: the log says why")
+                    raise ServerStartFailed("the page stopped unexpectedly: see the log")
 
 
 def served(options: WebOptions) -> "WebServer":
@@ -144,7 +144,7 @@ def up(
                 for server in (servers.rabbitmq, servers.postgresql):
                     if not server.running:
                         lines = server.last_lines()
-                        raise ServerStartFailed(f"{server.name} ended by itself. Its last lines:\n{lines}")
+                        raise ServerStartFailed(f"{server.name} exited unexpectedly. Its last lines:\n{lines}")
 
 
 def migrate(
@@ -157,7 +157,7 @@ def migrate(
 ) -> None:
     """Create the schema `relatum`, or bring it up to date. Safe to run again.
 
-    It also creates the roles, if the user may, and grants each what it needs, whatever the revision was. Roles that
+    It also creates the roles, if the user may, and grants each what it needs, at any revision. Roles that
     could not be created are named on stderr.
 
     `--sql` needs no database. `--json` prints one document: revision (null without a schema) and head.

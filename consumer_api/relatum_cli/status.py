@@ -113,7 +113,7 @@ def _print_collector(status: CollectorStatus) -> None:
     facts: list[tuple[str, Any]] = [(f"messages {state}", count) for state, count in status.counts.items()]
     facts.append(("oldest not finished", status.oldest_unfinished_at))
     facts += [(f"without a running executor: {each}", count) for each, count in sorted(status.unattended.items())]
-    facts.append(("finished messages are kept", "for ever" if status.keep_s is None else f"{status.keep_s:,} s"))
+    facts.append(("finished messages are kept", "forever" if status.keep_s is None else f"{status.keep_s:,} s"))
     print_table(facts, title=status.collector)
     if status.sources:
         show(status.sources, "stream position lag_offsets follower passed_over")
@@ -132,7 +132,7 @@ def outcome(
     given: DatabaseOptions,
     as_json: Json = False,
 ) -> None:
-    """Show what became of messages that collectors took.
+    """Show the outcomes of messages that collectors took.
 
     Each is unknown, collected, forwarded, succeeded, failed or dead, with times and reason. Exits with 10 if one failed
     or is dead, else with 6 if one is unknown, else with 8 if one is not final yet, else with 0. An unknown collector

@@ -109,7 +109,7 @@ class AsyncRelations(AsyncClosing):
         return relations
 
     async def close(self) -> None:
-        """Close all connections and give shared groups back. Running lookups are ended, and fail."""
+        """Close all connections and release shared groups. Running lookups are ended, and fail."""
         self._is_closed = True
         await self._end(self._close)
 
@@ -233,7 +233,7 @@ class AsyncRelations(AsyncClosing):
         except NoThreadInTime as error:
             most = self._threads.most
             raise ConnectionsInUse(
-                f"{error}: ask less at once, or set broker_connections_max= (now {most}) higher",
+                f"{error}: make fewer calls at once, or set broker_connections_max= (now {most}) higher",
                 limit=most,
                 waiting=self._threads.waiting,
             ) from None
@@ -257,7 +257,7 @@ class AsyncRelations(AsyncClosing):
 
 
 def _in_lists(begin: Callable[[], Generator[_Item | Pause, None, None]]) -> Generator[list[_Item | Pause], None, None]:
-    """Yield the items of an iteration in lists: up to a rest, or as many as come within `PART_S`."""
+    """Yield the items of an iteration in lists: up to a pause, or as many as come within `PART_S`."""
     with closing(begin()) as given:
         while True:
             taken: list[_Item | Pause] = []

@@ -87,7 +87,7 @@ def still(catalog: Catalog, before: Known, by: KeyDefinition) -> Known:
     catalog.forget()
     definition = catalog.definition(by.name)
     if definition.key_id != by.key_id:
-        # The key was removed and defined anew: the rows may be gone.
+        # The key was removed and redefined: the rows may be gone.
         return replace(before, spans=())
     for stream, first in before.firsts.items():
         bounds: StreamBounds = catalog.servers.bounds(stream)

@@ -30,7 +30,7 @@ from relatum_consumer.lookups.catalog import Catalog, PresentStream
 from relatum_consumer.lookups.time_index import offsets_within
 
 BATCH: Final = 1_000
-"""Messages in one query of the index for what followed them: a statement of some milliseconds."""
+"""Messages in one query of the index for what followed them: a statement of a few milliseconds."""
 
 PIECE: Final = 2_048
 """Offsets read at once: one attach, and about ten milliseconds."""

@@ -146,7 +146,7 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
             shared.close()
 
     def close(self) -> None:
-        """Close all connections and give shared groups back. Running lookups may fail."""
+        """Close all connections and release shared groups. Running lookups may fail."""
         self._end_sharing()
         self._reader.close()
         self._waits.end()
@@ -176,7 +176,7 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
                 streams.
             by: The key or keys to search by. A message that shares any of them is returned; its hit names all that it
                 shares. None: all defined keys. Keys without a value in the message are skipped.
-            limit: The most messages to return, from 1 on. None: all, up to 100,000.
+            limit: The most messages to return, at least 1. None: all, up to 100,000.
             order: "oldest" (default) sorts by time, then stream and offset; "newest" is its reverse; "offset" sorts by
                 stream and offset. A message without a known time sorts as later than all others.
             complete: True also reads retained messages that are not recorded yet, so that the answer is definite.
@@ -278,7 +278,7 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         """Report the messages of a time span that nothing followed in time, and how certain that is.
 
         The messages themselves are read, so each one reported exists. The index shows which messages followed; the
-        record's coverage proves that none did. A long span needs more than the usual `timeout_s`: some seconds for
+        record's coverage proves that none did. A long span needs more than the usual `timeout_s`: a few seconds for
         100,000 messages.
 
         Args:

@@ -98,8 +98,8 @@ def rows_of_values(names: int | None) -> sa.TextClause:
     """Select rows of values, at most `most` for each: key id, value, stream, offset, time.
 
     For each value it probes each part's index once, of the parts that may hold values of the key between the least and
-    the greatest one, or that value if the parts are many. Rows of other virtual hosts and of replaced streams count,
-    with a NULL stream; so do those of streams outside the `names`. If a value has `most` rows and some are such,
+    the greatest one, or that value if the parts are many. Rows of other virtual hosts, of replaced streams and of
+    streams outside the `names` count, with a NULL stream. If a value has `most` rows and some are such,
     `rows_by_stream` selects the right ones.
     """
     held = "SELECT min(held.part) AS first, max(held.part) AS last FROM relatum.part_keys held WHERE"

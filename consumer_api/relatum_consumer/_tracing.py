@@ -140,7 +140,7 @@ class _TraceRun:
     # --- one hop ------------------------------------------------------------------------------------------
 
     def _hop(self, hop: int, wanted: Sequence[Value], known: Evidence, *, complete: bool) -> bool:
-        """Find and read the messages with the values. True to go on."""
+        """Find and read the messages with the values. True to continue."""
         self.asked.update(wanted)
         by_value = self._places(wanted)
         if complete:

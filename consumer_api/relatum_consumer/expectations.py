@@ -118,7 +118,7 @@ class UnmetExpectation:
         time: Its time.
         due: The time by which the other message was expected.
         why: With `NOT_KNOWN`, why; else None.
-        came: The id of the first message that followed all the same; None if there is none.
+        came: The id of the first message that followed anyway; None if there is none.
         came_at: The time of that message.
     """
 

@@ -44,7 +44,7 @@ def checked_seconds(
 
 
 def seconds_text(seconds: float) -> str:
-    """Return a duration as text for errors: whole seconds from 10 on, tenths below, hundredths below 1."""
+    """Return a duration as text for errors: whole seconds above 10, tenths below, hundredths below 1."""
     decimals = 0 if seconds >= 10 else 1 if seconds >= 1 else 2
     whole, _, rest = f"{seconds:,.{decimals}f}".partition(".")
     return f"{whole}.{rest.rstrip('0')}".rstrip(".") + " s"
@@ -84,7 +84,7 @@ def _encoded(argument: str, value: Any, *, least: int, what: str) -> bytes:
     except UnicodeEncodeError:
         encoded = b"\0"
     if b"\0" in encoded:
-        raise InvalidInput(f"{argument}= takes {what}; {shown(value)} has a NUL character or half a surrogate pair")
+        raise InvalidInput(f"{argument}= takes {what}; {shown(value)} contains a NUL character or a lone surrogate")
     return encoded
 
 

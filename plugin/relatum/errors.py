@@ -33,7 +33,7 @@ class ConfigurationError(RelatumError):
 
 
 class UsedAfterFork(ConfigurationError):
-    """An object made before a fork was used in the child. Make one in each process."""
+    """An object made before a fork was used in the child. Create one in each process."""
 
 
 class UsedAfterClose(ConfigurationError):

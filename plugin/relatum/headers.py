@@ -17,7 +17,7 @@ GROUP_ID_HEADER: Final = "group_id"
 """The id of the group a message belongs to: 24 bytes as 48 hexadecimal digits in lower case."""
 
 GROUP_SEQUENCE_HEADER: Final = "group_sequence"
-"""The message's number in its group, an integer from 1 on."""
+"""The message's number in its group, an integer of at least 1."""
 
 GROUP_LAST_HEADER: Final = "group_last"
 """Whether the group ends with the message: True or False. The interceptor adds False."""

@@ -25,8 +25,8 @@ class MessageId(NamedTuple):
 def fingerprint(message_id: str | None, body: bytes) -> int:
     """Return a 32-bit checksum of the AMQP property `message_id` and the body, the same for records and deliveries.
 
-    Two messages may have one fingerprint (1 in 4 billion, or equal messages without `message_id`): also compare offsets
-    and, if both are known, chunk times.
+    Two messages may have the same fingerprint (1 in 4 billion, or equal messages without `message_id`): also compare
+    offsets and, if both are known, chunk times.
     """
     return zlib.crc32(body, zlib.crc32((message_id or "").encode("utf-8", "surrogatepass") + b"\0"))
 

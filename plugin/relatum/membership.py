@@ -1,6 +1,6 @@
 """Message groups: a message's place in its group, and a group's progress. Pure.
 
-The messages of a group have a common id, numbers from 1 on without gaps, and a flag on the last message, in the headers
+The messages of a group have a common id, numbers from 1 without gaps, and a flag on the last message, in the headers
 `group_id`, `group_sequence` and `group_last`. `relatum.MessageGroup` publishes them; the key `GROUP_KEY` finds them.
 """
 
@@ -236,7 +236,7 @@ class Anomaly(StrEnum):
     """Faults of a group other than missing messages. A group may have several."""
 
     DUPLICATE = "duplicate"
-    """Several messages have one sequence number."""
+    """Several messages have the same sequence number."""
     TWO_LASTS = "two_lasts"
     """Several sequence numbers are flagged as the last. The lowest counts."""
     PAST_LAST = "past_last"
@@ -261,7 +261,7 @@ class GroupPosition:
         streams: The streams and super streams that were searched, sorted; None: unknown.
         is_of_all: Whether these were all streams that the database knew, because the caller named none.
         is_proven: Whether they were searched up to their leaders' ends. False if only recorded messages were searched,
-            or the broker could not tell an end: the group may have more messages.
+            or the broker could not report an end: the group may have more messages.
     """
 
     group_id: str
@@ -293,7 +293,7 @@ class GroupPosition:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last message and all before it are present, whatever the anomalies."""
+        """Whether the last message and all before it are present, regardless of anomalies."""
         return self.last_sequence is not None and self.contiguous >= self.last_sequence
 
 

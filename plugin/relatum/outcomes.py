@@ -143,11 +143,11 @@ _THREADS: Final = "relatum-outcomes"
 
 @dataclass(frozen=True, slots=True)
 class _Awaited:
-    """A message whose outcome is awaited; `told`: status and attempts of a handler's last call, None for a wait."""
+    """A message whose outcome is awaited; `reported`: status and attempts of a handler's last call, None for a wait."""
 
     message_id: str
     collector: str | None
-    told: tuple[OutcomeStatus, int] | None = None
+    reported: tuple[OutcomeStatus, int] | None = None
 
 
 def call_handler(
@@ -225,8 +225,8 @@ class Outcomes(Closing):
             with self._database.transaction() as connection:
                 found = read_outcomes(connection, ids.values(), collector=collector)
             for number, message_id in ids.items():
-                outcome, told = found[message_id], asked[number].told
-                if outcome.is_final if told is None else told != (outcome.status, outcome.attempts):
+                outcome, reported = found[message_id], asked[number].reported
+                if outcome.is_final if reported is None else reported != (outcome.status, outcome.attempts):
                     yield number, outcome
 
     def _finals(self, asked: Sequence[_Awaited]) -> Iterator[tuple[int, Outcome]]:
@@ -245,7 +245,7 @@ class Outcomes(Closing):
 
     def _require_open(self) -> None:
         if self._ending.has_passed:
-            raise UsedAfterClose("these outcomes were closed: make others, or ask inside the `with` block")
+            raise UsedAfterClose("these outcomes were closed: create new ones, or ask inside the `with` block")
 
     def wait(self, message_id: str, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
         """Wait until the outcomes of all messages with this id are final; return the outcome as `of` does.
@@ -329,7 +329,7 @@ class Outcomes(Closing):
         call_handler(handler, outcome, caught=BaseException)
         if not outcome.is_final:
             with suppress(UsedAfterClose):
-                self._listen(handler, replace(asked, told=(outcome.status, outcome.attempts)))
+                self._listen(handler, replace(asked, reported=(outcome.status, outcome.attempts)))
 
 
 class AsyncOutcomes(AsyncClosing):

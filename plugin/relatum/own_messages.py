@@ -154,7 +154,7 @@ class DirectPublisher(Closing):
                 why = str(error) or type(error).__name__
                 if isinstance(error, ChannelClosedByBroker) and code == ACCESS_REFUSED:
                     raise AccessRefused(
-                        f"the broker refuses the user {self._address.user!r} to publish {self._what} to {stream!r} by "
+                        f"the broker does not let user {self._address.user!r} publish {self._what} to {stream!r} by "
                         "the default exchange: grant the permission to write to 'amq.default'"
                     ) from error
                 if code == PRECONDITION_FAILED or code in MALFORMED:  # too large, or invalid

@@ -1,7 +1,7 @@
 """Fork safety of objects with threads, sockets or an identity; and the name of a process.
 
 A forked child has only the forking thread. Sockets are shared with the parent, and a lock that another thread held
-stays locked for ever. So each such object behaves in a child in one of two ways:
+stays locked forever. So each such object behaves in a child in one of two ways:
 
 - It works: `after_fork` makes it create new locks and forget its connections without using them.
 - It ends: after `of_one_process`, calls raise `UsedAfterFork`, and closing it does nothing. The parent continues to use
@@ -72,7 +72,7 @@ def _ended(kind: Any, what: str) -> Any:
 
     def refuse(*_args: Any, **_options: Any) -> Any:
         raise UsedAfterFork(
-            f"{what} was made before a fork, and works only in the process that made it: make one in this process; "
+            f"{what} was made before a fork, and works only in the process that made it: create one in this process; "
             "nothing was sent or written"
         )
 

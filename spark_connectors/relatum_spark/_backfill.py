@@ -63,7 +63,7 @@ def backfill(
 
     Args:
         spark: The session.
-        streams: One or several streams; a super stream stands for its partitions.
+        streams: One or several streams; a super stream means its partitions.
         keys: Names of defined keys. None: all keys in force, and the time unless it is switched off.
         broker: The broker. None uses RELATUM_BROKER_URL. Executors connect to it too.
         database: PostgreSQL's URL. None uses RELATUM_DATABASE_URL. Executors connect to it too.

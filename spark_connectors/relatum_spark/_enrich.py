@@ -1,8 +1,8 @@
 """Enriching a streaming query: each row of a micro-batch is joined to its related messages through the index.
 
 No state store and no watermark: a row without any waits in a directory, and each later batch looks it up again. A
-batch's decisions are written before any row is passed on, so that a repeated batch gives the same rows, whatever was
-recorded since.
+batch's decisions are written before any row is passed on, so that a repeated batch gives the same rows, regardless of
+what was recorded since.
 """
 
 import time

@@ -308,7 +308,7 @@ def _place(given: _OptionReader, side: str, default: int) -> Place:
         return Place(by_offset, words[word])
     numbers = _numbers(given, by_offset, EARLIEST)
     if side == "ending" and EARLIEST in numbers.values():
-        raise InvalidInput(f"option {by_offset}: {offsets!r} ends at -2, the beginning")
+        raise InvalidInput(f"option {by_offset}: {offsets!r} cannot end at -2, which is the beginning")
     return Place(by_offset, numbers)
 
 

@@ -1,8 +1,8 @@
 """Publishing to streams under a named producer, with publishing ids chosen by the caller.
 
 rstream does not fit: a task needs the last publishing id before it sends, which rstream hides; an error if the
-connection is lost, but rstream reconnects and calls back; and a time-out if the broker is frozen, but rstream waits for
-ever. This client is blocking, as a task is, and has no thread.
+connection is lost, but rstream reconnects and calls back; and a time-out if the broker is frozen, but rstream waits
+forever. This client is blocking, as a task is, and has no thread.
 """
 
 import time
@@ -186,7 +186,7 @@ def _refusal(stream: str, code: int) -> RelatumError:
     if code == Code.STREAM_DOES_NOT_EXIST:
         return StreamNotFound(f"There is no stream {stream!r}.", stream=stream)
     if code == Code.ACCESS_REFUSED:
-        return AccessRefused(f"The broker refuses this user to write to the stream {stream!r}.", stream=stream)
+        return AccessRefused(f"The broker does not let this user write to the stream {stream!r}.", stream=stream)
     if code == Code.STREAM_NOT_AVAILABLE:
         return StreamUnavailable(f"The stream {stream!r} has no leader now.", stream=stream)
     return BrokerUnavailable(f"Publishing to the stream {stream!r} failed: {code_name(code)}.", stream=stream)

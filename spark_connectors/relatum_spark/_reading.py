@@ -221,7 +221,7 @@ def plan_end(start: Mapping[str, int], ends: Mapping[str, int], limit: int | Non
     lags = {stream: lag for stream, offset in sorted(start.items()) if (lag := ends[stream] - offset) > 0}
     if limit is None or sum(lags.values()) <= limit:
         return dict(start) | {stream: start[stream] + lag for stream, lag in lags.items()}
-    # The sum of all offsets advances by `limit` with each batch, and so does the turn.
+    # The sum of all offsets advances by `limit` with each batch, and the turn with it.
     streams, turn = list(lags), sum(start.values()) % len(lags)
     chosen = (streams[turn:] + streams[:turn])[:limit]
     rest, lag_rest = limit - len(chosen), sum(lags.values()) - len(lags)
@@ -311,7 +311,7 @@ def _scanned(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Ite
             for batch in batches:
                 if batch is None:
                     silence = seconds_text(options.poll_timeout_s)
-                    raise ReadTimeout(f"the stream {wanted.stream!r} gave nothing for {silence}")
+                    raise ReadTimeout(f"the stream {wanted.stream!r} delivered nothing for {silence}")
                 if batch.first_offset > expected:
                     _is_lost(reader, Slice(wanted.stream, expected, batch.first_offset), options)
                 expected = batch.last_offset + 1

@@ -11,7 +11,7 @@ For the same reason a write may have at most 200 tasks.
 
 **The publishing id** has 63 bits: `epoch % 65,536` (16), the message's number, from 1, among those that this task sends
 to the stream in this epoch (24), and a digest of all these messages so far (23). The id increases with the number,
-whatever the digests are. Each stream of a super stream has numbers and digests of its own, since a task that dies may
+regardless of the digests. Each stream of a super stream has numbers and digests of its own, since a task that dies may
 have sent more to one than to another.
 
 **A retried task** queries the last publishing id of its reference in each stream before it sends anything:
@@ -66,7 +66,7 @@ def check_names(producer: str, write: str) -> None:
     size = len(producer.encode()) + len(write.encode())
     if size > NAME_BYTES_MAX:
         raise InvalidInput(
-            f"producerName and writeId have {size} bytes together; {NAME_BYTES_MAX} are allowed, of RabbitMQ's 255"
+            f"producerName and writeId have {size} bytes together; RabbitMQ's 255 leave room for {NAME_BYTES_MAX}"
         )
 
 

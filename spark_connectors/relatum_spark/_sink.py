@@ -132,7 +132,7 @@ def _check_columns(schema: StructType, options: SinkOptions) -> None:
         _check_key(name, types.get(name))
     if unknown := types.keys() - {*_COLUMN_TYPES, *options.key_columns, options.routing_key}:
         raise InvalidInput(
-            f"the columns {', '.join(sorted(unknown))} have no place in a message: a row has value, headers, properties"
+            f"the columns {', '.join(sorted(unknown))} do not fit a message: a row has value, headers, properties"
             " and timestamp. Drop them, or name those that are relationship keys in the option keyColumns"
         )
 

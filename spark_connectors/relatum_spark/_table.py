@@ -62,7 +62,7 @@ def relationships(
         keys: A key or several. None means all keys in force.
         vhost: The streams' virtual host. None means all.
         partitions: Maximum tasks, 1 to 10,000. Default: 8. Each task has a connection of its own, and about as many
-            rows as the others, whatever the streams' sizes and gaps.
+            rows as the others, regardless of the streams' sizes and gaps.
         snapshot: The state of the database to read; the action must run inside its block.
 
     Returns:

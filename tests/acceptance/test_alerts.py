@@ -154,6 +154,6 @@ def _one_of(first: Watched, second: Watched) -> None:
 
 def _said_once(complaints: list[str], *servers: str) -> bool:
     """Whether of each server one line says that it is away, two at most, and nothing else was complained of."""
-    said = {server: [line for line in complaints if f"{server} " in line and " is away" in line] for server in servers}
+    said = {server: [line for line in complaints if f"{server} " in line and "retrying" in line] for server in servers}
     lines = sum(len(each) for each in said.values())
     return lines == len(complaints) and all(1 <= len(each) <= 2 for each in said.values())

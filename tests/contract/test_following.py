@@ -139,7 +139,7 @@ def test_more_streams_than_connections_hold_is_no_outage(
         owner.follow(streams[2])
         assert "more than 1 connections" in str(owner.wait_failed(streams[2], ConfigurationError).error)
         assert outages.is_up(Server.BROKER)
-        assert "is away" not in caplog.text
+        assert "is unavailable; retrying" not in caplog.text
         assert owner.follower.may_log_in
         owner.leave(streams[0])
         owner.wait_event(streams[2], Attached)

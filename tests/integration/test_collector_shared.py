@@ -259,7 +259,7 @@ def test_a_stream_that_cannot_be_read_is_another_member_s_to_try(
         collecting.put("a")
         wait_status(collector, SUCCEEDED, "a")
     assert (left[0], events[1] in released) == (stream, True)
-    assert "is away, and will be retried" in caplog.text
+    assert "is unavailable; retrying" in caplog.text
 
 
 def test_retention_that_was_faster_is_noticed(collecting: Collecting, caplog: pytest.LogCaptureFixture) -> None:
@@ -327,11 +327,11 @@ def test_what_cannot_work_is_refused(collecting: Collecting, layout: Layout) -> 
         collecting.collector().start()
     with pytest.raises(StreamNotFound):
         collecting.collector(Consumer(), dead_letter_stream=unique_name("missing")).start()
-    with pytest.raises(ConfigurationError, match="for ever"):
+    with pytest.raises(ConfigurationError, match="forever"):
         collecting.collector(dead_letter_stream=collecting.place.stream)
     partition = layout.partitions[0].stream
     collector = collecting.collector(Consumer(), streams=[layout.super_stream], dead_letter_stream=partition)
-    with pytest.raises(ConfigurationError, match="for ever"):
+    with pytest.raises(ConfigurationError, match="forever"):
         collector.start()
 
 

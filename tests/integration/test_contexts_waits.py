@@ -215,7 +215,7 @@ def test_going_on_with_a_move_ends_with_the_time_out(
         with in_time(4.0), pytest.raises(ContextMoving):
             router.publish(channel, b"c1", of_context("c"))
     assert TAKEN in caplog.text
-    assert "is away" not in caplog.text
+    assert "is unavailable; retrying" not in caplog.text
 
 
 def test_an_abandoned_move_is_retried_no_longer_than_others(

@@ -404,7 +404,7 @@ async def test_a_cancelled_publication_lets_go_of_the_database(place: Place, lay
             await asyncio.to_thread(nobody_waits, place.database)
 
 
-@pytest.mark.parametrize(("is_away", "told"), [(True, "is away"), (False, "is waiting and will retry")])
+@pytest.mark.parametrize(("is_away", "told"), [(True, "is unavailable"), (False, "is waiting and will retry")])
 def test_what_is_asked_for_rarely_does_not_hold_the_stop(
     is_away: bool, told: str, place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

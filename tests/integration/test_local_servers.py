@@ -147,7 +147,7 @@ def test_nothing_is_left_of_a_second_pair_when_its_owner_is_killed(
 @pytest.mark.parametrize(
     ("options", "program", "said"),
     [
-        ({"configuration": {"no.such.setting": "1"}}, "", r"(?s)RabbitMQ in .* ended with status .*no\.such\.setting"),
+        ({"configuration": {"no.such.setting": "1"}}, "", r"(?s)RabbitMQ in .* exited with status .*no\.such\.setting"),
         ({"start_timeout_s": 0.2}, "", r"did not answer within 0\.2 s"),
         ({}, "nowhere", r"\A[^\n]*apt-get install [^\n]* rabbitmq-server[^\n]*Docker[^\n]*\Z"),
     ],
@@ -222,7 +222,7 @@ def test_up_serves_until_it_is_stopped_and_is_started_again_in_its_directory(tmp
                         os.kill(pid, signal.SIGKILL)
                 assert process.wait(90) != 0
                 assert process.stderr is not None
-                assert "PostgreSQL ended by itself" in " ".join(process.stderr.read().split())
+                assert "PostgreSQL exited unexpectedly" in " ".join(process.stderr.read().split())
             elif end != "SIGKILL":
                 process.send_signal(signal.Signals[end])
                 assert process.wait(90) == 0

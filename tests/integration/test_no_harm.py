@@ -190,7 +190,7 @@ def test_streams_that_cannot_be_found_out_can_be_told(
     with pytest.raises(NotRecordedInTime) as caught:
         receipt.wait(0.5)
     assert (caught.value.in_stream, receipt.streams) == (None, None)
-    wait_until(lambda: "'onwards' leads to are not known" in caplog.text, what="it is said")
+    wait_until(lambda: "'onwards' routes to are unknown" in caplog.text, what="it is said")
     said = [each for each in caplog.records if "onwards" in each.getMessage()]
     assert len(said) <= 2, "once by the recorder, once by receipts"
     assert "pidbox" not in caplog.text

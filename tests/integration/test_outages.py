@@ -173,7 +173,7 @@ def _check(caplog: pytest.LogCaptureFixture, server: str, expected: set[str]) ->
     wait_until(lambda: set(said(" is back")) >= expected, LIMIT_S, what=f"all say that {server} is back")
     everything = "\n".join(f"{each.levelname} {each.name} {each.getMessage()}" for each in records())
     loud = [record for record in records() if record.levelno >= logging.WARNING]
-    away = said(" is away")
+    away = said(" is unavailable; retrying")
     # A consumer of groups that has none to read meets no broker.
     assert expected <= set(away) <= {*expected, "relatum.groups"}, everything
     assert not [record for record in loud if record.exc_info or record.name.partition(".")[0] in THEIRS], everything

@@ -156,7 +156,7 @@ def test_a_partition_is_given_up_between_batches(stage: Stage, caplog: pytest.Lo
             for batch in batches:
                 assert batch is not None
                 batch.acknowledge()
-            wait_until(lambda: "giving partitions back" in caplog.text, what="the error is told")
+            wait_until(lambda: "releasing partitions" in caplog.text, what="the error is told")
             assert second.partitions == ()
             stage.sql("DROP TRIGGER keeps_all ON relatum.serial_positions")
             wait_until(lambda: len(second.partitions) == 1, what="a partition was given up")

@@ -241,9 +241,9 @@ NOT_READY = errors.StreamUnavailable("starts", stream="s")
 ON = "goes on"
 ENDS = "ends while it waits"
 
-POSTGRESQL_AWAY = "WARNING PostgreSQL d:2/n is away, and will be retried: DatabaseUnavailable: refused"
+POSTGRESQL_AWAY = "WARNING PostgreSQL d:2/n is unavailable; retrying: DatabaseUnavailable: refused"
 POSTGRESQL_BACK = "INFO PostgreSQL d:2/n is back, after 0 s"
-RABBITMQ_AWAY = "WARNING RabbitMQ amqp://u@b:1 is away, and will be retried: BrokerUnavailable: gone"
+RABBITMQ_AWAY = "WARNING RabbitMQ amqp://u@b:1 is unavailable; retrying: BrokerUnavailable: gone"
 RABBITMQ_BACK = "INFO RabbitMQ amqp://u@b:1 is back, after 0 s"
 
 ALL = ("a", "b", "c")
@@ -318,7 +318,7 @@ def test_a_pool_that_others_use_up_is_no_outage(outages: Outages, caplog: pytest
     outages.answered(Server.DATABASE)
     outages.failed("a", used_up)
     assert outages.is_up(Server.DATABASE)
-    assert "is away" not in caplog.text
+    assert "is unavailable; retrying" not in caplog.text
     outages.over("a")
     outages.failed("b", AWAY)
     outages.failed("b", used_up)

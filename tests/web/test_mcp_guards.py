@@ -55,7 +55,7 @@ def test_an_answer_is_never_too_long_and_says_how_to_go_on(serving: Agent, place
     cursor = None
     while cursor != "":
         found = result("find", key="same", value="1", limit=100, **({"cursor": cursor} if cursor else {}))
-        assert cursor is not None or "it is cut to limit=" in found["go_on"]
+        assert cursor is not None or "it was cut to limit=" in found["go_on"]
         offsets += [row["offset"] for row in found["answer"]["results"]]
         cursor = found["answer"]["next"] or ""
         assert not cursor or repr(cursor) in found["go_on"]

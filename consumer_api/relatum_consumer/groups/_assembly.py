@@ -65,7 +65,7 @@ class Place(NamedTuple):
     """The position of a message in the order of arrival over streams.
 
     `reached_us` is the latest time in the message's stream up to the message. So a stream's messages are ordered by
-    offset, whatever their times are, and streams are merged by time.
+    offset, regardless of their times, and streams are merged by time.
     """
 
     reached_us: int
@@ -255,7 +255,7 @@ class View:
 
     @classmethod
     def of_table(cls, servers: Servers, key_id: int, recorded: Sequence[PresentStream]) -> Self:
-        """Make a view of all rows of streams, whatever the streams retain."""
+        """Make a view of all rows of streams, regardless of what the streams retain."""
         numbers = {stream.name: stream.stream_id for stream in recorded}
         return cls(servers, key_id, numbers, {}, dict.fromkeys(numbers, INTEGER_MAX))
 
@@ -268,7 +268,7 @@ class View:
             if len(found) > UNRECORDED_MEMBERS_MAX:
                 raise InvalidInput(
                     f"more than {UNRECORDED_MEMBERS_MAX:,} messages of groups are not recorded yet: run a recorder or "
-                    "a back-fill, or ask with complete=False for what is recorded"
+                    "a back-fill, or pass complete=False to use only what is recorded"
                 )
         self._unrecorded = sorted(found, key=stream_and_offset)
         for member in self._unrecorded:

@@ -302,7 +302,7 @@ class Scanner:
         key_id = group_key(self._catalog)
         self._catalog.check_names(self._consumer.names)
         present = self._catalog.streams(self._consumer.names)
-        # Unrecorded messages are not in the table. Rows count up to whatever is recorded when they are queried.
+        # Unrecorded messages are not in the table. Rows count up to what is recorded when they are queried.
         self._view = View.of_table(self._catalog.servers, key_id, present)
         rows = coverage_by_stream(self._catalog.servers, present)
         scanned = scanned_of(self._catalog.servers, self._consumer, self._view.numbers.values())

@@ -146,7 +146,7 @@ class GroupMethods(OneGroupMethods):
         consumer: str | GroupConsumer | None = None,
         **options: Any,
     ) -> Generator[Group, None, None] | SharedGroups:
-        """Iterate over complete groups, in whatever order and streams their messages are stored.
+        """Iterate over complete groups, in any order and streams in which their messages are stored.
 
         Groups that are complete now are returned in the order of groups. With `follow`, groups that become complete
         later follow as they do, even if their place is before a group already returned. No group is lost, and each is
@@ -169,10 +169,10 @@ class GroupMethods(OneGroupMethods):
             complete: True (default) also reads retained messages that are not recorded yet, so that no complete group
                 is missing. False reads only what is recorded.
             follow: True continues with groups that become complete later, once they are recorded. Default: False.
-            idle_timeout_s: With `follow`: end after so many seconds without a group; None (default) waits for ever.
-            on_duplicate: What to do if several messages have one number: "first" (default) takes the one that arrived
-                first and keeps the others in `Group.duplicates`; "raise" raises `GroupConflict`. A message that an
-                exchange routed to several streams is not a duplicate.
+            idle_timeout_s: With `follow`: end after this many seconds without a group; None (default) waits forever.
+            on_duplicate: What to do if several messages have the same number: "first" (default) takes the one that
+                arrived first and keeps the others in `Group.duplicates`; "raise" raises `GroupConflict`. A message that
+                an exchange routed to several streams is not a duplicate.
             on_conflict: What to do with a group that has all its numbers, but two lasts, numbers past the last, or
                 messages that retention has dropped: "raise" (default) raises `GroupConflict` at its turn and ends the
                 iteration; "skip" skips it; "dead_letter" publishes its messages to the consumer's dead-letter stream.
@@ -199,7 +199,7 @@ class GroupMethods(OneGroupMethods):
     def _groups(
         self, names: tuple[str, ...] | None, **options: Unpack[GroupArguments]
     ) -> Generator[Group | Pause, None, None]:
-        """As `groups`, but it yields rests between the groups, for which the caller pauses."""
+        """As `groups`, but it also yields the pauses between groups, for the caller to sleep."""
         return whole_groups(self._catalog, GroupOptions(names, None, **options))
 
     # --- sharing groups -----------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class GroupMethods(OneGroupMethods):
     def group_consumer_status(self, name: str) -> GroupConsumerStatus:
         """Return a consumer's status: its groups by state, its members, its streams with their lag.
 
-        This counts all groups that the consumer knows: about a second for some millions of done groups.
+        This counts all groups that the consumer knows: about a second for a few million done groups.
 
         Args:
             name: The consumer's name.

@@ -11,12 +11,12 @@ from relatum_consumer.groups._assembly import GroupOrder, Member
 from relatum_consumer.lookups.arguments import time_us_of
 
 BATCH_MESSAGES: Final = 131_072
-"""Messages of the groups that are read in one pass. Groups that are mixed within so many messages are read as fast
+"""Messages of the groups that are read in one pass. Groups that are mixed within this many messages are read as fast
 as groups stored one after the other. `read_many` holds 64 MiB of messages at most and reads the others again. The last
 group of a batch may exceed the limit."""
 
 OnDuplicate: TypeAlias = Literal["first", "raise"]
-"""What to do if several messages have one number."""
+"""What to do if several messages have the same number."""
 
 OnConflict: TypeAlias = Literal["raise", "skip", "dead_letter"]
 """What to do with a group that has two lasts, a number past its last, or a message that retention has dropped."""

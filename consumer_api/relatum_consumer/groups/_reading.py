@@ -126,7 +126,7 @@ _HEADERS: Final = {b"group_id": 0, b"group_sequence": 1, b"group_last": 2, b"rel
 _NOTHING: Final[list[Any]] = [None] * len(_HEADERS)
 
 _WRONG: Final = {
-    Anomaly.DUPLICATE: "several messages have one number",
+    Anomaly.DUPLICATE: "several messages have the same number",
     Anomaly.TWO_LASTS: "several numbers are marked as the last",
     Anomaly.PAST_LAST: "there are numbers past the last",
     Anomaly.EXPIRED: "retention has dropped a message of it",
@@ -195,7 +195,7 @@ def read_group(
 ) -> tuple[Assembled, list[Message]]:
     """Read the next group; return it and the messages of its `retained` rows, each checked.
 
-    The group is assembled anew if retention has dropped a message since the stream's first offset was queried.
+    The group is reassembled if retention has dropped a message since the stream's first offset was queried.
     """
     messages: list[Message] = []
     floors: dict[str, int] = {}
@@ -254,7 +254,7 @@ def floor_of(stream: str, bounds: StreamBounds) -> int:
     if bounds.is_sure:
         return INTEGER_MAX
     raise StreamUnavailable(
-        f"it is unknown whether the stream {stream!r} is empty: its leader cannot be reached from here",
+        f"it is unknown whether the stream {stream!r} is empty: its leader is unreachable from here",
         stream=stream,
     )
 

@@ -139,7 +139,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         return found
 
     def _take(self) -> SharedGroup | Pause | None:
-        """Return the next group, None at the end, or a rest if no group is ready."""
+        """Return the next group, None at the end, or a pause if no group is ready."""
         # The thread of a cancelled task may still run for a moment.
         with self._taking:
             return None if self._claims.is_closed else self._taken()
@@ -207,7 +207,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         metrics.retire(self)
 
     def _next(self) -> SharedGroup | Pause | None:
-        """Return the next group or rest; None if there is nothing now."""
+        """Return the next group or pause; None if there is nothing now."""
         while True:
             while self._outcomes:
                 # Remove it only after the calls of the database: if one fails, it is the next again.
@@ -310,7 +310,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         return _GivenUp(reason, DeadLetterPublisher(self._letters, letters, **headers))
 
     def _give_up(self, claim: Claim, given_up: _GivenUp) -> Pause:
-        """Publish a group's messages as dead letters, if there is a stream for them. Returns a rest.
+        """Publish a group's messages as dead letters, if there is a stream for them. Returns a pause.
 
         If that fails, the group is released; with `follow`, the member retries it once the servers are back.
         """
@@ -336,8 +336,8 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         self._counts["given_up"] += 1
         if was_mine and given_up.reason == NEVER_ACKNOWLEDGED:
             stream = self._consumer.dead_letter_stream
-            where = "only in its streams" if stream is None else f"in the stream {stream!r}"
-            text = "the group %s was delivered %d times by the consumer %r and never acknowledged: it is dead, and %s"
+            where = "remains only in its streams" if stream is None else f"is in the stream {stream!r}"
+            text = "the group %s was delivered %d times by the consumer %r and never acknowledged: now dead, it %s"
             logger.warning(text, claim.group_id, claim.given, self._consumer.name, where)
         self._idle.begin()
         return Pause(0.0)

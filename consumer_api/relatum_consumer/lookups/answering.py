@@ -36,7 +36,7 @@ _Result = TypeVar("_Result")
 
 
 def again_if_replaced(catalog: Catalog, ask: Callable[[], _Result], *, leaves_out: bool = False) -> _Result:
-    """Call `ask`; again from the start if the recorder replaced a stream meanwhile.
+    """Call `ask`; again from the start if the recorder replaced a stream during the call.
 
     `leaves_out`: True leaves out a stream that still is not the recorded one; for calls without named streams.
 
@@ -254,7 +254,7 @@ Find: TypeAlias = Callable[[Evidence | None], Found]
 def answered(
     catalog: Catalog, names: Sequence[str] | None, key_ids: Sequence[int], find: Find, *, complete: bool
 ) -> Answer:
-    """Answer with what `find` finds; again from the start if a stream was replaced meanwhile."""
+    """Answer with what `find` finds; again from the start if a stream was replaced during the call."""
     catalog.check_names(names)
 
     def ask() -> Answer:

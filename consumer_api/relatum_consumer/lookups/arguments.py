@@ -103,7 +103,7 @@ class GivenMessage:
     """The message a lookup was given.
 
     If the client does not say its stream and offset, or it is in a queue, `id` is None and the message's own id a
-    placeholder; `is_copy` then tells whether a message of a stream is this one or its copy.
+    placeholder; `is_copy` then says whether a message of a stream is this one or its copy.
     """
 
     message: Message

@@ -44,7 +44,7 @@ from relatum_consumer.lookups.proof import Evidence
 
 _Item = TypeVar("_Item", Row, Message)
 
-_ADVICE: Final = "ask with limit=, or for a shorter span of time (since=, until=)"
+_ADVICE: Final = "pass limit=, or a shorter span of time (since=, until=)"
 
 
 class OwnMessage:

@@ -163,10 +163,10 @@ class TimeMethods:
     ) -> Answer:
         """Return the message nearest in time in a stream, never the message itself.
 
-        An equal time is nearest. The earlier of two equally near messages wins; among several of one time at or before
-        the moment, the highest offset, as for `before(…, inclusive=True)`. In the message's own stream, messages of the
-        same time at a higher offset count as later: the first of them is taken if none comes before. Arguments, result
-        and errors are those of `after`.
+        An equal time is nearest. The earlier of two equally near messages wins; among several of the same time at or
+        before the moment, the highest offset, as for `before(…, inclusive=True)`. In the message's own stream, messages
+        of the same time at a higher offset count as later: the first of them is taken if none comes before. Arguments,
+        result and errors are those of `after`.
         """
         return self._beside({"before": True, "after": False}, moment, stream, by, complete=complete)
 
@@ -202,8 +202,8 @@ class TimeMethods:
         Args:
             moment: As for `after`.
             stream: As for `after`.
-            before_s: Seconds before the moment, from 0 on, inclusive.
-            after_s: Seconds after the moment, from 0 on, inclusive.
+            before_s: Seconds before the moment, 0 or more, inclusive.
+            after_s: Seconds after the moment, 0 or more, inclusive.
             by: As for `after`.
             complete: As for `after`.
 
@@ -235,7 +235,7 @@ class TimeMethods:
     ) -> Answer:
         """Return all messages of several streams around a moment, merged by time.
 
-        Messages of one time are ordered by stream, shorter names first (`r-2` before `r-10`), then offset.
+        Messages of the same time are ordered by stream, shorter names first (`r-2` before `r-10`), then offset.
 
         Args:
             moment: A `datetime` (without a zone: UTC), or a message read or consumed, for its time; it is included.
@@ -291,7 +291,7 @@ def _search(catalog: Catalog, message: Message | None, stream: str, by: str | No
     if len(wanted) > 1:
         raise InvalidInput(
             f"the message has {len(wanted)} values of the key {by!r}, and by= takes one: "
-            "find(…, since=, until=) asks for one of them"
+            "use find(…, since=, until=) for one of them"
         )
     if wanted:
         return Search(catalog, (stream,), wanted[0])

@@ -158,7 +158,7 @@ class Catalog:
         if snapshot is None or fresh:
             return self._read()
         age_s = time.monotonic() - snapshot.read_at
-        # One caller reads it; the others use the old one, but not for ever.
+        # One caller reads it; the others use the old one, but not forever.
         if age_s <= CATALOG_AGE_S or (self._is_being_read and age_s <= 2 * CATALOG_AGE_S):
             return snapshot
         self._is_being_read = True
@@ -316,7 +316,7 @@ class Catalog:
     def recorded(self, names: Sequence[str] | None, found_in: Iterable[str] = ()) -> tuple[str, ...]:
         """Return the names of the recorded streams searched, in order, by the snapshot, without a statement.
 
-        `found_in`: Streams to include whatever the snapshot says, because messages were found there.
+        `found_in`: Streams to include regardless of the snapshot, because messages were found there.
         """
         snapshot = self._snapshot or self._current()
         if names is None:
@@ -339,7 +339,7 @@ class Catalog:
             what = f"no stream of the virtual host {self.vhost!r} is recorded"
         elsewhere = ", ".join(f"{count} of {vhost!r}" for vhost, count in others)
         raise NothingRecorded(
-            f"{what}, so nothing is known of its messages: start recording (`relatum record STREAM…`, or "
+            f"{what}, so nothing is known about its messages: start recording (`relatum record STREAM…`, or "
             "relatum.intercept(…, database=…) in the publisher), or name the streams to search and ask for a "
             "complete answer" + (f"; streams of other virtual hosts are recorded: {elsewhere}" if others else ""),
             vhost=self.vhost,

@@ -67,7 +67,7 @@ class Evidence:
             may have rows of them that cannot be checked.
         held: The coverage of each existing stream.
         uncovered: The ranges that are retained and not recorded for all keys, by stream and offset.
-        unproven: Streams whose content cannot be proven, whatever is recorded or read.
+        unproven: Streams whose content cannot be proven, regardless of what is recorded or read.
         behind: Streams with offsets that are recorded for no key, or not for the time.
         new_keys: By key, the streams with recorded offsets that lack the key, because it was defined later.
     """
@@ -129,7 +129,7 @@ class Evidence:
         present = {stream.name: stream.stream_id for stream in catalog.streams(names)}
         for stream_id, name, *_ in self.recorded:
             if name in self.ends and present.get(name) != stream_id:
-                message = f"the stream {name!r} was recorded anew, or forgotten, during the lookup: retry it"
+                message = f"the stream {name!r} was re-recorded or forgotten during the lookup: retry it"
                 raise StreamReplaced(message, stream=name)
 
     def is_open(self, required: Collection[int] | None = None) -> bool:
@@ -228,7 +228,7 @@ def evidence(
         held,
         unproven={stream for stream, bounds in ends.items() if not bounds.is_proven},
     )
-    # Whatever comes after an existing message is retained, too.
+    # All messages after an existing one are retained, too.
     unsure = [
         stream
         for stream in lasts.intersection(ends)

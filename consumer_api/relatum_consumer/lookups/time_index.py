@@ -316,7 +316,7 @@ def offsets_within(
 ) -> tuple[list[Range], int | None]:
     """Return the offsets from `start` on of messages whose times are from `low` to `high`, both included.
 
-    They are ranges in order, with other messages among them; and the offset to go on from, None after the last one.
+    They are ranges in order, with other messages among them; and the offset to continue from, None after the last one.
     """
     found = _blocks_of(servers, BLOCKS_PAGE, stream, floor=start, low=low, high=high, blocks_max=blocks_max)
     following = found[-1].first_offset if len(found) == blocks_max else None

@@ -40,13 +40,13 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A pause: an iteration has nothing for so many seconds. The caller sleeps, and goes on; no thread need be held."""
+    """A pause: an iteration has nothing for this many seconds. The caller sleeps and continues; it holds no thread."""
 
     seconds: float
 
 
 def without_pauses(given: Generator[_Item | Pause, None, None]) -> Generator[_Item, None, None]:
-    """Yield the items, and sleep in this thread during rests."""
+    """Yield the items, and sleep in this thread during pauses."""
     with closing(given):
         for each in given:
             if isinstance(each, Pause):
@@ -141,7 +141,7 @@ COLD_S: Final = 1.0
 """Minimum seconds for reading keys and streams over a new connection, before the search can begin."""
 
 CLOSE_S: Final = 0.05
-"""A transient error within so many seconds of the limit counts as the timeout."""
+"""A transient error within this many seconds of the limit counts as the timeout."""
 
 
 class Waiting:
@@ -166,7 +166,7 @@ class Waiting:
         self.is_seen = False
 
     def look(self) -> Answer | None:
-        """Probe the index, and return the answer if it has a message or time is over; None to go on waiting."""
+        """Probe the index, and return the answer if it has a message or time is over; None to keep waiting."""
         if not self._timeout_s:
             return answer(self._catalog, self._asked())
         ends_at = self._until + GRACE_S

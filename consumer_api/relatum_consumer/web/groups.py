@@ -81,12 +81,12 @@ class GroupsParameters(Parameters):
 
 @dataclass(frozen=True, slots=True)
 class GroupsAnswer:
-    """A page of all groups, newest first; or of the unfinished groups, with their numbers.
+    """A page of all groups, newest first; or of the unfinished groups, with their counts.
 
     Of the unfinished groups, incomplete ones come first, then contradictory ones and those that lost a message, each
-    oldest first. A group's id is a digest if the key of groups is masked: ask for the group by one of its messages
-    then. Each group has its first five `places` and the first twenty ranges of `missing`. `unrecorded` are the first
-    twenty of `unrecorded_count` parts of the streams that are not recorded and may hold messages of groups.
+    oldest first. A group's id is a digest if the key of groups is masked: then ask for the group by one of its
+    messages. Each group has its first five `places` and the first twenty ranges of `missing`. `unrecorded` are the
+    first twenty of `unrecorded_count` parts of the streams that are not recorded and may hold messages of groups.
     `consumers` are the first ten of `consumers_count`, each with its status, or the reason why it is unknown.
     """
 

@@ -183,7 +183,7 @@ async def _answered(site: Site, tool: Endpoint, asked: Parameters) -> dict[str, 
     while (length := len(_text_of(shown))) > _ANSWER_CHARACTERS_MAX and limit > 1:
         limit = max(1, min(limit // 2, int(0.8 * limit * _ANSWER_CHARACTERS_MAX / length)))
         shown = document(await tool.answer(site, asked.model_copy(update={"limit": limit})), _visible)
-        cut = f"With limit={wanted} the answer was too long: it is cut to limit={limit}. "
+        cut = f"With limit={wanted} the answer was too long: it was cut to limit={limit}. "
     go_on = _go_on(shown)
     for items in _ITEMS:
         if len(_text_of(shown)) > _ANSWER_CHARACTERS_MAX:

@@ -260,7 +260,7 @@ def _written(value: Any, line: str = "") -> str:
 
 
 def _as_json(value: Any) -> str:
-    # Half a surrogate pair stays escaped, as its sender wrote it: no page can hold it.
+    # A lone surrogate stays escaped, as its sender wrote it: no page can hold it.
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 

@@ -25,7 +25,7 @@ class WebOptions:
 
     Attributes:
         broker: The broker's URL, or a `Broker`. The page only needs the permission `read` on the streams.
-        database: PostgreSQL's URL. Sessions are read-only, whatever the role may do.
+        database: PostgreSQL's URL. Sessions are read-only, regardless of the role's rights.
         host: The address to listen at. Default: 127.0.0.1. Addresses other than loopback need a `token`.
         port: The port. Default: 8440. 0 takes a free port.
         root_path: The prefix of all paths if a proxy serves the page below one, such as "/relatum". Default: empty.
@@ -68,7 +68,7 @@ class WebOptions:
             raise ConfigurationError(f"a root path begins with / and does not end with it, not {self.root_path!r}")
         if self.token is not None and not (len(self.token) >= TOKEN_MIN and self.token.isascii()):
             raise ConfigurationError(
-                f"a token needs at least {TOKEN_MIN} ASCII characters: `openssl rand -hex 32` makes one"
+                f"a token needs at least {TOKEN_MIN} ASCII characters: `openssl rand -hex 32` generates one"
             )
         if self.mask_bodies and self.show_bodies:
             raise ConfigurationError("bodies are masked (--mask-bodies) or shown (--show-bodies), not both")

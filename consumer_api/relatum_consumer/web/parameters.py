@@ -56,7 +56,7 @@ class Parameters(BaseModel):
     def _has_no_nul(cls, value: Any) -> Any:
         """Refuse NUL: PostgreSQL's texts cannot contain it."""
         if any(isinstance(each, str) and "\0" in each for each in (value if isinstance(value, tuple) else [value])):
-            raise ValueError("it has a NUL character")
+            raise ValueError("it contains a NUL character")
         return value
 
 

@@ -189,7 +189,7 @@ async def around(site: Site, asked: AroundParameters) -> AroundAnswer:
     start: Message | datetime = asked.moment or await site.relations.read(asked.stream, asked.offset or 0)
     moment = start if isinstance(start, datetime) else start.time
     if moment is None:
-        raise InvalidInput("this message has no time: give a moment")
+        raise InvalidInput("the message has no time: give a moment")
     answer = await site.relations.around(
         start,
         asked.streams or None,

@@ -170,7 +170,7 @@ def _place_of(address: BrokerAddress) -> str:
 # --- all of it --------------------------------------------------------------------------------------------
 
 _READ_ONLY: Final = "-c default_transaction_read_only=on"
-"""An option of all sessions: the page cannot write, whatever the role may do."""
+"""An option of all sessions: the page cannot write, regardless of the role's rights."""
 
 _ORPHANED_S: Final = 5.0
 """Seconds that PostgreSQL waits beyond `timeout_s` before it ends a statement: for pages that were killed or hang."""

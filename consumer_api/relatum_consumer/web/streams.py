@@ -212,7 +212,7 @@ class LiveParameters(Parameters):
 
 @dataclass(frozen=True, slots=True)
 class LiveAnswer:
-    """The recorded messages that arrived last at the broker, newest first, whatever their own times.
+    """The recorded messages that arrived last at the broker, newest first, regardless of their own times.
 
     Only the last offsets of `streams` are read, the twenty most recently recorded of `streams_count`: rare messages
     may be left out.

@@ -105,7 +105,7 @@ async def _traced(site: Site, asked: TraceParameters) -> Trace:
         message = await site.relations.read(asked.stream, asked.offset)
         return await site.relations.trace(message, by=asked.by or None, **bounds)
     if not asked.key:
-        raise InvalidInput("key is missing: the key's name; or give stream and offset of a message")
+        raise InvalidInput("key is missing: give the key's name, or stream and offset of a message")
     return await site.relations.trace((asked.key, given_value(asked.value)), by=asked.by or None, **bounds)
 
 

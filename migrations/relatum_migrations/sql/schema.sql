@@ -336,7 +336,7 @@ CREATE TABLE relatum.collectors (
   collector_id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   vhost text NOT NULL DEFAULT '/',
   name text COLLATE "C" NOT NULL,
-  -- Seconds for which a finished message is kept; NULL for ever.
+  -- Seconds for which a finished message is kept; NULL: forever.
   keep_s integer,
   created_at timestamptz NOT NULL DEFAULT now(),
   CONSTRAINT collectors_name UNIQUE (vhost, name)

@@ -66,7 +66,7 @@ class Stored:
 class Abandoned(BaseException):
     """The collector was closed before a server came back. Another member takes over the unfinished messages.
 
-    No `Exception`: it is nobody's failure, and ends whatever was repeated.
+    Not an `Exception`: nothing has failed, and it must end all retries.
     """
 
 

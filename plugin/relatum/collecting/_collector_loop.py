@@ -247,7 +247,7 @@ class CollectorLoop:
     async def store_lot(self, lot: Lot) -> None:
         """Store messages, call the handlers of `collected`, and put the messages into bulks, in this order.
 
-        Nothing is stored if another member follows the stream, or did so meanwhile (`Conflict`), or after the close.
+        Nothing is stored if another member follows the stream, or did so in between (`Conflict`), or after the close.
         """
         self._lots.add(lot)
         try:

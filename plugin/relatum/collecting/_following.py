@@ -72,7 +72,7 @@ class NamedStreams:
         if self.dead_letters is not None and self.dead_letters.stream in names:
             raise ConfigurationError(
                 f"the dead-letter stream {self.dead_letters.stream!r} is also followed: each dead letter would be "
-                "collected again, for ever"
+                "collected again, forever"
             )
         return names
 

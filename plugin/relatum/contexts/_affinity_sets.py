@@ -161,7 +161,7 @@ class AffinitySets(SerializationContexts):
         # The next message of a closed context could go to another partition: its order would be lost.
         if self._store.header == CONTEXT_HEADER:
             raise SuperStreamConflict(
-                f"serialization contexts are placed in {self.super_stream!r}: closing one would end its order; "
+                f"serialization contexts are placed in {self.super_stream!r}: closing one would break its order; "
                 "nothing was changed",
                 super_stream=self.super_stream,
                 reason="contexts",

@@ -122,11 +122,11 @@ class AffinityOptions(RouterOptions):
         balance: How the partition of a new set is chosen: "round_robin" (default), "least_loaded" (fewest open sets),
             "weighted" (by the weights of `AffinitySets.set_weights`), "hash" (of its name), or a function.
         trust_clock: See `ContextOptions`.
-        timeout_s: Seconds that a publish may wait, for the end of a move above all. Default: 10. 0 does not wait.
+        timeout_s: Seconds that a publish may wait, mainly for a move to end. Default: 10. 0 does not wait.
         when_database_away: "known" (default): messages of cached sets are published, the first message of another set
             raises `DatabaseUnavailable`. "wait": all wait up to `timeout_s`. "fail": all raise `DatabaseUnavailable`.
-        idle_s: Seconds without a message after which a set is closed; at least 60, and it may take 45 more. The value
-            belongs to the super stream: the first router stores it, and a router with another value is refused.
+        idle_s: Seconds without a message after which a set is closed (up to 45 s later); at least 60. The value applies
+            to the whole super stream: the first router stores it, and a router with another value is refused.
             None (default): the stored value; if there is none, sets are never closed.
         open_sets_max: How many sets of the super stream may be open. None (default): no limit. With a limit, routers
             open sets one at a time.
@@ -217,18 +217,16 @@ class RouterStatistics:
         unchecked: Messages that are published but not yet known to be valid.
     """
 
-    published: Annotated[int, Counter("relatum_router_published_total", "Messages of a context or set published")]
-    unnamed: Annotated[int, Counter("relatum_router_unnamed_total", "Messages of no context or set published")]
-    asked: Annotated[int, Counter("relatum_router_asked_total", "Messages of which the database had to be asked")]
-    adopted: Annotated[int, Counter("relatum_router_adopted_total", "Messages taken in again behind a move")]
+    published: Annotated[int, Counter("relatum_router_published_total", "Messages published with a context or set")]
+    unnamed: Annotated[int, Counter("relatum_router_unnamed_total", "Messages published without a context or set")]
+    asked: Annotated[int, Counter("relatum_router_asked_total", "Messages that needed a query to the database")]
+    adopted: Annotated[int, Counter("relatum_router_adopted_total", "Messages adopted after a move overtook them")]
     move_wait_s: Annotated[
         Observed, Distribution("relatum_router_move_wait_seconds", "Time that messages waited for a move to end")
     ]
-    known_names: Annotated[
-        int, Gauge("relatum_router_known_names", "Contexts or sets whose partition is remembered now")
-    ]
+    known_names: Annotated[int, Gauge("relatum_router_known_names", "Contexts or sets whose partition is cached")]
     unchecked: Annotated[
-        int, Gauge("relatum_router_unchecked_messages", "Messages published and not known to count yet")
+        int, Gauge("relatum_router_unchecked_messages", "Messages published and not yet known to be valid")
     ]
 
 

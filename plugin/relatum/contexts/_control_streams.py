@@ -43,14 +43,14 @@ def scan(
     with contextlib.closing(found) as batches:
         for batch in batches:
             if batch is None:
-                raise ReadTimeout(f"the stream {stream!r} gave nothing for {seconds_text(DIRECT_TIMEOUT_S)}")
+                raise ReadTimeout(f"the stream {stream!r} delivered nothing for {seconds_text(DIRECT_TIMEOUT_S)}")
             read_to = batch.last_offset
             for offset, record in zip(batch.offsets, batch.records, strict=True):
                 if may_matter(record):
                     yield Message.from_record(stream, offset, record)
     if is_whole and not (bounds.is_sure and (bounds.last is None or bounds.last <= read_to)):
         raise StreamUnavailable(
-            f"cannot tell whether {stream!r} was read to its end: its leader does not answer, or shows nothing yet, "
+            f"cannot tell whether {stream!r} was read to its end: its leader does not answer, or returns nothing yet, "
             "and a replica may lag",
             stream=stream,
         )

@@ -109,7 +109,7 @@ STOP: Final = sql("""
     UPDATE relatum.placements SET state = 'moving', move_id = :move_id::bigint, generation = :generation::bigint
     WHERE super_stream_id = :super_stream_id::integer AND name = ANY (:names::text[])""")
 
-# Whoever holds the move: two movers do no harm.
+# Any holder may do this: two movers do no harm.
 ATTEND: Final = sql(f"""
     UPDATE relatum.context_moves SET holder = :holder::text, lease_expires_at = {_LEASE_END}
     WHERE move_id = :move_id::bigint AND ended_at IS NULL""")

@@ -57,7 +57,7 @@ _PASSING: Final = (Transient, PublishNacked, PublishUnroutable)
 """Errors that are retried. A starting broker routes to its streams a second after it answers."""
 
 WAIT_S: Final = 0.01
-"""The wait before a fence is cut into steps of so many seconds; the mover renews its lease between them."""
+"""The wait before a fence is cut into steps of this many seconds; the mover renews its lease between them."""
 
 LOOKS_MAX: Final = 5
 """How often to search for a confirmed control message before the stream counts as unavailable.

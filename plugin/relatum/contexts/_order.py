@@ -58,7 +58,7 @@ class FindingKind(StrEnum):
 
     @property
     def is_notice(self) -> bool:
-        """Whether the order is intact all the same: publishers that died leave strays."""
+        """Whether the order is still intact: publishers that died leave strays."""
         return self is FindingKind.STRAY
 
 

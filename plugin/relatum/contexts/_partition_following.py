@@ -306,7 +306,7 @@ class Following:
             step.ended.append(move_id)
 
     def due_at(self) -> float | None:
-        """When a batch can be handed out; None: not before more is read or the last one is returned."""
+        """When the next batch can be handed out; None until more is read or the last batch is returned."""
         if self.outstanding is not None or self.is_over or self.is_leaving:
             return None
         if self._again is not None:

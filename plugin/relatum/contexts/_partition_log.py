@@ -5,7 +5,7 @@ contexts add three kinds of control messages:
 
 - a `Fence` in the source: after it, messages with an earlier epoch are invalid (strays);
 - a `Marker` in the target: messages of its epoch are held until the source is consumed up to the fence;
-- an `Adoption` in the context's present partition: it stands for a stray.
+- an `Adoption` in the context's present partition: it replaces a stray.
 
 Their fields are JSON in the body, so that no key of an application finds them in headers.
 

@@ -89,7 +89,7 @@ class PlacementCache:
 
 
 class Unchecked:
-    """Published messages that are not known to be valid yet, in order for each name; at most so many. Thread-safe.
+    """Published messages that are not known to be valid yet, in order for each name; at most this many. Thread-safe.
 
     A query of the database removes those it proves valid; the others are settled one by one.
     """

@@ -89,7 +89,7 @@ def forget_placements(engine: sa.Engine, broker: str | Broker, *, batch_rows: in
     """Delete old placements and moves of a virtual host's super streams, in bounded transactions; return the row count.
 
     Deleted are placements that were released an hour ago, and moves whose fence and marker retention has dropped if
-    later moves replace them. The last move of a context into or out of a partition is kept: it applies to whatever a
+    later moves replace them. The last move of a context into or out of a partition is kept: it applies to anything a
     suspended publisher may still send there.
 
     Args:

@@ -61,7 +61,7 @@ FORGET_MOST: Final = 20_000
 """Placements deleted each time: twice as many as one process opens and releases in the interval."""
 
 _TRIES: Final = 20
-"""Attempts to place names: a chosen partition may be retired, or others place and release a name meanwhile."""
+"""Attempts to place names: a chosen partition may be retired, or others may place and release a name in between."""
 
 _PLACEMENT: Final = """
         p.name, p.partition_id, s.stream, s.binding_key, p.epoch, p.state, p.move_id, p.opened_at, p.used_at"""
@@ -207,7 +207,7 @@ class PlacementStore:
     ) -> list[PartitionRow]:
         """Create missing rows of the super stream, and check its options against the stored ones.
 
-        If no row is missing, nothing is written, so a read-only user can open it. None stands for the stored value. New
+        If no row is missing, nothing is written, so a read-only user can open it. None means the stored value. New
         partitions of the broker are added; missing ones are kept. The first `idle_s` is stored for all. A different
         option raises `SuperStreamConflict`, an unknown super stream `SuperStreamNotFound`.
         """
@@ -292,7 +292,7 @@ class PlacementStore:
         active = {row.partition_id: row for row in self._active}
         if not active:
             raise SuperStreamConflict(
-                f"super stream {self._name!r} has no partition that takes new placements",
+                f"super stream {self._name!r} has no partition that accepts new placements",
                 super_stream=self._name,
                 reason="it has no active partition",
             )
@@ -341,7 +341,7 @@ class PlacementStore:
         self._select(TOUCH, names=list(names))
 
     def idle(self, idle_s: float) -> list[Placement]:
-        """Read the open placements without use for so many seconds, longest unused first; without moving ones."""
+        """Read the open placements without use for this many seconds, longest unused first; without moving ones."""
         return [_placement(row) for row in self._select(IDLE, idle_s=float(idle_s), most=PAGE)]
 
     def placements(self, *, stream: str | None = None, first: str = "") -> Iterator[Placement]:

@@ -30,7 +30,7 @@ def behind(name: str) -> str:
 
 
 def in_parts(names: Iterable[str], count: int) -> Iterator[list[str]]:
-    """Split names into lists of at most so many."""
+    """Split names into lists of at most this many."""
     rest = iter(names)
     while part := list(islice(rest, count)):
         yield part

@@ -55,7 +55,7 @@ RESTS_AFTER_S: Final = 5.0
 """Seconds without messages after which the thread ends."""
 
 BUSY: Final = 2
-"""From so many messages between two queries on, a query in the background pays."""
+"""Messages between two queries from which a query in the background pays off."""
 
 
 class RouterCore:
@@ -210,7 +210,7 @@ class RouterCore:
             self.control_streams.publish(stream, adoption)
 
     def take_over(self, seconds: float) -> None:
-        """Complete abandoned moves for so many seconds at most, in one thread at a time; errors are logged."""
+        """Complete abandoned moves for this many seconds at most, in one thread at a time; errors are logged."""
         with self._lock:
             if time.monotonic() < self._take_over_at:
                 return
@@ -232,7 +232,7 @@ class RouterCore:
         """Sleep, unless the waiting task was cancelled."""
         pause(seconds)
         if has_passed():
-            raise Transient("the call was cancelled, or its time has passed, while it waited for a move or a server")
+            raise Transient("the call was cancelled or timed out while it waited for a move or a server")
 
     def _in_time(self, *, is_look: bool = False) -> within:
         seconds = self.options.timeout_s
@@ -242,7 +242,7 @@ class RouterCore:
         return within(max(seconds, LEAST_S))
 
     def published(self) -> None:
-        """Count a message with a name. The first one, and one after a rest, starts the thread that looks."""
+        """Count a message with a name. The first one, and one after a pause, starts the thread that looks."""
         with self._lock:
             self._published += 1
             if self._looks is None and self.options.trust_clock and not self._is_closed:
@@ -270,7 +270,7 @@ class RouterCore:
         except Exception as error:  # noqa: BLE001 it is logged, and the thread continues
             self._away_until = time.monotonic() + AWAY_S
             if isinstance(error, DatabaseUnavailable):
-                logger.debug("not looked: %s", ended(error))  # publishers see it themselves
+                logger.debug("cannot look for changed placements: %s", ended(error))  # publishers see it themselves
             elif not self._is_closed:
                 self._outages.failed(LOOKING, error)
         else:
@@ -303,9 +303,9 @@ def unsettled(name: str, settle: Callable[..., Any]) -> Iterator[None]:
     try:
         yield
     except RelatumError as error:
-        away = " the database is away;" if isinstance(error, DatabaseUnavailable) else ""
+        away = " PostgreSQL is unavailable;" if isinstance(error, DatabaseUnavailable) else ""
         raise PublishOutcomeUnknown(
-            f"the broker has the message of {name!r};{away} whether it is in order is not known yet; call the error's "
+            f"the broker has the message of {name!r};{away} whether it is in order is unknown; call the error's "
             f"settle(): {error}",
             in_stream=None,
             settle=settle,

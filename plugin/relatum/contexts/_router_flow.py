@@ -282,8 +282,8 @@ class RouterBase(Generic[Options]):
         if await self._call(self._core.publications.counts, sent):
             return places
         raise PublishRejected(
-            f"the message of {sent.name!r} reached {sent.stream!r} after its context had left, so no serial consumer "
-            "takes it there: publish it again",
+            f"the message of {sent.name!r} reached {sent.stream!r} after its context had moved, so no serial consumer "
+            "reads it there: publish it again",
             in_stream=False,
         )
 

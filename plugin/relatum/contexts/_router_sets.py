@@ -42,7 +42,7 @@ SOURCE: Final = ("property:message_id",)
 """The source of the key that finds messages by their `message_id`."""
 
 _SAME_ID_MAX: Final = 16
-"""How many messages with one id are read, newest first: rows can outlive their messages."""
+"""How many messages with the same id are read, newest first: rows can outlive their messages."""
 
 RECORDED: Final = sql(f"""
     SELECT s.name, r.stream_offset
@@ -231,14 +231,14 @@ class SetKeeper:
             time.sleep(POLL_S)
 
     def close(self) -> None:
-        """Close the sets that have ended, and end the thread; wait some seconds for PostgreSQL."""
+        """Close the sets that have ended, and end the thread; wait a few seconds for PostgreSQL."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
         self._stop.set()
         if self._ending:
             logger.warning(
-                "%d affinity sets of %r that ended are still open: `relatum affinity close` closes them",
+                "%d affinity sets of %r are still open after their last message: `relatum affinity close` closes them",
                 len(self._ending),
                 self._core.super_stream,
             )
@@ -317,7 +317,7 @@ class SetKeeper:
 
 
 def close_idle(store: PlacementStore, idle_s: float) -> int:
-    """Close the sets without use for so many seconds, and return their number. Moving sets stay open."""
+    """Close the sets without use for this many seconds, and return their number. Moving sets stay open."""
     closed = 0
     while idle := store.idle(idle_s):
         waiting = store.release([(each.name, each.epoch) for each in idle])

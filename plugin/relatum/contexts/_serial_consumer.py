@@ -208,7 +208,7 @@ class ConsumerBase:
 
     @contextmanager
     def _handling(self, batch: BatchBase) -> Iterator[None]:
-        """Give a batch back if the block raises; go on if another member has taken its partition over."""
+        """Give a batch back if the block raises; continue if another member has taken over its partition."""
         try:
             yield
         except PartitionLost as error:
@@ -220,7 +220,7 @@ class ConsumerBase:
     def _check_open(self) -> None:
         self._check_running()
         if self._is_closed:
-            raise UsedAfterClose("the consumer was closed: make another one")
+            raise UsedAfterClose("the consumer was closed: create another one")
 
     def _status(self) -> SerialStatus:
         with StreamReader.open(self._address) as reader:
@@ -328,7 +328,7 @@ class SerialConsumer(ConsumerBase, Closing):
         A partition delivers no further batch until its last one is acknowledged; other partitions do.
 
         Args:
-            timeout_s: Stop after so many seconds without a batch. None goes on until the consumer is closed.
+            timeout_s: Stop after this many seconds without a batch. None continues until the consumer is closed.
         """
         while (batch := self.next_batch(timeout_s)) is not None:
             yield batch
@@ -340,7 +340,7 @@ class SerialConsumer(ConsumerBase, Closing):
         unavailable, the iterator waits.
 
         Args:
-            timeout_s: Stop after so many seconds without a batch. None goes on until the consumer is closed.
+            timeout_s: Stop after this many seconds without a batch. None continues until the consumer is closed.
 
         Raises:
             TlsRefused, AccessRefused, ConfigurationError: See `next_batch`.

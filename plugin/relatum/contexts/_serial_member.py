@@ -138,7 +138,7 @@ class Member:
         )
         self._reach = BrokerReach(self.follower, self.outages, lambda: min(self._streams))
         repeat = partial(self.loop.repeat, outages=self.outages)
-        self.surplus = repeat(self._give_surplus, f"giving partitions back {self._of}")
+        self.surplus = repeat(self._give_surplus, f"releasing partitions {self._of}")
         self.holds = repeat(self._release_holds, f"looking at moves {self._of}")
         self._duties += self.surplus, self.holds
         await self._keep_lease()
@@ -170,7 +170,7 @@ class Member:
             try:
                 await self._ask_for_lease(self.store.leave)
             except Exception as error:  # noqa: BLE001 - the lease expires by itself
-                what = f"partitions {self._of} not given back"
+                what = f"partitions {self._of} were not released"
                 log_failure(logger, error, what, level=logging.INFO)
             closing = self.loop.spawn(self.follower.close())
             await asyncio.wait([closing], timeout=max(0.0, self.store.ending.left_s()))

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("relatum.serial")
 
 REPEATED_S: Final = 120.0
-"""After a stream lost its end, messages are delivered again from so many seconds before the last one read."""
+"""After a stream lost its end, messages are delivered again from this many seconds before the last one read."""
 
 IDLE_S: Final = 10.0
 """Seconds in which a stream with messages must deliver one."""

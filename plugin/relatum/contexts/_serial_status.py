@@ -168,7 +168,7 @@ def forget_consumer(super_stream: str, name: str, *, database: AnyDatabase, vhos
             return bool(connection.execute(_FORGET_CONSUMER, of_consumer).rowcount)
     if ids:
         others = ", ".join(map(repr, ids))
-        raise NotFound(f"no consumer {name!r} of {super_stream!r} is known in virtual host {vhost!r}, but in {others}")
+        raise NotFound(f"virtual host {vhost!r} has no consumer {name!r} of {super_stream!r}; {others} has one")
     return False
 
 

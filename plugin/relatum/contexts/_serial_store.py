@@ -2,7 +2,7 @@
 
 Exactly-once rests on one statement: a position moves only if its row still names this member and the version that it
 wrote last. An application's writes in the same transaction are committed with it, or not at all. If a commit gets no
-answer, only the token that each attempt writes tells its outcome: the row may have changed since, even by this member.
+answer, only the token that each attempt writes shows its outcome: the row may have changed since, even by this member.
 A member whose lease has expired joins again under another name.
 """
 
@@ -366,6 +366,6 @@ class ConsumerStore:
             yield connection
 
     def complete(self, partition_ids: Collection[int]) -> list[tuple[int, int]]:
-        """Read the holds in these partitions that have ended: partition and move of each."""
+        """Return (partition, move) of each hold in these partitions that has ended."""
         wanted = {**self.me, "partition_ids": list(partition_ids)}
         return [(row.partition_id, row.move_id) for row in self.database.rows(COMPLETE_HOLDS, wanted)]

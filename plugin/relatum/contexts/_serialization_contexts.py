@@ -241,7 +241,7 @@ class SerializationContexts(Closing):
             progress: Called after each step.
         """
         if plan is not None and not isinstance(plan, Plan):
-            raise InvalidInput(f"plan= takes what plan() gave, not {shown(plan)}")
+            raise InvalidInput(f"plan= takes a result of plan(), not {shown(plan)}")
         return self._move((plan or self.plan()).moves, progress)
 
     def _move(self, wanted: Mapping[str, Collection[str]], progress: Progress | None) -> list[Move]:

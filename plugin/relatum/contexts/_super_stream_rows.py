@@ -27,7 +27,7 @@ IDLE_S_MIN: Final = 4 * USED_EVERY_S
 KEEP_COMMITS: Final = """
     CASE WHEN current_setting('synchronous_commit') = 'off'
          THEN set_config('synchronous_commit', 'on', true) END AS kept"""
-"""Makes the commit wait for the disk, whatever `synchronous_commit` is.
+"""Makes the commit wait for the disk, regardless of `synchronous_commit`.
 
 If a crash of PostgreSQL undid a placement with messages, the name could be placed again elsewhere.
 """
@@ -190,7 +190,7 @@ def _agree_on_idle(ask: Ask, name: str, idle_s: float, *, stored: float | None) 
     if stored != idle_s:
         raise SuperStreamConflict(
             f"the sets of super stream {name!r} are closed after {seconds_text(stored)} without use, not after "
-            f"{seconds_text(idle_s)}: it is the same for all routers, and changed by `AffinitySets.set_idle`",
+            f"{seconds_text(idle_s)}: all routers share this value; `AffinitySets.set_idle` changes it",
             super_stream=name,
             reason=f"its idle_s is {stored:g}",
         )
@@ -239,7 +239,7 @@ def checked_key(rows: Sequence[PartitionRow], super_stream: str, key: str | None
         return str(1 + max(taken, default=-1)) if retired else None
     if f"{super_stream}-{key}" in retired:
         raise SuperStreamConflict(
-            f"partition '{super_stream}-{key}' was retired, and its name is not used again: take another binding key",
+            f"partition '{super_stream}-{key}' was retired, and its name cannot be reused: choose another binding key",
             super_stream=super_stream,
             reason="the partition was retired",
         )
@@ -268,7 +268,7 @@ def retire(store: "MoveStore", stream: str) -> None:
             raise PartitionInUse(f"{stream!r} cannot be retired: {reason}", stream=stream, reason=reason)
         context = ask(PLACED_IN, partition_id=row.partition_id).scalar()
         if context is not None:
-            reason = f"{context!r} is placed there, and maybe more"
+            reason = f"{context!r} is placed there, and perhaps others"
             raise PartitionInUse(f"{stream!r} cannot be retired: {reason}; move them", stream=stream, reason=reason)
 
 
@@ -295,7 +295,7 @@ def wait_until_read(store: "MoveStore", streams: "ControlStreams", retired: str,
         if time.monotonic() >= give_up_at:
             name, stream = found[0]
             reason = (
-                f"consumer {name!r} holds messages back that come after it"
+                f"consumer {name!r} holds back messages that come after it"
                 if stream is None
                 else f"consumer {name!r} has not read all of {stream!r}"
             )

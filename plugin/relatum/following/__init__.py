@@ -13,7 +13,7 @@ The events of a follower mean the same to every component:
   and waits for its answer.
 - **CaughtUp**: a node has no more records now. This need not be the stream's end, which only the leader knows.
 - **Failed**: the stream cannot be read now: it is missing, moving or damaged, reading is refused, or the broker is
-  unreachable. The follower retries for ever. A deleted stream is a `StreamNotFound` until it is declared again.
+  unreachable. The follower retries forever. A deleted stream is a `StreamNotFound` until it is declared again.
 
 After an interruption, reading continues after the last delivered record, by which the stream is recognised.
 

@@ -71,7 +71,7 @@ def refuses_login(error: object) -> TypeGuard[RelatumError]:
 
 
 class StreamFollower:
-    """Follows streams for ever, each from a given position, on its owner's event loop. Not fork-safe.
+    """Follows streams forever, each from a given position, on its owner's event loop. Not fork-safe.
 
     Errors are retried, and reported as events and to `outages`; methods do not raise them. All methods but `reader`,
     `may_log_in` and `statistics` are for the loop's thread. Close the follower before you stop the loop.
@@ -79,7 +79,7 @@ class StreamFollower:
     `on_event`: Called in the loop with each event, in order per stream, streams in turn. If it raises, the error is
     logged and the event is delivered again; records are read again for this.
     `gather_s`: Seconds that reading pauses while many streams send small chunks: together they cost less. Default: 0.
-    `name`, `who`: The names in `outages` of following at all, and of following one stream.
+    `name`, `who`: How `outages` names the follower as a whole, and the following of one stream.
     `options`: Those of `StreamReader.open`. A connection that is silent for 1.5 times `heartbeat_s` is dropped.
     """
 
@@ -183,7 +183,7 @@ class StreamFollower:
         found = None if known is None else agreement(reader, stream, known)
         if found is Agreement.UNKNOWN:
             raise StreamUnavailable(
-                f"{stream!r} does not show offset {known and known.offset}, which was read before: a node lags or "
+                f"{stream!r} did not return offset {known and known.offset}, which was read before: a node lags or "
                 "is starting, or the leader is unreachable, so nothing can be concluded",
                 stream=stream,
             )

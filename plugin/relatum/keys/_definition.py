@@ -205,7 +205,7 @@ class KeyDefinition:
         key_type = self.value_type
         if len(values) == 1:
             return canonical(values[0], key_type)
-        # Composites compare as text, whatever the key's type.
+        # Composites compare as text, regardless of the key's type.
         return join_components([canonical(value, key_type) for value in values])
 
     def canonical_query(self, value: Any) -> str:
@@ -223,7 +223,7 @@ class KeyDefinition:
                 value = int(value)
             return canonical(value, self.value_type)
         if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != len(self.components):
-            raise invalid(self.name, f"it has {len(self.components)} components: pass a tuple of as many values")
+            raise invalid(self.name, f"it has {len(self.components)} components: pass a tuple with one value for each")
         found = self.canonical_of(value)
         if found is None:
             raise invalid(self.name, "None cannot be searched for")
@@ -278,7 +278,7 @@ def masked_places(definitions: Iterable[KeyDefinition], names: Collection[str] =
 
     Args:
         definitions: All definitions in force.
-        names: Further masked keys, whatever their definitions say.
+        names: Further masked keys, regardless of their definitions.
     """
     by_name = {each.name: each for each in definitions}
     masked = [each for each in by_name.values() if each.masked or each.name in names]
@@ -338,7 +338,7 @@ class KeyAgreement:
         self._asked.set()
 
     def wait(self, timeout_s: float = AGREE_S) -> None:
-        """Wait until the database was asked once, for at most so many seconds."""
+        """Wait until the database was asked once, for at most this many seconds."""
         self._asked.wait(max(0.0, timeout_s))
 
     def check(self) -> None:

@@ -86,7 +86,7 @@ class LocalServers:
         """
         with ExitStack() as undo:
             undo.callback(self.kill)
-            self.rabbitmq.launch()  # first, since it is slower: PostgreSQL starts meanwhile
+            self.rabbitmq.launch()  # first, since it is slower: PostgreSQL starts at the same time
             self.postgresql.launch()
             self.postgresql.await_answer()
             self.rabbitmq.await_answer()

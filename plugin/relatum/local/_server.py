@@ -174,7 +174,7 @@ class LocalServer(ABC):
         while not self._answers():
             if not self.running:
                 status = None if self._supervisor is None else self._supervisor.returncode
-                raise self._failed(f"ended with status {status}")
+                raise self._failed(f"exited with status {status}")
             if time.monotonic() > limit:
                 self.kill()
                 raise self._failed(f"did not answer within {seconds_text(self._start_timeout_s)}")
@@ -202,7 +202,7 @@ class LocalServer(ABC):
         """Stop the server if it is running, then start it with the same ports and data.
 
         Raises:
-            ServerStartFailed: As `start`; also if another process took one of the ports meanwhile.
+            ServerStartFailed: As `start`; also if another process has taken one of the ports.
         """
         self.stop()
         self.start()
@@ -302,7 +302,7 @@ class Identity:
 def claim(port: int, offsets: Sequence[int]) -> ExitStack:
     """Keep other private servers from choosing the free loopback ports `port + offset`, until the result is closed.
 
-    A stopped or killed server can thus start again on its ports. A name in Linux's abstract namespace belongs to one
+    So a stopped or killed server can start again on its ports. A name in Linux's abstract namespace belongs to one
     process, is visible where the loopback interface is, and ends with the process. Raises `OSError` if one of the ports
     is claimed already, or something listens on it.
     """

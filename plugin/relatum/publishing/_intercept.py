@@ -143,7 +143,7 @@ def release(connection: _Connection) -> _Connection:
     """Undo `intercept` and return the connection. Wrappers that others have added since stay and pass calls through.
 
     With the last connection that used it, the embedded recorder ends, once it has recorded the published messages. This
-    takes at most two seconds, whatever the servers do. Unrecorded messages are logged as a warning and counted in
+    takes at most two seconds, even if no server answers. Unrecorded messages are logged as a warning and counted in
     `statistics(connection).left`; the next recorder of these streams records them. In an event loop:
     `await asyncio.to_thread(relatum.release, connection)`. A connection that is not intercepted does not change.
     """

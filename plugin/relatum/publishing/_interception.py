@@ -60,7 +60,7 @@ class PublisherStatistics:
 
     Attributes:
         connections: 1 until the connection is released, then 0.
-        published: Messages sent, whatever their outcome.
+        published: Messages sent, regardless of their outcome.
         errors: Messages sent whose publish failed, by reason: "unroutable", "nacked", "rejected", "unknown".
         skipped: Values that will not be recorded (`on_invalid="skip"`), by reason.
         receipt_s: Seconds from sending until a receipt had the message's places.
@@ -263,7 +263,7 @@ class Interception:
     def release(self) -> None:
         """Pass calls through from now on, and release the recorder and the connections for reading.
 
-        Returns within `RELEASE_S`, whatever the servers do. Connections still open then are closed in the background;
+        Returns within `RELEASE_S`, even if no server answers. Connections still open then are closed in the background;
         messages unrecorded by then are logged and counted.
         """
         self.active = self.counts.is_open = False

@@ -213,7 +213,7 @@ class Locator:
             self._bound_to[exchange] = now, bound
             if not (bound or self._named):
                 self._warn_once(
-                    "the streams that exchange %r leads to are unknown, so receipts may be incomplete: name them "
+                    "the streams that exchange %r routes to are unknown, so receipts may be incomplete: name them "
                     "in intercept(…, streams=[…])",
                     exchange,
                 )

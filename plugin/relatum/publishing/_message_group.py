@@ -264,7 +264,7 @@ class MessageGroup(_Group):
                 messages. Nothing was sent.
             InvalidRelationshipKey, HeadersRefused: nothing was sent; the next message gets this number.
             PublishUnroutable, PublishNacked: the message is in no stream; the next one gets this number. If an exchange
-                leads to several streams, one may have accepted what another refused: that number is then used twice.
+                routes to several streams, one may have accepted what another refused: that number is then used twice.
             PublishOutcomeUnknown: the message may be in the stream, and its number stays taken. Settle it, or `resume`.
         """
         exchange = self._target[0] if exchange is None else exchange
@@ -344,7 +344,7 @@ class AsyncMessageGroup(_Group):
 
         The message is not changed. `exchange` is an exchange or a channel; `kwargs` are further arguments of
         `Exchange.publish`, such as `timeout`. Its result is returned. A returned message raises `PublishUnroutable`,
-        whatever the channel's `on_return_raises`.
+        regardless of the channel's `on_return_raises`.
         """
         target, _ = intercepted_exchange(self._exchange if exchange is None else exchange)
         routing_key = self._target[1] if routing_key is None else routing_key

@@ -112,7 +112,7 @@ async def publish_async(
             `SuperStream.exchange(channel)`.
         message: The client's message; not changed.
         routing_key: The routing key.
-        mandatory: True (default): a message without a bound queue is `PublishUnroutable`, whatever the channel's
+        mandatory: True (default): a message without a bound queue is `PublishUnroutable`, regardless of the channel's
             `on_return_raises`. False: the broker drops it and confirms.
         kwargs: Further arguments of the client's method, such as `timeout`.
 

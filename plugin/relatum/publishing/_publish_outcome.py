@@ -177,7 +177,7 @@ class Unsettled:
         """Find the message by reading its streams; see `Receipt.settle`. The search ends at most half a second late.
 
         The outcome also stays unknown where absence proves nothing: retention has dropped messages of that time, the
-        exchange may lead to streams beyond those bound to it, or only a queue has the message.
+        exchange may route to streams beyond those bound to it, or only a queue has the message.
         """
         looks = _Searches(self, timeout_s, streams, again=self.settle)
         while True:
@@ -237,7 +237,7 @@ class _Searches:
                 where = self._locator.destinations(self._sent)
                 if not where.streams:
                     raise ConfigurationError(
-                        f"the streams that exchange {self._sent.exchange!r} leads to are unknown: name them in "
+                        f"the streams that exchange {self._sent.exchange!r} routes to are unknown: name them in "
                         "settle(streams=…) or intercept(…, streams=[…])"
                     )
                 self._searches = {name: _Search(self._sent, name) for name in where.streams}

@@ -205,7 +205,7 @@ class Receipt(_Published):
 
         Args:
             timeout_s: Seconds to search; None (default): until the outcome is sure, at least 10.
-            streams: The streams to search; by default, those that exchange and routing key lead to.
+            streams: The streams to search; by default, those that exchange and routing key route to.
 
         Returns:
             The message's places, one for each stream it is in, ordered by the stream's name.

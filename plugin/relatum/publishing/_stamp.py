@@ -158,7 +158,7 @@ class Stamper:
         """Return whether all headers are short printable texts, as usual: no limit and no text key refuses them."""
         try:
             values = "".join(headers.values())
-            # Printable text has no NUL and no half of a surrogate pair.
+            # Printable text has no NUL and no lone surrogate.
             return values.isprintable() and len(values) + len("".join(headers)) <= self._sure_characters
         except TypeError:
             return False
@@ -301,7 +301,7 @@ def _text_bytes(value: Any) -> int:
     if type(value) is str and value.isascii():
         return len(value)
     if isinstance(value, str):
-        # The client's encoder refuses half a surrogate pair.
+        # The client's encoder refuses a lone surrogate.
         return len(value.encode("utf-8", "surrogatepass"))
     return len(value) if isinstance(value, (bytes, bytearray)) else 0
 

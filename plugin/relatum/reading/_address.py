@@ -127,7 +127,7 @@ class BrokerAddress:
         for name in ("user", "vhost"):
             checked_text(name, getattr(self, name))
         if not can_be_sent(self.password):
-            raise InvalidInput("password= takes text without NUL characters and halves of surrogate pairs")
+            raise InvalidInput("password= takes text without NUL characters and lone surrogates")
         if self.login.is_of_tls and not (self.amqp_tls or self.stream_tls):
             raise ConfigurationError(
                 "TLS options need a URL with TLS: amqps:// or rabbitmq-stream+tls://, not "

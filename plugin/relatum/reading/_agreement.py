@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from relatum.reading._reader import StreamReader
 
 CLAIM_S: Final = 5.0
-"""Time limit for giving a broker its id, in seconds; a stream that was just declared takes some hundredths of one."""
+"""Time limit for giving a broker its id, in seconds; a stream that was just declared takes a few hundredths of one."""
 
 _PAUSE_S: Final = 0.05
 
@@ -40,7 +40,7 @@ class Agreement(Enum):
     """How a stream compares with a message that was read from it before."""
 
     SAME = "same"
-    """The message is there, and so are all before it."""
+    """The message and all before it are there."""
 
     EXPIRED = "expired"
     """Retention has dropped the offset: whether it was this message is unknown, and nothing contradicts it."""
@@ -172,8 +172,8 @@ def _publish(link: SocketConnection, text: str) -> bool:
 def another_broker(stream: str, recorded: BrokerIdentity, connected: BrokerIdentity) -> AnotherBroker:
     """Return the error for a stream that was recorded from another broker."""
     return AnotherBroker(
-        f"the stream {stream!r} was recorded from the broker {recorded}, and this one is {connected}: give each broker "
-        f"a database of its own. If this one has taken the other's place: `relatum forget --origin {stream}`",
+        f"the stream {stream!r} was recorded from the broker {recorded}, and this is {connected}: give each broker "
+        f"a database of its own. If this one replaces the other: `relatum forget --origin {stream}`",
         stream=stream,
         recorded=str(recorded),
         connected=str(connected),

@@ -109,7 +109,7 @@ def _connect(address: BrokerAddress, within_s: float, timeout_s: float, heartbea
 
 @contextmanager
 def in_time(connection: pika.BlockingConnection, timeout_s: float) -> Iterator[None]:
-    """End the connection if the block takes longer: pika itself waits for ever."""
+    """End the connection if the block takes longer: pika itself waits forever."""
     # Like pika's own timer for blocked connections: only timers of its loop run while it waits.
     loop = connection._impl
     end = partial(loop._terminate_stream, ConnectionBlockedTimeout(f"no answer within {seconds_text(timeout_s)}"))
@@ -176,7 +176,7 @@ def name_missing(error: StreamNotFound, address: BrokerAddress, timeout_s: float
     if (code == 406 and "x-stream-offset" in text) or (code == 405 and _EXCLUSIVE in text):
         return NotAStream(f"{name!r} is a queue, not a stream.", stream=name)
     if code == 404 and _NO_QUEUE not in text:
-        raise StreamUnavailable(f"The stream {name!r} is starting, or the node that has it is away.", stream=name)
+        raise StreamUnavailable(f"The stream {name!r} is starting, or the node that has it is down.", stream=name)
     if code in (405, 406):
         raise StreamUnavailable(f"The stream {name!r} has no running replica on this node.", stream=name)
     return error

@@ -26,7 +26,7 @@ _Taken = TypeVar("_Taken")
 _Arguments = ParamSpec("_Arguments")
 
 SLICE: Final = 50
-"""Items after which other tasks run: users decode messages as they go, and so many take about 3 ms."""
+"""Items after which other tasks run: users decode messages as they go, and this many take about 3 ms."""
 
 
 def _called(
@@ -156,7 +156,7 @@ class AsyncStreamReader(AsyncClosing):
     async def _enter(self, use: Use) -> None:
         """Wait for a turn, and so for a thread that is free or about to be.
 
-        An iteration needs a thread to go on and to give its connection back. So iterations get at most three of four
+        An iteration needs a thread to continue and to return its connection. So iterations get at most three of four
         turns, as they do of the connections.
         """
         check_time()
@@ -184,7 +184,7 @@ class AsyncStreamReader(AsyncClosing):
             raise ReadTimeout(f"The call has timed out: {error}.") from None
 
     async def _beside_to_its_end(self, close: Callable[[], None]) -> None:
-        """Close something, which gives a connection back even if this task is cancelled."""
+        """Close something, which returns a connection even if this task is cancelled."""
         await asyncio.shield(asyncio.wrap_future(self._beside.submit(close)))
 
     async def _in_parts(self, given: Generator[list[_Item], None, None], use: Use) -> AsyncGenerator[_Item, None]:

@@ -100,7 +100,7 @@ def refusal(stream: str, code: int) -> RelatumError:
     if code == Code.STREAM_DOES_NOT_EXIST:
         return StreamNotFound(f"There is no stream {stream!r}.", stream=stream)
     if code == Code.ACCESS_REFUSED:
-        return AccessRefused(f"The broker refuses this user to read the stream {stream!r}.", stream=stream)
+        return AccessRefused(f"The broker does not let this user read the stream {stream!r}.", stream=stream)
     if code == Code.STREAM_NOT_AVAILABLE:
         message = f"The stream {stream!r} has no replica on this node, or none that answers."
         return StreamNotHere(message, stream=stream)
@@ -121,7 +121,7 @@ def not_there(stream: str, offset: int, bounds: StreamBounds) -> OffsetNotFound:
         return OffsetExpired(message, stream=stream, offset=offset, first=first, last=last, is_proven=proven)
     where = "is empty" if last is None else f"ends at {last}" if offset > last else "has no message there"
     if bounds.is_silence:
-        where = "shows no message now"
+        where = "returns no message at present"
     message = f"There is no message at offset {offset}: the stream {stream!r} {where}."
     return OffsetNotFound(message, stream=stream, offset=offset, last=last, is_proven=proven)
 
@@ -144,14 +144,14 @@ def ends_of_known(reader: "StreamReader", stream: str) -> StreamBounds:
     """Return the bounds of a stream that was read before, for a caller that is about to discard its messages.
 
     Raises:
-        StreamUnavailable: Its leader shows nothing now, which proves nothing. Wait, and ask again.
+        StreamUnavailable: Its leader returns no message at present, which proves nothing. Wait, and ask again.
         RelatumError: As for `StreamReader.bounds`.
     """
     bounds = reader.bounds(stream)
     if bounds.is_silence:
         raise StreamUnavailable(
-            f"the leader of {stream!r} shows no message now: it waits for its replicas, or the stream was declared "
-            "again; the next message will show which",
+            f"the leader of {stream!r} returns no message at present: it waits for its replicas, or the stream was "
+            "declared again; the next message will show which",
             stream=stream,
         )
     return bounds

@@ -106,7 +106,7 @@ def _remember(address: BrokerAddress, one: BrokerAddress, errors: list[RelatumEr
         _used.clear()
     _used[address] = index
     reason = f": {ended(errors[0])}" if errors else ""
-    logger.warning("RabbitMQ at %s is used from now on, not at %s%s", one.where, address.each[before].where, reason)
+    logger.warning("RabbitMQ at %s is used from now on instead of %s%s", one.where, address.each[before].where, reason)
 
 
 # --- sockets ---------------------------------------------------------------------------------------------------------
@@ -214,13 +214,13 @@ def _tls_refusal(error: ssl.SSLError, where: str) -> TlsRefused | None:
         if error.verify_code in _UNKNOWN_ISSUERS:
             message += " Name its certificate authority: cacertfile= in the URL, an ssl_context, or SSL_CERT_FILE."
         elif error.verify_code in _OTHER_NAMES:
-            message += " If it is the right broker, set server_name_indication= in the URL."
+            message += " If this is the right broker, set server_name_indication= in the URL."
         return TlsRefused(message)
     reason = error.reason or ""
     if reason in _NO_TLS:
-        return TlsRefused(f"{where} does not speak TLS: its port is another, or the URL amqp:// or rabbitmq-stream://.")
+        return TlsRefused(f"{where} does not speak TLS: correct the port, or use amqp:// or rabbitmq-stream://.")
     _, alert, said = reason.partition("_ALERT_")
     if alert and said not in _PASSING_ALERTS:
         words = said.lower().replace("_", " ")
-        return TlsRefused(f"{where} refuses TLS ({words}): look at the client certificate, and at the broker's log.")
+        return TlsRefused(f"{where} refuses TLS ({words}): check the client certificate and the broker's log.")
     return None

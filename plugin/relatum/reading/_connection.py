@@ -109,7 +109,7 @@ class SocketConnection:
             if stream is not None:
                 stream.close()
             if isinstance(error, AnotherCluster):
-                # The broker may have been installed anew.
+                # The broker may have been reinstalled.
                 cluster_meant.cache_clear()
             explained = _not_opened(error, host, port)
             if explained is error:
@@ -310,9 +310,9 @@ class Attach:
 
     The broker handles a connection's commands in order. So after a Subscribe or a Credit, the answer to the next
     command is a barrier: all granted chunks that exist have come by then. In a pair, the Unsubscribe is that command;
-    a subscription that may go on sends an empty Metadata, which costs the broker nothing. So a question such as "what
-    is at or after this offset" is one round trip, needs no time-out, and many can be in flight. Yet if nothing came,
-    this does not prove that nothing is there: see `_leaders`.
+    a subscription that may continue sends an empty Metadata, which costs the broker nothing. So a question such as
+    "what is at or after this offset" is one round trip, needs no time-out, and many can be in flight. Yet if nothing
+    came, this does not prove that nothing is there: see `_leaders`.
     """
 
     def __init__(self, connection: SocketConnection, stream: str, start: StartSpec, chunks: int = 1) -> None:

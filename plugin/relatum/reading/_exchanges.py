@@ -1,4 +1,4 @@
-"""Bindings of exchanges and their routes: requests that crash some brokers, and so are made with care.
+"""Bindings of exchanges and their routes: requests that crash some brokers, and are therefore made with care.
 
 If a broker ends the connection during a request, it has crashed over it, and asking again would crash it again; or it
 just stopped at that moment, and asking later is harmless. So the request is not repeated for half a minute, and then
@@ -75,7 +75,7 @@ def _once(address: BrokerAddress, exchange: str) -> Iterator[None]:
     until, pause_s = _lost.get(question, (0.0, REPEATED_S[0]))
     if time.monotonic() < until:
         raise BrokerUnavailable(
-            f"Asking the broker about exchange {exchange!r} ended the connection; it is not asked again for now."
+            f"Asking the broker about exchange {exchange!r} ended the connection; it is not repeated for now."
         )
     try:
         yield

@@ -100,7 +100,7 @@ class BrokerLogin:
         if self.ssl_context is not None and self._has_files:
             raise ConfigurationError("TLS is configured by an ssl_context or by files and options, not by both")
         if self.key is not None and self.certificate is None:
-            raise ConfigurationError("a client's key needs its certificate: give both")
+            raise ConfigurationError("a client key needs its certificate: give both")
         if self.mechanism == "EXTERNAL" and self.ssl_context is None and self.certificate is None:
             raise ConfigurationError(
                 "EXTERNAL logs in by the client certificate: give it, or an ssl_context that has it"
@@ -197,7 +197,7 @@ def _context(login: BrokerLogin, _written: tuple[Any, ...]) -> ssl.SSLContext:
             key = "" if login.key is None else f", the client key {login.key!r}"
             is_others = getattr(error, "reason", None) == "KEY_VALUES_MISMATCH"
             why = "no certificate with its key in PEM, or the key's password is missing or wrong"
-            why = "the key is not this certificate's" if is_others else why
+            why = "the key does not belong to this certificate" if is_others else why
             raise ConfigurationError(f"the client certificate {login.certificate!r}{key}: {why}") from None
     return context
 
@@ -245,7 +245,7 @@ class PasswordFunction:
         if not can_be_sent(answer):
             raise ConfigurationError(
                 "The broker's password function returned no password: it must return text, without NUL "
-                f"characters and halves of surrogate pairs, and returned {type(answer).__name__}."
+                f"characters and lone surrogates, and returned {type(answer).__name__}."
             )
         return str(answer)
 

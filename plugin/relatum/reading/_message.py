@@ -1,4 +1,4 @@
-"""A message of a stream: the same value, whichever protocol and broker version it came by."""
+"""A message of a stream: the same value for every protocol and broker version."""
 
 from collections.abc import Callable, Mapping
 from datetime import datetime

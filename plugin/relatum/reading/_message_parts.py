@@ -132,7 +132,7 @@ def _decode_sections(raw: bytes, sections: list[amqp10.Section]) -> Parts:
             elif code == amqp10.MESSAGE_ANNOTATIONS:
                 annotations = amqp10.decode_map(raw, start)
             elif code == amqp10.HEADER:
-                # Sliced, so that a list that exceeds its section is broken, whatever bytes follow.
+                # Sliced, so that a list that exceeds its section is broken, regardless of the bytes that follow.
                 header = amqp10.decode_list(raw[:end], start, _HEADER_FIELDS)
         except UndecodableMessage:
             pass
@@ -194,7 +194,7 @@ def header_value(value: Any) -> Any:
 def _nested(value: Any, depth: int) -> Any:
     """Decode a table's or an array's values. The depth limit ends a value that contains itself, also when compiled."""
     if depth > _DEPTH_MAX:
-        raise RecursionError("a header is nested too deep")
+        raise RecursionError("a header is nested too deeply")
     if type(value) is dict:
         return {name: _nested(each, depth + 1) for name, each in value.items()}
     if type(value) is list:

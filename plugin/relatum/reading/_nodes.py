@@ -1,6 +1,6 @@
 """The nodes of a broker for one reader: a connection for each request, to the node that has the answer.
 
-A node is named as it advertises itself; None is the node that the address leads to, of several addresses the one that
+A node is named as it advertises itself; None is the node at the address, or, of several addresses, at the one that
 answered last.
 """
 
@@ -48,7 +48,7 @@ _BY_AMQP: Final = NodeAddress("AMQP 0.9.1", 0)
 
 _in_use: Final[set[SocketConnection]] = set()
 """Connections in use. Kept here, because the garbage collector, which ends the objects of a cycle in any order, would
-close the socket of a dropped iteration before the iteration ends and gives it back."""
+close the socket of a dropped iteration before the iteration ends and returns it."""
 
 _Result = TypeVar("_Result")
 Node: TypeAlias = NodeAddress | None

@@ -22,7 +22,7 @@ ATTACH_S: Final = 1e-3
 """Seconds for one attach, its first chunk included. On an idle machine 0.9 ms (4.3.6) to 1.5 ms (3.10.8)."""
 
 CHUNK_S: Final = 30e-6
-"""Seconds for reading on over a chunk, whatever its size: 17 us (4.3.6) to 60 (3.10.8)."""
+"""Seconds for reading on over a chunk of any size: 17 us (4.3.6) to 60 (3.10.8)."""
 
 BYTE_S: Final = 1e-9
 """Seconds that each byte of it adds: 184 kB took 0.2 to 0.4 ms."""
@@ -187,7 +187,7 @@ WINDOW_MESSAGES: Final = 1024
 """Default number of ids planned together: more find more neighbours; a held message takes about 1 kB."""
 
 WINDOW_MAX: Final = 1_000_000
-"""The most ids planned together: each takes some hundred bytes before anything is read."""
+"""The most ids planned together: each takes a few hundred bytes before anything is read."""
 
 WINDOW_BYTES_MAX: Final = 64 << 20
 """The most bytes of records held for ids that are planned together; beyond it, they are read in smaller parts."""

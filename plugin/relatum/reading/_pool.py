@@ -45,7 +45,7 @@ NEVER_LENT: Final = 4
 
 
 def check_limit(broker_connections_max: int) -> None:
-    """Raise `InvalidInput` for a limit that is not an integer from 2 on."""
+    """Raise `InvalidInput` for a limit that is not an integer of at least 2."""
     checked_count("broker_connections_max", broker_connections_max, least=CONNECTIONS_MIN)
 
 
@@ -56,7 +56,7 @@ class Use(Enum):
     """A request, which ends by itself."""
 
     LENT = "lent"
-    """An iteration: its caller decides when it goes on."""
+    """An iteration: its caller decides when it continues."""
 
     FOLLOW = "follow"
     """A followed stream: it lasts until its caller ends it, and takes no turn."""
@@ -149,8 +149,8 @@ class Turns:
         """Return the error for a turn that did not come in time."""
         return ConnectionsInUse(
             f"all {self.limit} connections that this reader may have to the broker are in use, and none became free "
-            f"within {seconds_text(max(0.0, waited_s))}: ask less at once, close iterations that are left early, or "
-            f"set broker_connections_max= (now {self.limit}) higher",
+            f"within {seconds_text(max(0.0, waited_s))}: make fewer calls at once, close iterations you leave early, "
+            f"or set broker_connections_max= (now {self.limit}) higher",
             limit=self.limit,
             waiting=self.waiting,
         )

@@ -90,7 +90,7 @@ class StreamReader(Closing):
             TlsRefused: TLS failed; the message says why.
             ConfigurationError: The URL has no stream port, another kind of server listens there, or a TLS file cannot
                 be used.
-            InvalidInput: `broker_connections_max` is not an integer from 2 on.
+            InvalidInput: `broker_connections_max` is not an integer of at least 2.
         """
         address = BrokerAddress.of(broker)
         check_limit(broker_connections_max)
@@ -201,7 +201,7 @@ class StreamReader(Closing):
                 for the first message written at or after it.
             stop: The offset to end before; None for no end.
             follow: False ends where the stream ended at the time of the call; True waits for new messages.
-            idle_timeout_s: With `follow`, ends after so many seconds without a message; None waits for ever.
+            idle_timeout_s: With `follow`, ends after this many seconds without a message; None waits forever.
 
         Raises:
             ReadTimeout: Without `follow`: nothing came for `timeout_s`, though the stream has more.
@@ -226,7 +226,7 @@ class StreamReader(Closing):
                     if has_passed():
                         raise ReadTimeout(f"The stream {scan.stream!r} was not read to the end in time ({current()}).")
                 elif not scan.follow:
-                    raise ReadTimeout(f"The stream {scan.stream!r} gave nothing for {seconds_text(idle_s)}.")
+                    raise ReadTimeout(f"The stream {scan.stream!r} delivered nothing for {seconds_text(idle_s)}.")
                 elif idle_timeout_s is not None:
                     return
 
@@ -322,8 +322,8 @@ class StreamReader(Closing):
     ) -> Generator[RecordBatch | None, None, None]:
         """Yield the stream's records in batches, undecoded, as a recorder reads them.
 
-        To ask for the next batch acknowledges the last one, so that the broker may send more chunks. Offsets ascend,
-        with gaps. If retention overtakes the reader, batches silently go on further ahead: compare offsets.
+        Asking for the next batch acknowledges the last one, so that the broker may send more chunks. Offsets ascend,
+        with gaps. If retention overtakes the reader, batches silently continue further ahead: compare offsets.
 
         Args:
             stream: The stream's name.
@@ -331,7 +331,7 @@ class StreamReader(Closing):
             stop: The offset to end before; None for no end.
             follow: True waits for new messages; False ends where the stream ended at the time of the call.
             credit: How many chunks the broker may send ahead of the acknowledged ones.
-            idle_s: Yield None after so many seconds without a chunk, and again each time.
+            idle_s: Yield None after every so many seconds without a chunk.
 
         Raises:
             StreamUnavailable: The stream was moved or deleted.

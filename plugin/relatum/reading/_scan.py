@@ -25,7 +25,7 @@ from relatum.wire.session import CreditRefused, Event
 
 Start = int | datetime | Literal["first", "last", "next"]
 """An offset; a moment (by the broker's clock when it wrote the message); the first message; the first message of the
-last chunk; or whatever is published from now on."""
+last chunk; or what is published from now on."""
 
 CREDIT: Final = 16
 """Default number of chunks sent ahead: it keeps the socket busy. They wait in its buffers, not in ours."""

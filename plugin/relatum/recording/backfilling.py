@@ -136,7 +136,7 @@ def plan_backfill(
     """Find the retained offsets of a stream that lack some key. A stream that was never recorded gets its tail here.
 
     With `to_end` and all keys, the plan reaches the stream's end if no recorder runs; otherwise it ends at the tail.
-    Set `to_end` only once in a run, which would otherwise follow the publishers for ever.
+    Set `to_end` only once in a run, which would otherwise follow the publishers forever.
     """
     bounds = reader.bounds(name)
     with transaction(engine) as connection:

@@ -18,7 +18,7 @@ LINE_BYTES: Final = 40
 """Bytes of a COPY line without its value, roughly."""
 
 ROWS_AT_ONCE: Final = 256
-"""From so many rows of a stream on, their lines are made at once; fewer are made at the commit, with other streams'."""
+"""For this many rows of a stream or more, the lines are made at once; for fewer, at the commit, with other streams'."""
 
 BATCH_MESSAGES_MAX: Final = 50_000
 """Maximum messages in a transaction; reached if they have few keys."""

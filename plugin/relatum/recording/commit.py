@@ -72,7 +72,7 @@ def recording(named: Sequence[tuple[str, Batch]], name: str = "record") -> Abstr
 
 
 CHECKPOINT_OFFSETS: Final = 10_000
-"""Offsets between two checkpoints: at most so many are recorded again after a stream lost its tail."""
+"""Offsets between two checkpoints: at most this many are recorded again after a stream lost its tail."""
 
 
 @dataclass(slots=True, eq=False)
@@ -177,7 +177,7 @@ class Committer:
     """Fills batches in the loop, and commits them in a thread of its own.
 
     Everything that is ready when a transaction ends goes into the next one. With one stream, that is a lone message or
-    a batch; with a thousand streams, some hundred small batches, which the follower gathers. If PostgreSQL refuses a
+    a batch; with a thousand streams, a few hundred small batches, which the follower gathers. If PostgreSQL refuses a
     transaction, each stream is committed separately, so that only the streams at fault fail.
 
     `on_receipts`: Called after commits that publishers wait for.

@@ -173,7 +173,7 @@ class PublishersKeys:
             raise
         self.has_agreed = True
         if self.agreement.conflict is not None:
-            logger.warning("the database defines the keys as this publisher does now")
+            logger.warning("the database now defines the keys as this publisher does")
         self.agreement.tell(None)
         return COMPARE_S
 
@@ -288,7 +288,7 @@ class EmbeddedRecorder:
         return dict.fromkeys(new) | self._group.left()
 
     def close(self) -> None:
-        """Record what was published until now, and stop, within two seconds, whatever the servers do.
+        """Record what was published until now, and stop, within two seconds, whether or not servers answer.
 
         It does not wait for an unavailable broker or database, or for streams that another process records.
         """
@@ -382,7 +382,7 @@ class EmbeddedRecorder:
             self._unknown.add(exchange)
             logger.log(
                 logging.DEBUG if exchange.endswith(_TALK) else logging.WARNING,
-                "the streams that exchange %r leads to are not known: %s; this process records only those named in "
+                "the streams that exchange %r routes to are unknown: %s; this process records only those named in "
                 "intercept(…, streams=[…])",
                 exchange,
                 f"{len(streams)} streams are bound to it" if streams else "no stream is bound to it directly",

@@ -51,7 +51,7 @@ _APPLICATION_NAMES: Final = {"type": b"x-basic-type", "app_id": b"x-basic-app-id
 """RabbitMQ's names of properties that AMQP 1.0 lacks: application properties up to 3.12, annotations later."""
 
 _SHORT: Final = KEY_VALUE_BYTES_MAX // 4
-"""Text of so many characters cannot exceed the limit in UTF-8; decoded text has no lone surrogates either."""
+"""Text of this many characters cannot exceed the limit in UTF-8; decoded text has no lone surrogates either."""
 
 
 class Extracted(NamedTuple):
@@ -276,7 +276,7 @@ def _receipt_name(asked: Any, message_id: str | None) -> str | None:
         return None
     name = message_id if asked is True else asked
     try:
-        # Any publisher may set the header: a name that fits no row or index entry would block the recorder for ever.
+        # Any publisher may set the header: a name that fits no row or index entry would block the recorder forever.
         return checked_text(name) if isinstance(name, str) else None
     except InvalidValue:
         return None

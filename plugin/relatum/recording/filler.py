@@ -256,7 +256,7 @@ class Filler:
             if self._stop.is_set():
                 return
             if silent_s >= SILENCE_S:
-                raise ReadTimeout(f"the stream {self._stream.name!r} gave nothing for {seconds_text(SILENCE_S)}")
+                raise ReadTimeout(f"the stream {self._stream.name!r} delivered nothing for {seconds_text(SILENCE_S)}")
 
     def _check_end(self, part: Segment) -> None:
         """Raise unless this node's copy of the stream reaches the part's end."""

@@ -105,12 +105,12 @@ def forget(
 ) -> list[ForgottenStream]:
     """Delete everything that was recorded of streams; lookups do not find them any more. Asks no broker.
 
-    The streams themselves are not changed. If one is recorded again, its recording begins anew. Safe to repeat, also to
+    The streams themselves are not changed. If one is recorded again, its recording starts over. Safe to repeat, also to
     complete a call that was killed.
 
     Args:
         database: PostgreSQL's URL, or a `Database`.
-        names: Streams and super streams, which stand for their recorded partitions.
+        names: Streams and super streams; a super stream means its recorded partitions.
         vhost: Their virtual host.
         dry_run: Return what would be deleted, even for streams that are needed, and change nothing. Default: False.
         batch_rows: Maximum rows deleted in one transaction.
@@ -143,11 +143,11 @@ def forget(
 def forget_origin(database: AnyDatabase, names: Sequence[str], *, vhost: str = "/") -> list[str]:
     """Forget which broker streams were recorded from: the next recorder assigns them to its own broker.
 
-    If the streams of that broker have other messages, recording begins anew, as for a stream declared again.
+    If the streams of that broker have other messages, recording starts over, as for a stream declared again.
 
     Args:
         database: PostgreSQL's URL, or a `Database`.
-        names: Streams and super streams, which stand for their recorded partitions.
+        names: Streams and super streams; a super stream means its recorded partitions.
         vhost: Their virtual host.
 
     Returns:

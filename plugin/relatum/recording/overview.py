@@ -40,7 +40,7 @@ from relatum.store.parts import Part, table_parts_of
 # --- sizes, recorders and ends ----------------------------------------------------------------------------------------
 
 EXACT_BYTES_MAX: Final = 400 << 20
-"""Up to so many bytes, rows outside closed parts are counted; more rows are sampled."""
+"""Up to this many bytes, rows outside closed parts are counted; more rows are sampled."""
 
 SAMPLE_BYTES_MAX: Final = 64 << 20
 """The same for the rows of each key, in all parts."""
@@ -83,7 +83,7 @@ def row_counts(connection: sa.Connection) -> Counter[int]:
 def _counts_by(
     connection: sa.Connection, column: str, parts: Sequence[Part], bytes_max: int
 ) -> tuple[Counter[int], bool]:
-    """Return rows by a column: counted up to so many bytes, else estimated from as many. True if they were counted."""
+    """Return rows by a column: counted up to this many bytes, else estimated from as many. True if counted."""
     share = min(100.0, 100.0 * bytes_max / max(1, sum(part.size for part in parts)))
     rows = connection.execute(_COUNTS[column, share == 100.0], {"parts": [part.part for part in parts], "share": share})
     return Counter({value: round(count * 100.0 / share) for value, count in rows}), share == 100.0
@@ -278,7 +278,7 @@ def status(
 def recorded_status(
     engine: sa.Engine, vhost: str, names: Sequence[str] | None, reader: StreamReader | RelatumError
 ) -> list[StreamStatus]:
-    """Return what `status` does; instead of a reader it takes the reason why there is none, each stream's `error`."""
+    """Return what `status` does, without a reader; the reason why there is none becomes each stream's `error`."""
     with transaction(engine) as connection:
         known = streams_named(connection, vhost, names)
         facts = _Facts(connection, known)

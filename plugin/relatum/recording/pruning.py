@@ -202,7 +202,7 @@ def prune_groups(engine: sa.Engine, floors: Mapping[int, int], batch_rows: int) 
 
 @dataclass(slots=True)
 class PruneReport:
-    """Rows deleted, by stream; "" stands for rows of no present stream.
+    """Rows deleted, by stream; "" counts rows of no present stream.
 
     `failed` holds the streams whose first retained offset is unknown, with the errors: none of their rows was deleted.
     """

@@ -45,7 +45,7 @@ HELPERS_MAX: Final = 5
 """Parallel blocking calls: closing gaps and maintaining parts may take long, and must not delay opening streams."""
 
 RESERVED_FROM: Final = 3
-"""From so many connections on, one is reserved for the lease: a locked table must not delay its renewal."""
+"""With this many connections or more, one is reserved for the lease: a locked table must not delay its renewal."""
 
 _Answer = TypeVar("_Answer")
 

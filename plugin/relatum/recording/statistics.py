@@ -11,12 +11,12 @@ from relatum.metrics import Counter, Distribution, MaxGauge, MinGauge, Observed,
 from relatum.recording.batch import Batch
 
 LATELY_S: Final = 86_400
-"""Seconds for which a hole is reported after it was noticed: a day, so that no alert is missed or stays for ever."""
+"""Seconds for which a hole is reported after it was noticed: a day, so that no alert is missed or stays forever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStream:
-    """The statistics of one stream of a recorder. None stands for unknown.
+    """The statistics of one stream of a recorder. None means unknown.
 
     Attributes:
         is_recording: Whether this recorder records it now; only one of the recorders that share it does.
@@ -130,7 +130,7 @@ class Progress:
                 self.is_standby, self.recorded, self._unwritten, self.end = False, recorded, unwritten, None
 
     def stop(self) -> None:
-        """Note that recording has ended, for whatever reason."""
+        """Note that recording has ended, for any reason."""
         with self._lock:
             unwritten, self._unwritten = self._unwritten, None
             oldest = unwritten() if unwritten is not None else None
@@ -144,7 +144,7 @@ class Progress:
             self._whole_at = self._clock()
 
     def lost(self, offsets: int) -> None:
-        """Note a hole of so many offsets."""
+        """Note a hole of this many offsets."""
         if offsets:
             with self._lock:
                 self._holes.append((self._clock(), offsets))

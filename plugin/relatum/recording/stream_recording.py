@@ -189,7 +189,7 @@ class StreamRecording:
             if isinstance(event.error, NotFound | AccessRefused):
                 self._gone(event.error)
         elif tail is None or tail.is_closing:
-            # The stream exists, whatever is known of it.
+            # The stream exists, even if nothing else is known of it.
             self.is_there = True
             self._changed.set()
         elif isinstance(event, Attached):

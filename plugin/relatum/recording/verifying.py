@@ -77,7 +77,7 @@ def verify(
     Args:
         broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`.
-        streams: Streams and super streams, which stand for their partitions. None (default): all recorded streams.
+        streams: Streams and super streams (their partitions). None (default): all recorded streams.
         sample: The share of windows of 20,000 offsets to compare, from 0 to 1, at least one of each stream; None
             (default) compares all. Differences in a share d of all windows are missed with a probability of
             (1 - d) ** (number of windows compared).
@@ -303,7 +303,7 @@ def _lines(found: StreamVerified) -> list[str]:
     return [*lines, f"{found.stream}: and {more:,} more differences of these kinds"] if more else lines
 
 
-_REPLACED: Final = "not repaired: run `relatum record`, which detects it and begins anew"
+_REPLACED: Final = "not repaired: run `relatum record`, which detects this and starts over"
 
 
 def _describe(stream: str, difference: Difference) -> str:

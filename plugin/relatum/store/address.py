@@ -27,7 +27,7 @@ _OFF: Final = frozenset({"", "0", "none", "off", "false", "no"})
 
 _NO_URL: Final = "the database must be a URL like postgresql://user@host:5432/name"
 
-_NO_CHARACTERS: Final = "the database's URL has a NUL character or half a surrogate pair, which PostgreSQL refuses"
+_NO_CHARACTERS: Final = "the database's URL contains a NUL character or a lone surrogate, which PostgreSQL refuses"
 
 _NUMBERS: Final = (
     "connect_timeout", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout",
@@ -98,7 +98,7 @@ def parse_database(database: str | URL) -> DatabaseAddress:
         database = f"{base}{question}{query.replace('+', '%20')}"
     if not isinstance(database, str):
         raise ConfigurationError(f"database= takes PostgreSQL's URL, or a Database, not {shown(database)}")
-    # libpq would stop at a NUL, and psycopg cannot encode half a surrogate pair.
+    # libpq would stop at a NUL, and psycopg cannot encode a lone surrogate.
     if "\0" in database or database != database.encode(errors="ignore").decode():
         raise ConfigurationError(_NO_CHARACTERS)
     scheme, separator, rest = database.strip().partition("://")

@@ -181,7 +181,7 @@ class TimedConnection(psycopg.Connection[Any]):
 
 
 def idle_limit(seconds: float) -> str:
-    """Return the statement that makes the server end the transaction after so many idle seconds."""
+    """Return the statement that makes the server end the transaction after this many idle seconds."""
     return f"SET LOCAL idle_in_transaction_session_timeout = {max(1, round(seconds * 1000))}"
 
 

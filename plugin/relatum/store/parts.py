@@ -32,13 +32,13 @@ UNKNOWN_BYTES: Final = 1 << 20
 """Bytes of rows that PostgreSQL may scan without statistics instead of using an index: half a millisecond."""
 
 KNOWN_TIMES: Final = 4
-"""Factor of growth after which a part is analysed again: some ten times, until it is full."""
+"""Factor of growth after which a part is analysed again: about ten times, until it is full."""
 
 KEPT_SHARE: Final = 0.25
 """The share of retained rows up to which a part is emptied by moving them."""
 
 CLOSING_S: Final = 21_600.0
-"""Maximum seconds to close a part: its index is rebuilt at some 300,000 rows a second, and a part of a table of
+"""Maximum seconds to close a part: its index is rebuilt at about 300,000 rows a second, and a part of a table of
 100,000,000,000 rows has 4,000,000,000. It ends with the component that does it."""
 
 _COLUMNS: Final = "(key_id, value, stream_id, time_us, stream_offset)"

@@ -179,7 +179,7 @@ class Pool:
 
     def _connect(self, left_s: float) -> TimedConnection:
         given_s = int(self._parameters["connect_timeout"])
-        # Without one of its own, the thread would wait for ever for a server that says nothing.
+        # Without one of its own, the thread would wait forever for a silent server.
         limit_s = given_s if given_s > 0 else max(2, math.ceil(min(left_s, 3600)))
         generation = self._generation
         connection = TimedConnection.connect(**self._parameters | {"connect_timeout": limit_s}, autocommit=True)

@@ -3,7 +3,7 @@
 The rows that it wrote prove nothing: this or another process may have changed them since. So each fenced step writes a
 unique token in its transaction, and settling looks for that token:
 
-- The token exists: the step was committed, whatever others have written since.
+- The token exists: the step was committed, even if others have written since.
 - The token is missing: settling inserts it as void. The step was rolled back, or it is still in flight (in a suspended
   server, or a proxy) and will fail on that row: it can no longer be committed.
 - The step's transaction is still open: PostgreSQL makes settling wait for its end.

@@ -245,7 +245,7 @@ def unbind_partition(broker: BrokerOrConnection, name: str, stream: str, *, dele
                     break
             else:
                 if reader is not None:
-                    why = f"{stream!r} remains bound to {name!r}, with unknown arguments: unbind it by hand."
+                    why = f"{stream!r} remains bound to {name!r}, with unknown arguments: unbind it manually."
                     raise SuperStreamConflict(why, super_stream=name, reason=f"binding of {stream}")
             if delete:
                 channel.queue_delete(stream)
@@ -326,7 +326,7 @@ def _stream_reader(address: BrokerAddress) -> Iterator[StreamReader | None]:
 
 def no_super_stream(name: str) -> SuperStreamNotFound:
     """Return the error that names the command which declares a super stream."""
-    message = f"there is no super stream {name!r}: `relatum super-stream declare {name}` makes one"
+    message = f"there is no super stream {name!r}: `relatum super-stream declare {name}` creates one"
     return SuperStreamNotFound(message, super_stream=name)
 
 

@@ -26,14 +26,14 @@ def partition_of(routing_key: str | bytes, partitions: int) -> int:
         partitions: The number of partitions, at least 1.
 
     Raises:
-        InvalidInput: The key is neither text nor bytes, or contains half a surrogate pair.
+        InvalidInput: The key is neither text nor bytes, or contains a lone surrogate.
     """
-    # Encoded here: half a surrogate pair in a text crashes mmh3 5.2, and with it the process.
+    # Encoded here: a lone surrogate in a text crashes mmh3 5.2, and with it the process.
     if isinstance(routing_key, str):
         try:
             routing_key = routing_key.encode()
         except UnicodeEncodeError:
-            raise InvalidInput(f"a key cannot have half a surrogate pair: {shown(routing_key)}") from None
+            raise InvalidInput(f"a key cannot contain a lone surrogate: {shown(routing_key)}") from None
     elif not isinstance(routing_key, bytes):
         raise InvalidInput(f"a key is text or bytes, not {shown(routing_key)}")
     return mmh3.hash(routing_key, SEED, signed=False) % partitions

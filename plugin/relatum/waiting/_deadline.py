@@ -21,7 +21,7 @@ LOOK_S: Final = 0.1
 """Seconds within which a wait notices that its deadline was moved up."""
 
 LEAST_S: Final = 0.5
-"""Minimum seconds for a request that has less time or none left: it is made once all the same."""
+"""Minimum seconds for a request that has less time or none left: it is still made once."""
 
 STOPPED_S: Final = 1.0
 """Seconds for a server to answer a component that stops."""

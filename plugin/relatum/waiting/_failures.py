@@ -1,12 +1,12 @@
 """Handling failures: which may be retried and when, and what is logged about them.
 
-Work that goes on for ever asks `may_repeat` whether time alone may cure a failure and, if it can wait for an operator,
+Work that runs forever asks `may_repeat` whether time alone may cure a failure and, if it can wait for an operator,
 `may_be_mended`. All other errors are final for their message: it is named, counted and passed on. docs/retries.md lists
 every loop that retries.
 
 A loop that retries reports failures and successes to its component's `Outages`. An unavailable server is then one
 warning, however many loops wait for it and however often they retry, and one line of level INFO when the last of them
-goes on. The same applies to other causes of waiting: a missing stream, a permission.
+continues. The same applies to other causes of waiting: a missing stream, a permission.
 """
 
 import logging
@@ -66,7 +66,7 @@ def may_be_mended(error: BaseException) -> bool:
     """Whether an error concerns the setup of servers, not a message, so that a person has to fix it.
 
     Examples: a missing permission, schema or stream, or a full queue. Every next message would fail likewise. Work that
-    runs for ever may wait for the fix, with pauses up to `QUESTION_S` and a log line; a call raises the error.
+    runs forever may wait for the fix, with pauses up to `QUESTION_S` and a log line; a call raises the error.
     """
     # A broker's nack says nothing about the message: a queue is full, or a stream has no leader.
     mended = (AccessRefused, ConfigurationError, NotAStream, PublishNacked, PublishUnroutable, StreamNotFound)
@@ -148,7 +148,7 @@ class Outages:
         self._since: dict[Server | str, float] = {}
         """Since when each server is away, and since when each part waits that waits for none."""
         self._seen_back: set[Server] = set()
-        """Servers with which a part has gone on while others still wait for them."""
+        """Servers with which a part has continued while others still wait for them."""
         self._broker_back_at = -STARTING_S
         self._answered: set[Server] = set()
         self._asked: dict[object, tuple[Server, float]] = {}
@@ -160,7 +160,7 @@ class Outages:
     # --- reports ----------------------------------------------------------------------------------------------------
 
     def failed(self, who: str, error: BaseException) -> None:
-        """Note that a part cannot go on; log it if that is new, an unexpected error with its traceback.
+        """Note that a part cannot continue; log it if that is new, an unexpected error with its traceback.
 
         `who`: The part, as named in the log: "recording of stream 'orders'".
         """
@@ -182,20 +182,20 @@ class Outages:
         if not is_new:
             return
         if isinstance(what, Server):
-            self._logger.warning("%s is away, and will be retried: %s", self._names[what], ended(error))
+            self._logger.warning("%s is unavailable; retrying: %s", self._names[what], ended(error))
         elif isinstance(error, RelatumError):
             self._logger.warning("%s is waiting and will retry: %s", who, ended(error))
         else:
             self._logger.error("%s hit an unexpected error and will retry", who, exc_info=error)
 
     def over(self, who: str) -> None:
-        """Note that a part goes on, or waits no more; log it if no part waits any more."""
+        """Note that a part continues, or waits no more; log it if no part waits any more."""
         self._waits_no_more(who, goes_on=True)
 
     def forget(self, who: str) -> None:
         """Note that a part has ended, or waits for something else, without knowing whether a server is back.
 
-        If it was the last part, the return is logged only if a part that waited for the same server has gone on.
+        If it was the last part, the return is logged only if a part that waited for the same server has continued.
         """
         self._waits_no_more(who, goes_on=False)
 

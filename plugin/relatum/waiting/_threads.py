@@ -41,7 +41,7 @@ class Threads:
     """Up to `most` daemon threads for calls, started on demand; idle threads end after a while.
 
     Calls must look at deadlines, or have an end of their own: a call that hangs keeps its thread. A forked child starts
-    anew; calls of the parent are the parent's.
+    empty; calls of the parent are the parent's.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -134,7 +134,7 @@ class Threads:
             self.join(None)
 
     def join(self, timeout_s: float | None) -> None:
-        """Wait after `shutdown` until the threads have ended, for `timeout_s` at most; None waits for ever."""
+        """Wait after `shutdown` until the threads have ended, for `timeout_s` at most; None waits forever."""
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         for thread in self._ending:
             left_s = until - time.monotonic()
@@ -191,7 +191,7 @@ async def in_thread(
         context = copy_context()
     threads = threads or _COMMON
     if threads.has(threading.current_thread()):
-        raise RuntimeError("a call in a thread waits for another of the same threads: make that in the same call")
+        raise RuntimeError("a call in a thread waits for another of the same threads: make both in one call")
     call: Future[_Result] = threads.submit(context.run, function, *args)
     came = asyncio.wrap_future(call)
     try:

@@ -1,9 +1,9 @@
 """AMQP 1.0 messages as streams store them: sections are found without decoding, and decoded on demand.
 
-RabbitMQ stores every message of a stream in AMQP 1.0's encoding, whatever protocol published it. A reader that needs
-only a header must not pay for the body, and the recorder reads two or three values of each message. So a section is
-found by its descriptor and size, and a map can be searched for names without decoding other entries. Bytes that are no
-AMQP 1.0 raise `UndecodableMessage` and no other error.
+RabbitMQ stores every message of a stream in AMQP 1.0's encoding, regardless of the protocol that published it. A reader
+that needs only a header must not pay for the body, and the recorder reads two or three values of each message. So a
+section is found by its descriptor and size, and a map can be searched for names without decoding other entries. Bytes
+that are no AMQP 1.0 raise `UndecodableMessage` and no other error.
 
 Source: OASIS AMQP 1.0, part 1 (types) and part 3.2 (message format).
 """
@@ -80,9 +80,9 @@ def end_of_value(raw: bytes, position: int) -> int:
         else:
             end = position + 5 + _U32(raw, position + 1)[0]
     except (IndexError, struct_error):
-        raise UndecodableMessage("an AMQP 1.0 value ends too early") from None
+        raise UndecodableMessage("an AMQP 1.0 value is truncated") from None
     if end > len(raw):
-        raise UndecodableMessage("an AMQP 1.0 value ends too early")
+        raise UndecodableMessage("an AMQP 1.0 value is truncated")
     return end
 
 
@@ -133,9 +133,9 @@ def find_head(raw: bytes, found: list[Section] | None = None) -> tuple[int, int,
             if found is not None:
                 found.append((code, start, position))
     except IndexError:
-        raise UndecodableMessage("an AMQP 1.0 section ends too early") from None
+        raise UndecodableMessage("an AMQP 1.0 section is truncated") from None
     if position != size or not size:
-        raise UndecodableMessage("an AMQP 1.0 section ends too early, or there are none, or too many")
+        raise UndecodableMessage("an AMQP 1.0 section is truncated, or there are none, or too many")
     return annotations, properties, application
 
 
@@ -167,7 +167,7 @@ def entries_of(raw: bytes, position: int, kind: str) -> Entries:
     else:
         raise UndecodableMessage(f"an AMQP 1.0 {kind} was expected, not the constructor 0x{code:02x}")
     if count > end - start or (kind == "map" and count % 2):
-        raise UndecodableMessage(f"an AMQP 1.0 {kind} counts more than it holds")
+        raise UndecodableMessage(f"an AMQP 1.0 {kind} has fewer elements than its count")
     if count > VALUES_MAX:
         raise UndecodableMessage(f"an AMQP 1.0 {kind} of {count} values", is_too_much=True)
     return count, start, end
@@ -211,9 +211,9 @@ def pick(raw: bytes, position: int, wanted: dict[bytes, int], found: list[Any]) 
             else:
                 found[slot], at = decode_value(raw, value)
     except (IndexError, struct_error):
-        raise UndecodableMessage("an AMQP 1.0 map ends too early") from None
+        raise UndecodableMessage("an AMQP 1.0 map is truncated") from None
     if at != end:
-        raise UndecodableMessage("an AMQP 1.0 map's size and content differ")
+        raise UndecodableMessage("an AMQP 1.0 map's size does not match its content")
 
 
 def decode_map(raw: bytes, position: int) -> dict[str, Any]:
@@ -252,7 +252,7 @@ def _character(data: bytes) -> str | Opaque:
     try:
         return str(data, "utf-32-be")
     except UnicodeDecodeError:
-        # Half a surrogate pair is not a character, and no text can hold it.
+        # A lone surrogate is not a character, and no text can hold it.
         return Opaque("char", data)
 
 
@@ -302,7 +302,7 @@ def decode_value(raw: bytes, position: int, depth: int = 0, room: list[int] | No
         start = position + (1 if code < 0xA0 else 2 if code < 0xB0 else 5)
         return decode(raw[start:end]), end
     if depth >= _NESTING_MAX:
-        return Opaque("nested too deep", b""), end
+        return Opaque("nested too deeply", b""), end
     if code == 0:
         while raw[position] == 0:
             position = end_of_value(raw, position + 1)
@@ -333,7 +333,7 @@ def _items(raw: bytes, position: int, kind: str, depth: int, room: list[int]) ->
         value, at = decode_value(raw, at, depth, room)
         values.append(value)
     if at != end:
-        raise UndecodableMessage(f"an AMQP 1.0 {kind}'s size and content differ")
+        raise UndecodableMessage(f"an AMQP 1.0 {kind}'s size does not match its content")
     return values
 
 

@@ -24,7 +24,7 @@ PIECE_BYTES_MAX: Final = 4 << 20
 
 PIECE_RECORDS_MAX: Final = 8192
 """Approximate number of records in one piece. A record of one byte is an object of 40 bytes, and readers make one of
-some hundred bytes of it: 20 kB of gzip may hold four million of them."""
+a few hundred bytes of it: 20 kB of gzip may hold four million of them."""
 
 SUB_ENTRY_BYTES_MAX: Final = 64 << 20
 """The most bytes one sub-entry batch may unpack to: 64 times the 1 MiB frame it comes in, beyond any real one."""

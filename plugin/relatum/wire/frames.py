@@ -1,7 +1,7 @@
 """Frames of the RabbitMQ stream protocol: requests are encoded, answers decoded, no I/O.
 
-A frame is `size uint32 | key uint16 | version uint16 | rest`. Whatever the bytes are, decoding raises no other error
-than `ProtocolError`.
+A frame is `size uint32 | key uint16 | version uint16 | rest`. For any bytes, decoding raises no other error than
+`ProtocolError`.
 
 Source: PROTOCOL.adoc of RabbitMQ's rabbitmq_stream plugin.
 """
@@ -158,7 +158,7 @@ class Cursor:
         try:
             values = layout.unpack_from(self._data, self._position)
         except struct.error as error:
-            raise ProtocolError("A frame of the stream protocol ends too early.") from error
+            raise ProtocolError("A frame of the stream protocol is truncated.") from error
         self._position += layout.size
         return values
 
@@ -203,11 +203,11 @@ class Cursor:
 
 
 def string(value: str) -> bytes:
-    """Encode a string with its length; over 32,767 bytes or with half a surrogate pair it is invalid."""
+    """Encode a string with its length; over 32,767 bytes or with a lone surrogate it is invalid."""
     try:
         encoded = value.encode()
     except UnicodeEncodeError:
-        raise InvalidInput(f"The name {ascii(value)[:80]} holds half a surrogate pair.") from None
+        raise InvalidInput(f"The name {ascii(value)[:80]} contains a lone surrogate.") from None
     if len(encoded) > 0x7FFF:
         raise ProtocolError(f"A name of {len(encoded)} bytes is too long for the stream protocol.")
     return _U16.pack(len(encoded)) + encoded
@@ -356,7 +356,7 @@ def decode_outcome(data: bytes) -> Confirmed | Refused:
     start = 4 + _COUNT.size
     each = _SEQUENCE.size if key == Command.PUBLISH_CONFIRM else _REFUSAL.size
     if len(data) - start < count * each:
-        raise ProtocolError("A confirm of the stream protocol ends too early.")
+        raise ProtocolError("A confirm of the stream protocol is truncated.")
     end = start + count * each
     if key == Command.PUBLISH_CONFIRM:
         return Confirmed(publisher, struct.unpack_from(f">{count}Q", data, start))

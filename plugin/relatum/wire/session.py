@@ -79,7 +79,7 @@ class StreamSession:
 
     The server may demand a shorter `heartbeat_s`, and a limit of a frame's bytes (`send_bytes_max`; 0: none). It is
     tuned once the server has said so, after it has accepted user and password, and open between login and close.
-    `reports_damage`: report a damaged chunk as `Damaged`, and go on, because other streams share the connection.
+    `reports_damage`: report a damaged chunk as `Damaged`, and continue, because other streams share the connection.
     """
 
     def __init__(self, heartbeat_s: int = 0) -> None:
@@ -217,7 +217,7 @@ class StreamSession:
             cursor = frames.Cursor(frame, 4)
             return Answer(cursor.uint32(), Code.OK, cursor.rest())
         if len(frame) < _ANSWER.size:
-            raise ProtocolError("An answer of the stream protocol ends too early.")
+            raise ProtocolError("An answer of the stream protocol is truncated.")
         _, _, correlation, code = _ANSWER.unpack_from(frame)
         if correlation in self._ending:
             self._subscriptions.discard(self._ending.pop(correlation))
@@ -227,7 +227,7 @@ class StreamSession:
         """Handle a request of the server: answer Tune, answer Close and raise, ignore heartbeats."""
         if key == Command.TUNE:
             if len(frame) < _TUNE.size:
-                raise ProtocolError("A Tune frame ends too early.")
+                raise ProtocolError("A Tune frame is truncated.")
             _, _, frame_bytes_max, heartbeat_s = _TUNE.unpack_from(frame)
             self.heartbeat_s = min(self.heartbeat_s, heartbeat_s or self.heartbeat_s)
             self.send_bytes_max = frame_bytes_max
