@@ -42,10 +42,10 @@ from tests.support.threads import Threads
 
 install()
 
-# How long an example takes says how busy the machine is, not whether it is right.
+# How long an example takes shows how busy the machine is, not whether the code is right.
 _IN_NO_TIME: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("relatum", max_examples=30, **_IN_NO_TIME)
-# The same examples each time: a change lands, or does not, by what it changes. Others are tried by all other runs.
+# The same examples each time: only a change can make them fail. All other runs try other examples.
 hypothesis.settings.register_profile("ci", max_examples=100, derandomize=True, **_IN_NO_TIME)
 hypothesis.settings.register_profile("long", max_examples=1000, **_IN_NO_TIME)
 
@@ -400,7 +400,7 @@ def cluster(cluster_version: str, _clusters: Any, tmp_path_factory: pytest.TempP
     """Three nodes, whole when the test begins, and healed when it ends. See `tests.support.cluster`."""
     server = newer_server() if cluster_version == "newer" else None
     if cluster_version not in _clusters:
-        # One at a time: beside a cluster of 3.10, nodes of 4.3 did not find each other.
+        # One at a time: nodes of 4.3 did not find each other beside a cluster of 3.10.
         _close_clusters(_clusters)
         _clusters[cluster_version] = Cluster(tmp_path_factory.mktemp("cluster"), server).__enter__()
     started = _clusters[cluster_version]

@@ -135,13 +135,13 @@ class Harm:
         harms |= {**lines, **(more or {})}
         names = sorted(harms)
         if not self._lasts_s:
-            # Of each line one kind of harm.
+            # One kind of harm in each line.
             names = [name for name in names if name not in lines]
             names += [f"{self.chance.choice(LINE_HARMS)} {line}" for line in self.lines]
         first = self.chance.sample(names, len(names))
         began = time.monotonic()
         while first or time.monotonic() < began + self._lasts_s:
-            time.sleep(self.chance.uniform(*PAUSE_S))  # Not a wait for a condition: the moment is the test.
+            time.sleep(self.chance.uniform(*PAUSE_S))  # Not a wait for a condition: the test is about this moment.
             harm = first.pop() if first else self.chance.choice(sorted(harms))
             before = works()
             print(time.strftime("%H:%M:%S"), harm)
@@ -168,7 +168,7 @@ class Harm:
             time.sleep(self.chance.uniform(0.1, most_s))
             line.mode = "pass"
         else:
-            # Nobody may connect: of no connection a part of the answers may be missing.
+            # Nobody may connect: a connection could miss a part of its answers.
             line.accepts, line.mode = False, "blackhole_replies"
             time.sleep(self.chance.uniform(*LOST_S))
             line.reset()

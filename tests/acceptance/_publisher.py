@@ -85,7 +85,7 @@ class Publisher:
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
                 self._begin()
                 self.run(workers=0)
-                # What is on the stack is the parent's.
+                # The objects on the stack belong to the parent.
                 os._exit(0)
             self._workers.add(child)
 
@@ -99,7 +99,7 @@ class Publisher:
             self._settle(name, error)
             raise
         except (AMQPError, RelatumError):
-            # Refused; or an error of the client's or ours from before anything was sent.
+            # Refused, or an error of the client or of Relatum from before anything was sent.
             self._write("absent", name)
             raise
         self._write("confirmed", name)

@@ -137,13 +137,13 @@ def consume(party: Party, stop: threading.Event) -> None:
 
 def move(party: Party, stop: threading.Event) -> None:
     while not stop.wait(RETRY_S):
-        # A server may be away when it starts, too.
+        # A server may be down when this starts, too.
         with (
             party.going_on(),
             SerializationContexts(party.super_stream, party.database, broker=party.cluster) as contexts,
         ):
             while not stop.wait(PAUSE_S):
-                # Another mover may be first; a broker that starts has no streams for a moment.
+                # Another mover may be first; a starting broker has no streams for a moment.
                 with party.going_on():
                     finish_one(contexts, party.chance)
                     move_some(contexts, party.chance)

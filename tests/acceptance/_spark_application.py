@@ -105,7 +105,7 @@ class Killer:
             for executor in self._busy():
                 process = self._process_of(executor)
                 os.kill(process, signal.SIGSTOP)
-                # What it told the driver before it was frozen arrives, and no task of it can end any more.
+                # What it reported to the driver before it was frozen arrives, and none of its tasks can end any more.
                 time.sleep(FRESH_S)
                 if executor in self._busy():
                     os.kill(process, signal.SIGKILL)

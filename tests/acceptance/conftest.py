@@ -22,5 +22,5 @@ def harm(private_servers: LocalServers, chance: random.Random, harm_s: float) ->
     relatum_migrations.upgrade(private_servers.database_url)
     with Harm(private_servers, chance, harm_s) as harm:
         yield harm
-    # What is left open is found now, and not in the midst of another test.
+    # Find resources left open now, not in the middle of another test.
     gc.collect()

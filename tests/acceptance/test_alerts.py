@@ -99,7 +99,7 @@ def test_documented_alerts_fire_in_outages(private_servers: LocalServers, relatu
 
     with recorder(relatum, tmp_path / "first.log") as first:
         first.becomes()
-        # Not at once on a busy machine: what is read and not yet written is as old as it is.
+        # Not at once on a busy machine: messages that are read and not yet written still count as lag.
         wait_until(lambda: first.tells("lag_seconds", 0.0), LIMIT_S, what="no lag")
         assert first.tells("hole_offsets", 0.0)
         assert first.complaints() == []
@@ -117,7 +117,7 @@ def test_documented_alerts_fire_in_outages(private_servers: LocalServers, relatu
         first.becomes("RelatumBrokerAway", "RelatumNotRecording", "RelatumBehind")
         database.stop()
         with recorder(relatum, tmp_path / "second.log") as second:
-            # Both are away, and it never was otherwise: the series are there all the same.
+            # Both servers are down from the start: the series exist nevertheless.
             wait_until(second.page, LIMIT_S, what="metrics from the start")
             assert second.tells("recording", 0.0)
             second.becomes("RelatumBrokerAway", "RelatumDatabaseAway", "RelatumNotRecording", "RelatumBehind")

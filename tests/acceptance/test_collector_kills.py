@@ -70,7 +70,7 @@ class Bed:
         for stream in self.streams:
             declare_stream(self.harm.servers.broker_url, stream)
         with psycopg.connect(self.harm.servers.database_url) as connection:
-            # Without a unique index: what is written twice must be seen.
+            # Without a unique index, so that rows written twice show.
             connection.execute("CREATE TABLE booked (message_id text NOT NULL)")
 
     def start_member(self, number: int) -> "subprocess.Popen[bytes]":
@@ -142,7 +142,7 @@ def test_whatever_fails_each_message_has_one_outcome(harm: Harm, tmp_path: Path)
         nonlocal taken_over
         with members.frozen(at_work()) as frozen:
             its_own = set(bed.column(BUSY_WITH.format(frozen.pid)))
-            time.sleep(chance.uniform(2.0, 3.0))  # Its lease lapses after one, and is looked at every second.
+            time.sleep(chance.uniform(2.0, 3.0))  # Its lease lapses after one, and is checked every second.
             taken_over += bool(its_own - set(bed.column(BUSY_WITH.format(frozen.pid))))
 
     def several(harmful: Callable[[], object], has_met: Callable[[], object]) -> None:

@@ -193,7 +193,7 @@ def test_trace_shows_what_is_connected(relatum: Relatum, place: Place) -> None:
     place.put((b"x", {"id": "c"}))
     ends(relatum, ExitCode.NOT_YET, f"trace {place.stream} 1")
     ends(relatum, ExitCode.OK, f"trace {place.stream} 1 --complete")
-    # A stream that is called as a key: the name is the key's, unless it is said that a message is meant.
+    # A stream has the same name as a key: the name means the key, unless --message is given.
     place.record()
     relatum.ok("keys", "add", place.stream)
     ends(relatum, ExitCode.NOT_YET, f"trace {place.stream} 1")
@@ -329,7 +329,6 @@ def test_expectations_are_defined_and_what_lacks_is_told(relatum: Relatum, place
     words = f"--of {place.stream} --by order_id --follows {other_stream}"
     relatum.ok(*f"expect add paid {words} --within 0.001s --grace 0.5s".split())
     ends(relatum, ExitCode.USAGE, f"expect add paid {words} --within 2h")
-    # A follower has one expectation and no end; metrics are a follower's.
     wanted = {"name": "paid", "of": place.stream, "by": "order_id", "follows": other_stream, "within_s": 0.001}
     wanted["grace_s"] = 0.5
     assert relatum.json("expect", "list") == [wanted]

@@ -72,7 +72,7 @@ IGNORED = "signal.signal(signal.SIGINT, signal.SIG_IGN)\natexit.register(interru
     ("arguments", "first", "code"),
     [
         ("find --help", AT_IMPORT.format("relatum_cli.app", "interrupt"), 130),
-        # Look-ups import what asks the database when they first ask; `status` brings it along.
+        # Lookups import the database modules at their first query; `status` imports them at once.
         ("status --help", AT_IMPORT.format("sqlalchemy", "interrupt"), 130),
         ("find --help", AT_IMPORT.format("relatum_cli.find", "interrupt"), 130),
         ("find --help", AT_IMPORT.format("rich.table", "interrupt"), 130),

@@ -104,7 +104,7 @@ def test_a_move_that_was_left_is_seen_and_gone_on_with(
     for name in "ab":
         with pytest.raises(Crash):
             contexts.move(name, f"{super_stream}-1", progress=crash)
-    let_last(engine)  # Or whoever moves its contexts takes it over.
+    let_last(engine)  # Or the process that moves its contexts takes it over.
     first, second = relatum.json("contexts", "moves", super_stream)
     assert (first["state"], first["contexts"], first["pause_s"]) == ("fencing", 1, None)
     numbers = [str(move["move_id"]) for move in (first, second)]

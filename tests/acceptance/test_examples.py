@@ -222,7 +222,7 @@ def test_spark_works_as_shown(environment: dict[str, str], relatum: Relatum, amq
 
 def test_commands_shown_exist() -> None:
     """Each `relatum …` that README and docs show is a command, with the options it is shown with."""
-    # Comments are left out, and pictures in text.
+    # Comments are left out, and so are pictures in text.
     pages = (re.sub(r"^```text$.*?^```$", "", each.read_text(), flags=re.S | re.M) for each in DOCUMENTS)
     lines = (line for page in pages for line in page.splitlines())
     shown = {tuple(shlex.split(line, comments=True)[1:]) for line in lines if line.startswith("relatum ")}

@@ -86,7 +86,7 @@ def test_whatever_fails_each_complete_group_is_done_once(harm: Harm, tmp_path: P
     whole = {" ".join(f"{int(group, 16)}-{number}" for number in range(1, SIZE + 1)) for group in complete}
     assert {" ".join(line[2:]) for line in lines("given")} == whole, "whole and in order, each time"
     assert max(done.values()) == 1
-    # Fewer where a member died, or the answer was lost, between an acknowledgement and the line that says so.
+    # Fewer if a member died, or the answer was lost, between an acknowledgement and the line that reports it.
     assert len(complete) - harm.done.total() * MEMBERS <= len(done) <= len(complete)
     assert_no_traceback(tmp_path / "errors")
     print(f"{len(complete)} complete groups of {len(in_stream)}, {given.total()} times given")

@@ -108,7 +108,7 @@ def test_whatever_fails_the_table_equals_the_streams(harm: Harm, tmp_path: Path)
         return streams[number % 2], pika.BasicProperties(headers=headers)
 
     def start(number: int) -> "subprocess.Popen[str]":
-        # One holder name each, so that a restart needs not wait for the lease.
+        # One holder name each, so that a restart need not wait for the lease.
         return relatum.start(*words, f"recorder-{number}", stderr=tmp_path / "recorders.log")
 
     def works() -> float:

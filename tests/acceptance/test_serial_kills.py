@@ -61,7 +61,7 @@ class Bed:
         with broker_connection(self.harm.servers.broker_url) as connection:
             declare_by_hand(connection, self.super_stream, [str(place) for place in range(PARTITIONS)], self.partitions)
         with psycopg.connect(self.harm.servers.database_url) as connection:
-            # Without a unique index: what is consumed twice must be seen.
+            # Without a unique index, so that messages consumed twice show.
             connection.execute(
                 "CREATE TABLE consumed (id bigserial PRIMARY KEY, context text NOT NULL, name text NOT NULL, "
                 "stream text NOT NULL, stream_offset bigint NOT NULL)"
@@ -111,7 +111,7 @@ class Bed:
     def sleep_all(self) -> None:
         """Let what all publishers have sent arrive when its contexts are elsewhere."""
         self.harm.lines["AMQP"].mode = "frozen"
-        # Not a wait for a condition: what is published in this time is what comes too late.
+        # Not a wait for a condition: messages published in this time are the ones that come too late.
         time.sleep(0.2)
         self._move_all()
         self.harm.lines["AMQP"].mode = "pass"
@@ -157,12 +157,12 @@ def test_whatever_fails_contexts_that_move_keep_their_order(harm: Harm, tmp_path
         more = {"sleep over a move": partial(bed.sleep, roles["publisher"]), "sleep all": bed.sleep_all}
         harm.work(lambda: bed.count("consumed"), bed.partitions, roles, frozen_s=2.5 * LEASE_S, more=more)
         wait_until(lambda: bed.count(ENDED) > MOVES, WORKS_S, what="moves go on")
-        # No move of another's is in the way of those that make strays.
+        # No move of another mover blocks those that make strays.
         roles["mover"].stop()
         finish_moves(bed)
         for _ in range(SLEEPS):
             bed.sleep_all()
-        # A publisher that was just killed, or waits, has sent nothing that could come too late.
+        # A publisher that was just killed, or that waits, has sent nothing that could come too late.
         wait_until(
             lambda: until_answered(bed.verify).strays or bed.sleep_all(), WORKS_S, what="a message behind a fence"
         )

@@ -86,7 +86,7 @@ def test_what_belongs_to_a_task(relatum: Relatum, tmp_path: Path) -> None:
     relatum.await_recorded(stream)
     for name, root in {**told["orders"], **again["orders"]}.items():
         check_trace(relatum, shop, root, retries=2 if name == "scarce" else 0)
-        # So each charge can be expected to be followed by its shipping.
+        # So that each charge can be expected to be followed by its shipping.
         steps = {each["headers"]["task"] for each in relatum.json("find", "celery_root", root)["messages"]}
         assert ("shop.charge" in steps, "shop.ship" in steps) == (True, name != "refused"), name
     for audits in (told["audits"], again["audits"]):

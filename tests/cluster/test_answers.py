@@ -71,7 +71,7 @@ class Publisher(Load):
                 properties = pika.BasicProperties(headers={"order_id": f"n{self.confirmed + 1}"})
                 channel.basic_publish("", self._stream, b"", properties)
                 self.confirmed += 1
-                self._stop.wait(0.002)  # Three nodes need a processor for it, and so do those who ask.
+                self._stop.wait(0.002)  # Three nodes need a processor for it, and the callers need one too.
         finally:
             if connection.is_open:
                 connection.close()
@@ -181,7 +181,7 @@ def test_what_is_confirmed_is_at_each_node(cluster: Cluster, engine: sa.Engine, 
     assert set(seen) <= {"found", "found, complete", "not_recorded_yet"}, seen
 
 
-# Faults that need a node to start anew come last.
+# Faults that need a node to restart come last.
 def test_a_leader_that_moves_or_stands_still(cluster: Cluster) -> None:
     """While and after it moves nothing is said not to be there; while it does not answer, nothing is proven."""
     stream = unique_name()
@@ -277,7 +277,7 @@ def test_faults_make_no_answer_wrong(cluster: Cluster, engine: sa.Engine, harm_s
             )
             cluster.nodes[harmed].await_answer()
         it.stop()
-        # AMQP reads a stream only where it has a replica: its leader has one, others may still start theirs.
+        # AMQP reads a stream only where it has a replica: its leader has one, other nodes may still be starting theirs.
         wait_until(lambda: cluster.leader_of(written) is not None, what="the leader")
         log = read_stream(cluster.amqp_url(cluster.leader_of(written) or 1), written)
         messages = [(each.headers.get("order_id"), each.offset) for each in log]

@@ -57,7 +57,7 @@ class Publisher:
             while order not in self._orders:
                 try:
                     if not self._connection.is_open:
-                        # The recorder stays that of the first connection, given back after the next one has it.
+                        # The first connection's recorder remains: it is released only after the next connection has it.
                         before = self._connection
                         self._connect()
                         relatum.release(before)

@@ -67,7 +67,7 @@ def test_a_replica_that_lags_is_no_other_stream(
     publish(MESSAGES, 2 * MESSAGES)
     with ExitStack() as stack:
         lagging = stack.enter_context(collector(2))
-        # Whether it waits for its node or reads at the leader: it must not take the stream for another one.
+        # Whether it waits for its node or reads at the leader, it must not take the stream for another one.
         wait_until(
             lambda: is_attached(lagging, stream) or generations(engine) or "is unknown" in caplog.text,
             what="followed, or waited with",
@@ -207,7 +207,7 @@ def test_a_replica_that_is_behind_is_waited_for(cluster: Cluster, bed: SerialBed
     with member(1) as first:
         assert consume(first, 40) == [str(number) for number in range(40)]
     with member(2) as second:
-        # Held back, node 2 has half of what is stored as consumed.
+        # Node 2, which is held back, stores half of the stream as consumed.
         assert second.next_batch(3.0) is None
         cluster.follow()
         bed.publish(0, "a", "new")

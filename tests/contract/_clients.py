@@ -167,6 +167,6 @@ def open_line(client: str, url: str, *, heartbeat_s: int | None = None) -> Itera
             yield line
             relatum.release(line.connection)
             if is_robust:
-                # A connection that is closed while it connects again leaves a socket open.
+                # A connection that is closed while it reconnects leaves a socket open.
                 runner.run(line.connection.ready())
             runner.run(line.connection.close())

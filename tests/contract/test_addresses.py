@@ -174,7 +174,7 @@ def test_a_leader_that_is_not_reached_is_named(face_name: str, elsewhere: tuple[
                     reader.read("orders", 0)
             return time.monotonic() - began < 4.0
 
-    # The name is looked up, or the connection waited for, once in five seconds, for two at most.
+    # The name is resolved, or the connection waited for, once in five seconds, for two at most.
     in_a_try(is_in_time, what="ten errors in the time of one connection")
 
 
@@ -183,7 +183,7 @@ def misnamed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ
     """A broker that advertises a name nobody knows, with a stream `s`, and a user "blind" who may not read it."""
     directory, configuration = tmp_path_factory.mktemp("misnamed"), {"stream.advertised_host": NOBODY}
     with LocalRabbitMQ(directory, configuration=configuration, start_timeout_s=START_S) as server:
-        # Publishing needs `write` on the default exchange, reading `read` on the stream; 3.10 mixes the two up.
+        # Publishing needs `write` on the default exchange, reading `read` on the stream; 3.10 confuses the two.
         add_users(server, {"blind": (".*", "^amq[.]default$", "^amq[.]default$")})
         declare_stream(server.broker_url, "s")
         publish_plain(server.broker_url, "s", [b"0", b"1"])

@@ -105,7 +105,7 @@ def test_a_message_without_headers_gets_none(line: Line, queue: Queue) -> None:
         line.publish(channel, line.message(**fields), queue.name)
         got, _ = queue.get()
         assert time_us_of(got.message_id)
-        # aiormq gives each message an id of its own.
+        # aiormq gives each message its own id.
         got.message_id = expected.message_id = None
         assert got == expected
 
@@ -185,7 +185,7 @@ def test_a_string_that_is_too_long_is_refused_as_by_a_bare_client(line: Line, qu
     ours = [refused(**fields) for fields in (*given, *named)]
     assert ours == bare
     assert None not in ours[: len(given)]
-    # aiormq cuts names that are longer than 128 bytes.
+    # aiormq truncates names that are longer than 128 bytes.
     sent = [list(queue.get()[0].headers) for each in (*bare, *ours) if each is None]
     assert sent[: len(sent) // 2] == sent[len(sent) // 2 :]
     line.publish(channel, line.message(b"sent", app_id="x" * 255), queue.name)
@@ -259,7 +259,7 @@ def test_half_open_links_are_settled_by_streams(broker: Broker, stream_name: str
         if arrives:
             assert [(place.stream, place.offset) for place in line.result(error.settle())] == [(stream_name, 1)]
         else:
-            # On a busy machine the broker is not even reached in that time.
+            # On a busy machine even the connection to the broker takes longer than that.
             with pytest.raises((errors.PublishOutcomeUnknown, errors.BrokerUnavailable)):
                 line.result(error.settle(0.05))
             with pytest.raises(errors.PublishRejected) as rejected:

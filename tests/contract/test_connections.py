@@ -197,7 +197,7 @@ def test_a_question_that_ends_its_connection_is_not_repeated(
 
     monkeypatch.setattr(SocketConnection, "answer", hang_up)
     with StreamReader.open(address) as reader, contextlib.ExitStack() as stack:
-        # Three connections, which are idle afterwards and then used again.
+        # Three connections, which are idle afterwards and are then reused.
         for _ in range(3):
             next(stack.enter_context(contextlib.closing(reader.iterate(stream))))  # type: ignore[type-var]
         stack.close()

@@ -114,7 +114,7 @@ WRONG: dict[str, tuple[type[Exception], str]] = {
     "rabbitmq-stream://127.0.0.1:129/": NOBODY,
     "amqp://127.0.0.1:129/": NOBODY,
     "amqp://127.0.0.1:100/": (ConfigurationError, "rabbitmq-stream"),
-    # The stream protocol hangs up in silence; AMQP 0.9.1 answers something else, which no waiting cures.
+    # The stream protocol hangs up silently; AMQP 0.9.1 returns an error that no waiting cures.
     "rabbitmq-stream+tls://{login}@{streams}/": (BrokerUnavailable, r"TLS with .* failed|No stream protocol"),
     "amqps://{login}@{amqp}/": (ConfigurationError, "does not speak TLS"),
 }
@@ -158,7 +158,7 @@ def test_wrong_password_and_virtual_host(face_name: str, stream_url: str) -> Non
         assert "canary" not in str(caught.value)
 
 
-# How the frames begin that a client sends: AMQP's Start-Ok and Open, the stream protocol's SaslAuthenticate and Open.
+# How a client's frames begin: AMQP's Start-Ok and Open, the stream protocol's SaslAuthenticate and Open.
 MOMENTS = {"amqp": (b"\0\x0a\0\x0b", b"\0\x0a\0\x28"), "stream": (b"\0\x13\0\1", b"\0\x15\0\1")}
 
 
@@ -253,7 +253,7 @@ def test_a_reader_goes_on_at_the_next_and_stays(
         assert (nodes[0].opened, told(caplog)) == (asked, 1)
         for node in nodes:
             cut(node)
-        # A read that was under way may still say that its connection was lost.
+        # A read in progress may still report that its connection was lost.
         wait_until(lambda: "No address answers" in failure_of(face, stream), what="that none answers")
         nodes[1].accepts = True
         assert until_answered(lambda: face.read(stream, 1)).body == b"1"

@@ -219,7 +219,7 @@ def test_what_retention_took_is_a_hole(owner: Owner, bed: Bed) -> None:
     owner.follow(bed.stream, start=3, known=Position(2, 12345, None))
     hole = owner.wait_event(bed.stream, Hole)
     records = owner.wait_event(bed.stream, Records)
-    # Retention may have gone on since the reader asked.
+    # Retention may have dropped more since the reader asked.
     assert (hole.from_offset, hole.to_offset) == (3, records.batch.first_offset)
     assert hole.to_offset >= first
     assert owner.offsets(bed.stream)[0] == hole.to_offset
@@ -414,7 +414,7 @@ def test_a_frozen_node_is_noticed_and_its_connection_closed(owner: Owner, bed: B
     with in_time(10):
         owner.wait_event(None, Failed)
     assert owner.statistics().connections == 0
-    # A call that waits for the broker lets go of it, and says goodbye.
+    # A call that waits for the broker stops waiting, and closes its connection properly.
     with in_time(3):
         assert owner.close(30)
     bed.proxy.mode = "pass"

@@ -194,7 +194,7 @@ def test_bounds_of_streams(face: Face, numbered: str, streams: list[str], stream
     assert found == {name: face.bounds(name) for name in streams}
     assert found == {name: StreamBounds(0, last) for last, name in enumerate(streams)}
     assert face.all_bounds([]) == {}
-    # Of the last ones alone: the first offset is 0 for want of a question.
+    # For the last offsets alone: the first offset is 0, since it was not requested.
     lasts = face.all_bounds(streams, lasts=streams[1:])
     assert lasts == found
     assert all(bounds.is_proven for bounds in lasts.values())
@@ -329,7 +329,7 @@ def test_what_is_kept_is_not_asked_for_again(face: Face, amqp_url: str, stream_n
 
 def test_who_keeps_chunks_reads_ahead(face: Face, amqp_url: str, stream_name: str) -> None:
     """So that the next round finds there what follows, without asking the broker."""
-    # Each message in a chunk of its own: of one that is kept already nothing is read, and so nothing ahead of it.
+    # Each message has a chunk of its own: for one that is kept already, nothing is read, and so nothing ahead of it.
     fill(amqp_url, stream_name, 40, confirm=True)
     kept = ChunkCache()
     ids = [message.id for message in face.iterate(stream_name)]

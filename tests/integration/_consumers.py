@@ -70,7 +70,7 @@ def aio_pika(broker: str, database: str, queue: str, *arguments: str) -> dict[st
             first: asyncio.Future[aio_pika.abc.AbstractIncomingMessage] = asyncio.get_running_loop().create_future()
 
             async def on_message(message: aio_pika.abc.AbstractIncomingMessage) -> None:
-                # Each of a stream's chunk has a task of its own, whatever the prefetch: the first is begun first.
+                # Each message of a chunk has its own task, regardless of the prefetch: the first is started first.
                 if not first.done():
                     first.set_result(message)
 
@@ -89,7 +89,7 @@ def faststream(broker: str, database: str, queue: str) -> dict[str, Any]:
 
     @rabbit.subscriber(RabbitQueue(queue, declare=False))
     async def handle(body: Any, message: RabbitMessage) -> None:
-        # Several are handled at the same time.
+        # Several are handled concurrently.
         if message.message_id == "m-0":
             answers.append(await asked_async(broker, database, message))
             app.exit()

@@ -214,6 +214,6 @@ def _verify(item: pytest.Function) -> None:
     try:
         report = verify(broker, database, names)
     except StreamNotFound:
-        return  # The test deleted all.
+        return  # The test has deleted all.
     assert all(isinstance(error, StreamNotFound) for error in report.failed.values()), report.failed
     assert not [each.differences[:10] for each in report.streams if each.difference_count]

@@ -134,7 +134,7 @@ def test_sets_hold_together_in_disorder(layout: Layout, place: Place) -> None:
         Faces("blocking", amqp_url, layout, database_url).opened() as one,
         Faces("asyncio", amqp_url, layout, database_url).opened(trust_clock=False) as other,
     ):
-        # Threads share a router, each with its channel.
+        # Threads share a router; each has its own channel.
         shared = [stack.enter_context(confirming(amqp_url)) for _ in range(3)]
         faces = [one, other, *(Face(one.router, channel) for channel in shared)]
         under_way = [threads.submit(publish, face, each, may_end) for face, each in zip(faces, publishers, strict=True)]
@@ -162,7 +162,7 @@ def _check(layout: Layout, publishers: list[Publisher], address: Broker) -> None
             for message in reader.iterate(partition.stream):
                 placed = Placed.parse(message.headers.get("relatum_placed"))
                 if placed is None:
-                    continue  # A move's own.
+                    continue  # One of a move.
                 message_id, set_name = bytes(message.body).decode(), message.headers["affinity_set"]
                 assert message_id not in found, "no message is there twice"
                 found[message_id] = partition.stream, placed.epoch, set_name

@@ -123,7 +123,7 @@ def test_idle_sets_are_closed_and_used_ones_are_not(faces: Faces, sets: relatum.
     with faces.opened(idle_s=60) as closing:
         closing.publish(b"", "its own")
         with faces.opened() as using:
-            # A router that is closed writes down which sets it used, and closes the others, at once.
+            # A closing router stores which sets it used, and closes the ended ones, at once.
             using.publish(b"", "busy")
     assert [(each.name, each.epoch == epoch) for each in sets.list()] == [("busy", True), ("its own", False)]
 
@@ -199,7 +199,7 @@ def test_a_predecessor_is_read_where_it_lies(faces: Faces, sets: relatum.Affinit
         with pytest.raises(PredecessorNotFound) as missing:
             router.publish(b"3", affinity_predecessor=f"{stream}:1000")
         assert missing.value.predecessor == f"{stream}:1000"
-        # Whatever else names no place in a partition is an id, colons or not.
+        # Anything that does not name a place in a partition is an id, with colons or without.
         for text in (stream, f"{stream}:", f"{stream}:-1", f"{stream}:1.5", f"{stream}:²", "orders-2:17", "urn:uuid:7"):
             with pytest.raises(PredecessorNotFound, match="no key is taken"):
                 router.publish(b"3", affinity_predecessor=text)

@@ -230,7 +230,7 @@ async def test_a_task_that_is_cancelled_loses_no_group(place: Place, deliveries_
     ):
         tries = 0
         while len(given) < count:
-            tries += 1  # A busy machine needs longer for one change of threads.
+            tries += 1  # A busy machine needs longer for one switch of threads.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(chance.random() * 0.02 * (1 + tries // 100)):
                     group = await anext(groups)

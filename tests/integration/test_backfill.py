@@ -76,7 +76,7 @@ def test_slices_filled_in_any_order_by_many_leave_one_range(place: Place) -> Non
                 filler.complete(part)
 
         with place.recording():
-            # Before there is a lease, the back-fill takes the end of the stream too.
+            # While no recorder has a lease, the back-fill also records the end of the stream.
             wait_until(lambda: place.status().recorder, what="a lease")
             together(
                 *[partial(fill, worker) for worker in range(8)],

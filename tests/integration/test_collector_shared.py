@@ -223,7 +223,7 @@ def test_a_stream_that_another_member_began_anew_is_collected_whatever_is_held(
     collecting.put(*"abc")
     with collecting.collector(consumer, lease_s=LEASE_S, **FOREVER) as collector:
         wait_status(collector, COLLECTED, *"abc")
-        # It has more types, so the first one has to leave the stream to it.
+        # It has more types, so the first one has to release the stream to it.
         other = StoreMember(collecting.place.database, types=["order", "mail"])
         collecting.put("d")
         wait_until(lambda: other.follow(stream, 0), what="the stream left to the other member")
@@ -577,7 +577,7 @@ def test_streams_have_no_threads_of_their_own(collecting: Collecting) -> None:
         before = Threads()
         with collector:
             wait_until(lambda: {f"{name} succeeded" for name in streams} <= set(told), what="all consumed")
-            # These threads end when there is nothing to do.
+            # These threads end when they have nothing to do.
             ending = ("-asks", "-resolving", "-stores", "-order")
 
             def lasting() -> list[threading.Thread] | None:

@@ -219,7 +219,7 @@ def test_a_stale_member_cannot_store_results(member: StoreMember, database: Data
     assert member.finish(BULK, results(OutcomeStatus.SUCCEEDED, 0, 1)).places == places(1)
     assert member.forward(BULK + 1, places(0)).places == frozenset()
     assert statuses(member, 0, 1) == ["collected", "succeeded"]
-    # Nothing is left, so the member is gone, and says so.
+    # Nothing is left, so the member is gone; the call reports that.
     assert heir.take_over(["order"], 1) == []
     assert not member.renew()
     for call in (lambda: member.add(entries(9)), lambda: member.follow("orders", 0)):
@@ -319,7 +319,7 @@ def cut_at_commit(engine: sa.Engine, *, after: bool) -> Iterator[list[int]]:
             driver.commit()
         with psycopg.connect(engine.url.set(drivername="postgresql").render_as_string(False)) as killer:
             killer.execute("SELECT pg_terminate_backend(%s, 5000)", cuts)
-        # psycopg asks nobody where nothing is left to commit: let it notice.
+        # psycopg sends nothing if there is nothing to commit: make it notice.
         with suppress(psycopg.OperationalError):
             driver.execute("SELECT 1")
 

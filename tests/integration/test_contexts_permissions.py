@@ -54,7 +54,7 @@ def test_what_each_party_needs(urls: Urls, database_url: str) -> None:
         router.publish(channel, b"1", ACCOUNT)
         with SerializationContexts("moved", database_url, broker=urls["consumer"]) as contexts:
             target = other_than("moved", contexts.assignment_of("17").partition)
-            # Told at once, and not tried again as if the broker was away.
+            # Raised at once, and not retried as if the broker was down.
             with pytest.raises(AccessRefused, match=r"stopped in the state fencing.*amq\.default") as caught:
                 contexts.move("17", target)
         with SerializationContexts("moved", database_url, broker=urls["mover"]) as contexts:
@@ -83,7 +83,7 @@ def test_a_stray_needs_the_permissions_to_read_and_to_adopt(urls: Urls, database
     publish_asleep("publisher-that-adopts", urls, database_url, b"adopted")
     with pytest.raises(AccessRefused, match="refuses this user") as caught:
         publish_asleep("publisher", urls, database_url, b"not adopted")
-    # The router's end tried once more; before that, the publisher had been told that the outcome is not known.
+    # Closing the router retried once more; before that, the publisher got an unknown outcome.
     assert isinstance(caught.value.__context__, PublishOutcomeUnknown)
     report = verify("slept", broker=urls["owner"], database=database_url)
     assert report.ok

@@ -92,7 +92,7 @@ def test_movers_that_do_not_wait_are_refused(
         held.begin()
         (move,) = contexts.moves()
         assert move.fence_epoch == 0
-        # They resume it: look, publish the fence under its epoch, find it, and write down where it is.
+        # They resume it: look, publish the fence under its epoch, find it, and store its offset.
         headers, body = encode(Fence(move.move_id, move.fence_epoch, frozenset("x")))
         channel.basic_publish("", move.source, body, pika.BasicProperties(headers=headers))
         fence = "UPDATE relatum.context_moves SET state = 'fenced', fence_offset = 5 WHERE move_id = :move_id"

@@ -186,7 +186,7 @@ def test_nothing_is_handed_out_after_the_end_of_a_lease(place: Place, bed: Seria
         wait_until(lambda: len(consumer.partitions) == PARTITIONS, what="all partitions")
         with late(consumer) as asks:
             assert asks.wait(90)
-            time.sleep(1.0)  # Not a wait for a condition: how long the lease lasts, which is over then.
+            time.sleep(1.0)  # Not a wait for a condition: the lease lasts this long, and has then expired.
             consumed.publish()
             assert hands_nothing_out(consumer)
         assert consumer.next_batch(90) is not None

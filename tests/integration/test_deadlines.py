@@ -107,7 +107,7 @@ def test_a_stopped_server_holds_nobody(engine: sa.Engine, database_url: str) -> 
 
         with in_time(SHORT_S), pytest.raises(CommitInDoubt), joined(engine, token, store):
             pass
-    # What was sent lies in the socket of the server, which goes on with it.
+    # The sent bytes are in the server's socket, and the server continues with them.
     assert settle(engine, token)
     assert _ask(engine) == 0
 

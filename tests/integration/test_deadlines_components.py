@@ -247,7 +247,7 @@ def _recorder_stops(at: FailingPlace, fault: str, *, is_shared: bool = False) ->
     assert not thread.is_alive()
     at.place.record()
     assert at.place.values() == ["1", "2", "3"]
-    at.took_s = took_s + WAIT_S  # the documented time is from the stop on
+    at.took_s = took_s + WAIT_S  # the documented time counts from the stop
 
 
 def _embedded_recorder_closes(at: FailingPlace) -> None:
@@ -368,7 +368,7 @@ def test_each_wait_ends_when_the_table_says(wait: str, failing: FailingPlace) ->
         try:
             BROKER_FROZEN[wait](failing)
         except DatabaseUnavailable:
-            # PostgreSQL stands still in no case here: a busy machine opened no connection in half a second.
+            # PostgreSQL is not frozen in any case here: a busy machine opened no connection in half a second.
             return False
         return failing.took_s < WAIT_S + DOCUMENTED[wait] + BUSY_S
 

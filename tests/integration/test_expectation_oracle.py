@@ -78,7 +78,7 @@ def message(chance: random.Random, now_us: int) -> tuple[dict[str, Any], pika.Ba
         "item": list(dict.fromkeys(items)),
         "order_card": [(order, card)] if has.get("order_id") and has.get("card") else [],
     }
-    # Whole seconds, so that many are equal; an hour ago, now, or in an hour.
+    # Whole seconds, so that many times are equal; an hour ago, now, or in an hour.
     at = now_us - 3_600 * SECOND + chance.randrange(120) * SECOND
     if chance.random() < 0.2:
         at = now_us + chance.choice([chance.randrange(-3 * SECOND, SECOND), 3_600 * SECOND])
@@ -217,7 +217,7 @@ def compare(relations: Relations, world: World, asked: Expectation, low: int, hi
     }
     for finding in FINDINGS:
         expected = [(*row[:3], *row[4:]) for row in found[finding]]
-        # Of a message with several values, each is told of; they have one place.
+        # A message with several values is reported for each; they have the same place.
         assert sorted(told(report, finding), key=str) == sorted(expected[:limit], key=str) or limit < len(expected)
         assert [each[:3] for each in told(report, finding)] == [row[:3] for row in found[finding][:limit]]
     of = world.frame(asked.of)
@@ -226,7 +226,7 @@ def compare(relations: Relations, world: World, asked: Expectation, low: int, hi
     assert (report.checked, report.without_value) == (has_value.sum(), (~has_value).sum())
     statuses = {status_of(world, asked, found, low, high, each) for each in (before_us, after_us)}
     assert report.status in statuses
-    # Nobody records, and no key is new.
+    # No recorder runs, and no key is new.
     behind = {each for each, end in world.ends.items() if sum(row["stream"] == each for row in world.rows) > end}
     assert set(report.unrecorded_streams) <= behind
     assert report.unrecorded_streams or report.status is not Status.NOT_RECORDED_YET

@@ -81,7 +81,7 @@ def test_the_edges_of_the_time_allowed(shop: Shop, grace_s: int) -> None:
         "never": (None, "missing"),
     }
     shop.order(*[(name, BASE_US) for name in cases], ("twice", BASE_US), ("twice", BASE_US + 5 * SECOND))
-    # Out of order, with doubles, one before the first in time.
+    # Out of order, with duplicates, one before the first in time.
     shop.pay(("too late", BASE_US + 99 * SECOND), ("twice", BASE_US + 7 * SECOND))
     shop.pay(*[(name, BASE_US + after) for name, (after, _) in cases.items() if after is not None] * 2)
     shop.pay(("twice", BASE_US - 3 * SECOND))
@@ -124,7 +124,7 @@ def test_by_a_new_key_the_cure_is_a_back_fill(shop: Shop) -> None:
 def test_a_hole_proves_nothing_missing_and_nothing_late(shop: Shop) -> None:
     """What came in a time of which a part was lost may have come in time; what came before and behind it is known."""
     for part in range(3):
-        # One by one, so that each is a block of its own.
+        # One by one, so that each has its own block.
         shop.pay((f"z{part}", BASE_US + part * 100 * SECOND))
         shop.place.record(shop.payments)
     shop.pay(("late", BASE_US + 290 * SECOND))
@@ -152,7 +152,7 @@ def test_what_retention_may_have_dropped_is_not_known(shop: Shop, short_stream: 
     for part in (said[:100], said[100:200], said[200:300], said[300:]):
         messages = [(b"." * 1_000, {"order_id": value, "relatum_time": time_us}) for value, time_us in part]
         shop.place.put(*messages, to=short_stream)
-    # Retention may leave the last message alone: "late" is behind it, by more than clocks may differ.
+    # Retention may keep only the last message: "late" is behind it, by more than clocks may differ.
     shop.order(("early", BASE_US + 1), ("z5", BASE_US), ("late", BASE_US + 600 * SECOND))
     with StreamReader.open(shop.place.amqp) as reader:
         wait_until(lambda: reader.bounds(short_stream).first, what="retention")
@@ -160,7 +160,7 @@ def test_what_retention_may_have_dropped_is_not_known(shop: Shop, short_stream: 
     report = shop.relations.missing(Expectation("paid", shop.orders, "order_id", short_stream, 10))
     assert values(report.missing) == ["late"]
     assert {(each.value, each.why) for each in report.not_known} >= {("early", Reason.UNPROVEN)}
-    # The messages to be followed: those that are gone are not looked at, and an explicit span says so.
+    # Dropped messages are not checked, and an explicit span reports that.
     back = Expectation("back", short_stream, "order_id", shop.orders, 10)
     assert shop.relations.missing(back, since=at(BASE_US), until=at(BASE_US + 1)).status is Status.UNPROVEN
     assert shop.relations.missing(back).since > at(BASE_US)

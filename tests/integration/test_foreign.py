@@ -81,7 +81,7 @@ OF_AMQP_091: list[tuple[Any, str | None]] = [
 
 
 OF_AMQP_10: list[tuple[bytes, str | None]] = [
-    # A character that is half of a surrogate pair.
+    # A lone surrogate.
     (headed(b"\x73\0\0\xd8\0"), None),
     (headed(text("plain")), "plain"),
     (headed(b"\xa3\x03sym"), "sym"),

@@ -103,7 +103,7 @@ def test_what_only_asks_works_in_a_child(place: Place, database: str) -> None:
         assert in_child(in_the_child) == before
         assert in_child(in_the_child) == before
         assert ask() == before
-        # The very connections: none was ended by a child.
+        # The same connections as before: no child has ended one.
         assert streams.pool._idle == idle
         assert handle.partition is None
 
@@ -179,7 +179,7 @@ def test_nothing_that_a_child_closes_or_drops_is_the_parents(place: Place, layou
         in_child(mine.clear)
 
         def is_recorded_at_once() -> bool:
-            # What wakes a loop whose wakes are lost is its next timer.
+            # A loop that loses wake-ups is woken by its next timer.
             began, before = time.monotonic(), place.recorded_to()
             place.put(b"at once")
             wait_until(lambda: place.recorded_to() > before, what="the parent's recorder goes on")

@@ -391,7 +391,7 @@ def test_what_retention_has_dropped_is_named_and_pruned(place: Place, relations:
     consumer = GroupConsumer("billing", prefetch=1)
     with relations.groups(stream, consumer=consumer) as groups:
         next(groups).acknowledge()
-        # The second is found ready, and stays so.
+        # The second one is found ready, and stays ready.
         next(groups)
     assert states(place) == {1: "done", 2: "ready", 3: "open"}
     place.put(*((b"x" * 10_000, {}) for _ in range(60)), to=stream)

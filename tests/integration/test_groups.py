@@ -61,7 +61,7 @@ def scattered(seed: int, streams: list[str]) -> dict[str, list[Any]]:
     chooser.shuffle(messages)
     spread: dict[str, list[Any]] = {stream: [] for stream in streams}
     for time_us, (body, headers) in enumerate(messages):
-        # Equal times, too: two messages in each microsecond.
+        # Also equal times: two messages in each microsecond.
         spread[chooser.choice(streams)].append((body, headers | {"relatum_time": 1_000_000 + time_us // 2}))
     return spread
 
@@ -314,7 +314,7 @@ def test_a_group_that_retention_took_from_is_never_given_smaller(
 ) -> None:
     """A group that lost a message to retention is an error or skipped, and is listed as incomplete, pruned or not."""
     stream, other = fleeting.stream, place.stream
-    # The first message, and so the place, of group 1 is in the stream that is retained.
+    # Group 1's first message, and therefore its place, is in the stream that is retained.
     place.put(of_group(1, 2, last=True), *whole_group(2, 1), to=stream)
     place.put(of_group(1, 1), *whole_group(3, 1), to=other)
     place.record(stream, other)
@@ -328,7 +328,7 @@ def test_a_group_that_retention_took_from_is_never_given_smaller(
     group = relations.group(group_id(1))
     assert [message.body for message in group] == [b"1-1"]
     assert (group.expired, group.position.anomalies) == (((stream, 0),), (Anomaly.EXPIRED,))
-    # Group 2, of which nothing is left, is no cause for concern.
+    # Group 2, of which nothing is left, needs no report.
     (report,) = relations.incomplete_groups(older_than=0)
     assert (report.group_id, report.position.anomalies) == (group_id(1), (Anomaly.EXPIRED,))
     assert report.position.missing == ((2, 2),)
@@ -422,15 +422,15 @@ def test_large_messages_of_groups_that_lie_mixed_come_whole(
     place: Place, relations: Relations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though each chunk holds messages of many groups, and they come to more than memory holds: they are read again."""
-    # An eighth of what memory holds else.
+    # An eighth of the usual memory.
     monkeypatch.setattr("relatum.reading._plan.Part.__init__.__defaults__", (8 << 20,))
     monkeypatch.setattr("relatum.reading._many.ChunkCache.__init__.__defaults__", (4 << 20,))
     body, count, size = b"x" * 20_000, 45, 10
     messages = shuffled([message for number in range(count) for message in whole_group(number, size)], 5)
-    # Without waiting for confirms: many messages come to lie in one chunk.
+    # Without waiting for confirms, so that a chunk holds many messages.
     publish_plain(place.amqp, place.stream, [(body, headers) for _, headers in messages], confirm=False)
     with StreamReader.open(place.amqp) as reader:
-        # What is not recorded is read for its members first. Of an empty stream the last is None.
+        # Unrecorded ranges are read first, for their members. The last offset of an empty stream is None.
         wait_until(lambda: (reader.bounds(place.stream).last or 0) >= len(messages) - 1, what="all in the stream")
     place.record()
     assert [len(group) for group in relations.groups(place.stream)] == [size] * count

@@ -58,8 +58,8 @@ WRITTEN = {
 }
 
 # A block range of the index of offsets is 32 pages; a probe of the index of values is 3 to 5, in the one part that has
-# the group, and in the one that is not closed; and each row of a group is on a page of its own. Writing down touches
-# each group's page and its indexes' pages; the others touch ten groups at most.
+# the group, and in the open one; and each row of a group is on a page of its own. Storing touches each
+# group's page and its indexes' pages; the other statements touch ten groups at most.
 STATEMENTS: dict[str, tuple[Any, dict[str, Any], str, int]] = {
     "a window's rows": (ROWS_BETWEEN, WINDOW, "relationships_offsets", 2_000),
     "a window's first numbers": (ROWS_BETWEEN, WINDOW | {"firsts_only": True}, "relationships_offsets", 2_000),
@@ -131,7 +131,7 @@ def test_each_statement_of_groups_uses_its_index(filled: psycopg.Connection[Any]
     if index.startswith("relationships"):
         assert {each for each in used if "relationships" in each} == {index}, plan
     elif index:
-        # The first ten in order, out of the partial index, without sorting.
+        # The first ten in order, from the partial index, without sorting.
         assert index in used, plan
         assert not [node for node in nodes_of(plan) if node["Node Type"] in ("Sort", "Incremental Sort")], plan
         assert plan["Actual Rows"] == 10

@@ -202,7 +202,7 @@ async def test_receipts_have_one_span_and_link_to_nothing_twice(place: Place, sp
         receipt = await relatum.publish_async(exchange, message, place.stream)
         await receipt.wait(90)
     (send,) = [each for each in spans.all if each.kind is SpanKind.PRODUCER]
-    # The span ends after its commit, which is what the receipt waited for.
+    # The span ends after its commit, for which the receipt waited.
     (recorded,) = await asyncio.to_thread(
         wait_until, lambda: [each for each in spans.ours if each.name == f"record {place.stream}"], what="its span"
     )

@@ -102,7 +102,7 @@ def test_other_apps_and_released_ones_publish_bare(amqp_url: str, database_url: 
             producer.publish(b"", routing_key=queue)
             assert ("message_id" in taken(amqp_url, queue).properties) == is_stamped
             relatum.release(ours)
-    # Threads that connect are the process's, and end when idle.
+    # The connecting threads belong to the process, and end when they are idle.
     assert {thread.name for thread in threading.enumerate()} <= threads | {"relatum-connecting"}
     assert relatum.statistics(ours).published == 1
     in_memory = relatum.intercept(new_app(queue, "memory://"), copy_to="celery.tasks")

@@ -112,7 +112,7 @@ class TimeIsUp(BaseException):
     """As dramatiq ends an actor that takes too long, wherever it is."""
 
 
-# pika leaves open what it was connecting then.
+# pika then leaves the connection that it was opening.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_what_ends_the_first_message_leaves_no_bare_connection(amqp_url: str, copies: str, bed: Bed) -> None:
     """A connection whose interception was interrupted is not used by the next message."""
@@ -135,7 +135,7 @@ def test_what_ends_the_first_message_leaves_no_bare_connection(amqp_url: str, co
         assert bed.has_id()
         relatum.release(bed.rabbitmq)
     bed.rabbitmq.close()
-    # What is left open is found now, and not in the midst of another test.
+    # Find resources left open now, not in the middle of another test.
     gc.collect()
 
 

@@ -109,7 +109,7 @@ def test_the_channel_that_a_consumer_is_given_is_covered(connection: BlockingCon
 def test_headers_beyond_a_small_frame_are_refused(amqp_url: str, queue: Queue) -> None:
     """Headers just within the connection's own frame size are published, and larger ones are refused."""
     parameters = pika.URLParameters(amqp_url)
-    parameters.frame_max = 8192  # the least that RabbitMQ 4 takes
+    parameters.frame_max = 8192  # the least that RabbitMQ 4 accepts
     with BlockingConnection(parameters) as small:
         channel = relatum.intercept(small).channel()
         channel.confirm_delivery()

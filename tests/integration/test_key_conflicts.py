@@ -205,7 +205,7 @@ def test_a_key_may_name_another_that_is_defined_with_it_or_before(engine: sa.Eng
     assert names_of(engine) == {"cause": "id", "id": None, "reply": None, "other": None}
     (told,) = add_keys(engine, [KeyDefinition("reply", names="id")])
     assert told.names == "id"
-    # Who says nothing of it, as the release before, agrees.
+    # A publisher that does not set it, like the previous release, agrees.
     assert [key.names for key in add_keys(engine, ["cause", "reply"])] == ["id", "id"]
     check_keys(engine, ["cause", "id"])
     check_keys(engine, [KeyDefinition("cause", names="id")])

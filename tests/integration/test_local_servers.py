@@ -240,7 +240,7 @@ def test_up_says_which_directory_cannot_be_used(tmp_path: Path, where: str) -> N
     directory = {
         "a file": tmp_path / "file",
         "below a file": tmp_path / "file" / "below",
-        # Nobody may make a directory there, root included.
+        # Nobody may create a directory there, not even root.
         "not for anybody": Path("/sys/relatum"),
         "a directory in a file's place": tmp_path / "odd",
     }[where]

@@ -128,5 +128,5 @@ def test_each_statement_finds_its_rows_by_an_index(filled: psycopg.Connection[An
     of_tables = [node for node in nodes_of(plan) if node.get("Relation Name") in ("streams", "recorder_members")]
     assert of_tables, plan
     assert not [node for node in of_tables if node["Node Type"] == "Seq Scan"], plan
-    # Else each row is compared with each key.
+    # Otherwise each row would be compared with each key.
     assert not [node for node in of_tables if "ANY" in node.get("Filter", "")], plan

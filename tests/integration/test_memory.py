@@ -62,7 +62,7 @@ def bomb(record: bytes, count: int = 65_535) -> Batch:
     return 1, count, len(content), gzip.compress(content)
 
 
-@pytest.mark.differs  # They do not; comparing so many takes half a minute, and the test counts them itself.
+@pytest.mark.differs  # They are not equal; comparing this many takes half a minute, and the test counts them itself.
 def test_a_recorder_takes_batches_of_small_records_apart_piece_by_piece(place: Place) -> None:
     """A recorder records a quarter of a million messages from four gzip batches of 28 kB within 70 MiB."""
     with RawPublisher(place.stream_url, place.stream) as publisher:

@@ -180,7 +180,7 @@ def test_a_group_ends_with_its_last_message(line: Line, place: Place) -> None:
             with pytest.raises(InvalidGroup) as refused:
                 each.put(last=last)
             assert refused.value.reason == "group_has_ended"
-    # Each had a channel of its own, and channels are not in one order.
+    # Each had its own channel, and there is no order across channels.
     assert sorted(numbers(messages(place, 5))) == up_to(5)
 
 

@@ -230,7 +230,7 @@ def test_what_the_page_shows_runs(connection: BlockingConnection) -> None:
     port = free_port([0])
     names: dict[str, Any] = {"connection": relatum.intercept(connection), "relatum": relatum}
     for block in blocks_of("metrics.md"):
-        # The process's own registry is for its other tests, too; and the port is a free one.
+        # The process's own registry also serves its other tests; and the port is a free one.
         here = block.replace("import REGISTRY", "import CollectorRegistry; REGISTRY = CollectorRegistry()")
         run("metrics.md", here.replace("metrics.serve(9400)", f"end = metrics.serve({port})"), names)
     relatum.release(connection)

@@ -270,5 +270,5 @@ def test_reading_leaves_few_counters(server: LocalRabbitMQ, is_long: bool) -> No
                 found = reader.read_many([MessageId(stream, offset) for offset in (19, 3, 11)])
                 assert [getattr(message, "offset", message) for message in found] == [19, 3, 11]
                 assert len(list(reader.iterate(stream))) == 20
-    # Of 3.10, a connection is used for 500 attaches; each has used about ten ids at a time at most.
+    # On 3.10, a connection is used for 500 attaches; each has used about ten ids at a time at most.
     assert counters() - before <= 16 * (1 + 2 * rounds // 500)

@@ -112,7 +112,7 @@ def test_a_broker_that_does_not_answer_counts_as_away(place: Place) -> None:
             proxy.mode = "pass"
             until_answered(lambda: publisher.publish(place.stream, b"1", pika.BasicProperties()))
             proxy.mode = "blackhole"
-    # What was answered too late was published again.
+    # The message that was answered too late was published again.
     assert list(dict.fromkeys(message.body for message in place.messages())) == [b"0", b"1"]
     away = DirectPublisher(BrokerAddress.parse("amqp://user:secret@127.0.0.1:1/"), "a test message")
     with away, pytest.raises(BrokerUnavailable) as caught:
@@ -166,7 +166,7 @@ def test_a_message_that_no_dead_letter_stream_takes_has_failed(
 
     class Refusing(DirectPublisher):
         def publish(self, stream: str, body: bytes, properties: pika.BasicProperties) -> None:
-            # The broker itself is asked with what it takes at no time.
+            # The broker itself is asked, with a message that it never accepts.
             properties.expiration = "never"
             super().publish(stream, body, properties)
 

@@ -119,7 +119,7 @@ def test_a_recorders_transaction_links_to_who_published(place: Place, spans: Spa
         "messaging.destination.name": place.stream,
     }
     assert "zebra-9" not in repr([each.to_json() for each in spans.ours])
-    # A back-fill has another name, and no links: what it writes was sent long ago.
+    # A back-fill has another name, and no links: its messages were sent long ago.
     add_keys(place.engine, ["another"])
     place.backfill()
     (span,) = [each for each in spans.ours if each.name == f"backfill {place.stream}"]

@@ -53,7 +53,7 @@ class Components:
         stack.callback(embedded.close)
         for stream in ("groups", *self.partitions):
             embedded.watch("", stream)
-        # It defines the key by which groups are found.
+        # It defines the key that finds groups.
         wait_until(lambda: any(each.is_recording for each in embedded.statistics().streams.values()), what="a recorder")
         self._consume(stack, AsyncSerialConsumer("serial", "asyncio", **urls))
         self._give_groups(stack, Relations(servers.broker_url, servers.database_url))
@@ -129,7 +129,7 @@ def test_an_outage_is_one_line_of_each_component_and_one_at_its_end(
         running = Components(private_servers, stack)
         expected = {"relatum.collector", "relatum.recorder", "relatum.serial", "relatum.groups"}
         running.await_seen(running.publish())
-        # The recorder beside a publisher tells the same as one that runs alone.
+        # The recorder inside a publisher logs the same as one that runs alone.
         seen = running.embedded.statistics()
         assert (seen.is_database_up, seen.is_broker_up, seen.streams["groups"].is_recording) == (True, True, True)
         database, broker = private_servers.postgresql, private_servers.rabbitmq
@@ -138,7 +138,7 @@ def test_an_outage_is_one_line_of_each_component_and_one_at_its_end(
         body = running.publish()
         _last()
         database.start()
-        running.engine.dispose()  # Its connections are lost: they are the test's.
+        running.engine.dispose()  # Its connections are lost; the test owns them.
         running.await_seen(body)
         _check(caplog, "PostgreSQL", expected)
         caplog.clear()
@@ -146,7 +146,7 @@ def test_an_outage_is_one_line_of_each_component_and_one_at_its_end(
         _last()
         broker.start()
         for stream in running.streams:
-            with own_connection():  # What is logged of this one is not what is tested.
+            with own_connection():  # The log lines of this connection are not under test.
                 wait_until(lambda stream=stream: stream_available(private_servers.broker_url, stream), LIMIT_S)  # type: ignore[misc]
         running.await_seen(running.publish())
         _check(caplog, "RabbitMQ", expected - {"relatum.groups"})
@@ -174,10 +174,10 @@ def _check(caplog: pytest.LogCaptureFixture, server: str, expected: set[str]) ->
     everything = "\n".join(f"{each.levelname} {each.name} {each.getMessage()}" for each in records())
     loud = [record for record in records() if record.levelno >= logging.WARNING]
     away = said(" is unavailable; retrying")
-    # A consumer of groups that has none to read meets no broker.
+    # A group consumer that has no groups to read uses no broker.
     assert expected <= set(away) <= {*expected, "relatum.groups"}, everything
     assert not [record for record in loud if record.exc_info or record.name.partition(".")[0] in THEIRS], everything
-    # Whoever waits for outcomes is a collector's, too.
+    # A collector also waits for outcomes.
     most = {"relatum.collector": 4}
     for name, lines in away.items():
         assert len(lines) <= most.get(name, 2), everything

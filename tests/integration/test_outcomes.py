@@ -146,7 +146,7 @@ def test_handlers_are_told_each_status_until_it_is_final(collecting: Collecting,
     collecting.end(SUCCEEDED)
     wait_until(lambda: second == [COLLECTED, FORWARDED, SUCCEEDED], what="the last status")
     assert first == second
-    # One that comes late is told what is final already.
+    # A late caller gets an outcome that is final already.
     late = threading.Event()
     outcomes.register_result_handler(lambda outcome: late.set(), "id")
     assert late.wait(90)
@@ -258,7 +258,7 @@ def test_a_receipt_waits_for_the_outcome(place: Place, database: Database, clien
         with ThreadPoolExecutor(1) as pool:
             pool.submit(Collecting(database).all_at_once, receipt.message_id, status, reason="as told")
             outcome = line.result(receipt.outcome(timeout_s=90))
-        # What succeeded needs none.
+        # A success needs none.
         assert (outcome.status, outcome.reason) == (status, "as told" if status is FAILED else None)
         assert line.result(receipt.outcome(collector="billing")) == outcome
         line.result(receipt.wait())

@@ -81,7 +81,7 @@ def test_putting_groups(place: Place) -> None:
         first, *_ = blocks_of("groups.md", renamed=renamed)
         for block in (first, *blocks_of("groups.md", "Putting", renamed)):
             if "resume" in block:
-                # Left behind as by a publisher that failed, for the block that goes on with it.
+                # Left incomplete, as by a publisher that failed, for the block that continues it.
                 names["group"] = relatum.MessageGroup(names["channel"], "", place.stream)
                 names["group"].put(b"first line")
                 place.wait_recorded()  # the recorder has defined the key by then
@@ -125,7 +125,7 @@ def test_collector(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
         for message_id in ("first", "second"):
             properties = pika.BasicProperties(type="order", message_id=message_id)
             relatum.publish(here["channel"], "", place.stream, b"a parcel", properties)
-        # Over the connection that is there: it is the test's to close.
+        # Over the existing connection, which the test closes.
         run("collector.md", publishes[publishes.index("receipt = ") :], here)
         run("collector.md", asks, here)
 

@@ -313,7 +313,7 @@ def test_what_is_in_no_other_part_is_asked_of_one(parts: Parts, database_url: st
         for n in range(0, 5 * MESSAGES, 7):
             found = asking.execute(sought.encode(), given | {"value_0": f"v{n:08d}"}).fetchall()
             assert [row[1] for row in found] == [n]
-        # What the function asks.
+        # What the function queries.
         key_id, value = "CAST(%(key_id)s AS smallint)", "CAST(%(value)s AS text)"
         inside = f"""SELECT r.stream_offset, r.time_us FROM relatum.relationships r
           WHERE r.key_id = {key_id} AND r.value = {value} AND r.stream_id = CAST(%(stream_id)s AS integer)

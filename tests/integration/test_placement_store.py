@@ -86,7 +86,7 @@ def test_what_publishers_rely_on_comes_from_no_standby(store: MoveStore, databas
         ):
             with pytest.raises(DatabaseUnavailable, match="standby"):
                 ask()
-        assert list(standby.find(["x"])) == ["x"]  # what is only shown may be of a moment ago
+        assert list(standby.find(["x"])) == ["x"]  # values that are only shown may be a moment old
 
 
 def in_state(store: MoveStore, state: PlacementState) -> int:

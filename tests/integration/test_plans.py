@@ -109,7 +109,7 @@ PROBES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 ANY_STREAM = ("relationships_lookup", ["key_id", "value"])
 COSTS: dict[str, Any] = {ALL_STREAMS: {"pages": 5 * STREAMS, "scans": ("streams",), "indexes": (ANY_STREAM,)}}
-# Ten of half a million messages that share one value are as cheap as ten of ten: a few pages of each part.
+# Ten of half a million messages that share a value are as cheap as ten of ten: a few pages of each part.
 COSTS["a hot value, the newest"] = {"pages": 20 + 4 * PARTS}
 
 VALUE = {"key_id": 1, "value": "hot", "stream_id": 1, "floor": 0}

@@ -63,7 +63,7 @@ def test_many_threads_share_few_connections_in_turn(database: Database, database
         assert sessions(database_url) <= 2
         for each in running:
             each.result(240)
-    # Each thread asks twenty times; on a busy machine all of that takes long, and no single answer a third of it.
+    # Each thread asks twenty times; on a busy machine all of that takes long, but no single answer takes a third of it.
     assert latest < max(10.0, (time.monotonic() - begun) / 3)
     assert (database.pool.in_use, database.pool.idle) == (0, 2)
 
@@ -135,7 +135,7 @@ def test_a_connection_of_which_work_is_left_open_is_the_next_ones_as_new(databas
     driver = connection.connection.driver_connection
     assert driver is not None
     for _ in range(2):
-        driver.close()  # as the garbage collector has it closed
+        driver.close()  # as if the garbage collector closed it
     assert (database.pool.in_use, database.pool.idle) == (0, 1)
     with database.engine.connect() as other:
         assert other.connection.driver_connection is driver

@@ -70,7 +70,7 @@ def test_the_messages_of_dramatiq(place: Place, relations: Relations, channel: B
     """A message of dramatiq and the one before it in a pipeline are found by ids in their bodies."""
     queue, taken = unique_name("dramatiq"), []
     told = run("dramatiq", place.amqp, queue)
-    # dramatiq publishes to the default exchange: what it wrote is put into the stream as it is.
+    # dramatiq publishes to the default exchange: its message is put into the stream unchanged.
     wait_until(lambda: channel.queue_declare(queue, passive=True).method.message_count == 2, what="both messages")
     for _ in range(2):
         _, properties, body = channel.basic_get(queue, auto_ack=True)

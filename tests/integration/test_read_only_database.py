@@ -141,7 +141,7 @@ def test_a_standby_tells_no_message_as_published(
                 router.publish(channel, b"x", of_context("x"))
             assert refused.value.reason == "read_only"
             with SerializationContexts(name, standby.database_url) as shown:
-                assert shown.assignment_of("x").partition == home  # what is only shown may be of a moment ago
+                assert shown.assignment_of("x").partition == home  # values that are only shown may be a moment old
                 assert shown.status().moves == ()
         finally:
             behind(standby, paused=False)

@@ -145,7 +145,7 @@ def test_a_stream_that_lacks_the_message_is_waited_for_to_its_end(
         relatum.publish(channel, direct, "there", b"behind")
         receipt = relatum.publish(channel, direct, "here", b"second")
         place.record(place.stream)
-        # What is in one stream is all that is known in time; with the other recorded it is all there is, at once.
+        # With one stream, its place is all that is known in time; once the other is recorded, both places come at once.
         began = time.monotonic()
         assert until_answered(lambda: receipt.wait(0.5)) == ((place.stream, 1),)
         assert time.monotonic() - began >= 0.5

@@ -127,7 +127,7 @@ def test_what_is_no_stream_is_waited_for_and_not_written(place: Place, caplog: p
         connection.channel().queue_declare(queue, durable=True)
 
     def told(name: str) -> list[str]:
-        # A stream that is just being declared has no replica yet, which is another thing to tell.
+        # A stream that is just being declared has no replica yet, which is a different report.
         lines = [each.getMessage() for each in caplog.records if each.name == "relatum.recorder"]
         return [line for line in lines if name in line and ("StreamNotFound" in line or "NotAStream" in line)]
 
@@ -190,7 +190,7 @@ def test_retention_that_overtakes_the_recorder_is_recorded_as_a_hole(fleeting: P
     seen = fleeting.status()
     assert seen.first is not None
     assert seen.first > 10
-    # 4.x drops a segment more a moment later: before the second recorder's end, or after it.
+    # 4.x drops a segment a moment later: before the second recorder's end, or after it.
     ((start, end),) = merged(seen.holes)
     assert start == 10 < end <= seen.first
     assert lost == [0, end - start], "none at first; the second recorder found them when it began"
@@ -263,7 +263,7 @@ def test_a_new_stream_does_not_wait_for_thousands_of_known_names(amqp_url: str, 
             recorder.watch("", f"{stream}-{number}")
             recorder.watch(f"exchange-{stream}-{number}", "key")
         wait_until(lambda: not recorder.left(), what="each asked about once")
-        # Those that were asked about first are asked about again by now, and so are all the others after them.
+        # The first subjects have been asked about again by now, and all the others after them.
         asked = time.monotonic()
         recorder.watch("", stream)
         wait_until(lambda: recorded_to(engine, stream) == 1, what="the message recorded", every_s=0.01)

@@ -115,7 +115,7 @@ def test_a_hundred_streams_take_a_dozen_threads_and_a_handful_of_connections(
         def counted() -> bool:
             return all(each.messages == streams.messages for each in recorder.statistics().streams.values())
 
-        # The recorder hears of a commit a moment after others can read its rows.
+        # The recorder notices a commit a moment after others can read its rows.
         wait_until(counted, what="counts of all streams")
     assert not [name for name, each in recorder.statistics().streams.items() if each.reconnects]
 
@@ -162,7 +162,7 @@ def test_at_rest_a_process_asks_little_whatever_the_number_of_streams(
     with running(Recorder(streams.amqp, database_url, streams.names[:SOME], keys=["k"])):
         wait_all_recorded(engine, streams, SOME)
         ends: Counter[str] = Counter()
-        # The other one has its streams to itself, so this one needs its own, if it is no standby.
+        # The other one has its streams to itself, so this one needs its own, unless it is a standby.
         names = streams.names[:SOME] if is_standby else streams.names[SOME : 2 * SOME]
         recorder = Recorder(streams.amqp, database_url, names)
         for kind in ("commit", "rollback"):

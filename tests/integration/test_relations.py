@@ -126,7 +126,7 @@ def test_a_super_stream_counts_as_one(place: Place, relations: Relations) -> Non
         assert relations.find("order_id", "b", streams=name).status is Status.ABSENT
         late = add_partition(place.broker, name).stream
         place.put(order("b"), to=late)
-        # It is named where the answer holds for it, too: not by what is found in the table.
+        # It is named only if the answer covers it, regardless of what the table has.
         assert relations.find("order_id", "a", streams=name).streams == recorded
         missed = relations.find("order_id", "b", streams=name)
         assert (missed.status, missed.streams) == (Status.NOT_RECORDED_YET, (*recorded, late))
@@ -164,7 +164,7 @@ def test_what_retention_dropped_is_expired_and_does_not_hide_the_rest(
     place.put(order("old"), order("both"), order("both"), to=short_stream)
     place.put(*[b"x" * 10_000] * 60, to=short_stream)
     place.put(order("both"), order("both"), to=short_stream)
-    # The rows of what is gone stay until they are pruned; the recorder here begins after retention, so make them.
+    # Rows of dropped messages stay until they are pruned; this recorder starts after retention, so make them here.
     place.record(short_stream)
     place.sql(
         "INSERT INTO relatum.relationships SELECT o, NULL, stream_id, key_id, v FROM relatum.streams, relatum.keys, "
@@ -249,7 +249,7 @@ def test_a_deleted_stream_is_not_found_by_name_and_holds_nothing_otherwise(
     assert f"relatum forget {place.stream}" in gone.explanation
     assert relations.find("order_id", "b").ids == ((other_stream, 0),)
     assert relations.find("order_id", "none").status is Status.ABSENT
-    # Of no stream that is left nobody can say anything.
+    # Nobody can say anything about a stream that is gone.
     delete_stream(place.amqp, other_stream)
     assert relations.find("order_id", "a").deleted == ((place.stream, 0),)
     with pytest.raises(NothingRecorded):

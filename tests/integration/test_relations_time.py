@@ -99,7 +99,7 @@ def test_the_statements_find_the_blocks_that_looking_at_every_block_finds(place:
         witness = min((block.min_us for block in known if block.min_us > t), default=t)
         found = select(BLOCKS_BESIDE["after"], t=t, floor=floor)
         assert found == sorted(block for block in known if block.min_us <= witness and block.max_us >= t)
-        # Backwards the message beyond need not be the nearest.
+        # Backwards, the next message beyond need not be the nearest.
         found = select(BLOCKS_BESIDE["before"], t=t, floor=floor)
         beyond = [block.max_us for block in found if block.max_us < t]
         assert bool(beyond) == any(block.max_us < t for block in known)
@@ -164,7 +164,7 @@ def test_what_happened_around_a_moment_is_merged_over_streams(
     assert relations.around(at, after_s=1, complete=True).ids == (own[1], (place.stream, 3))
     assert relations.around(at, after_s=1, complete=True, limit=1).ids == (own[1],)
     place.record()
-    # What was recorded of a stream that was deleted is said to be so; the others are found.
+    # Recorded messages of a deleted stream are reported as deleted; the others are found.
     delete_stream(place.amqp, other_stream)
     gone = relations.around(at, before_s=1)
     assert (gone.ids, gone.status) == ((own[1],), Status.FOUND)

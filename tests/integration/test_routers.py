@@ -355,7 +355,7 @@ def test_known_names_go_on_without_the_database(faces: Faces, database_url: str,
             with pytest.raises(DatabaseUnavailable):
                 router.publish(b"x", "s2")
             if not goes_on:
-                # One may be confirmed before its database is seen to be away: then it is not known where it belongs.
+                # A message may be confirmed before its database is seen to be down: then its place is not known.
                 with pytest.raises((DatabaseUnavailable, PublishOutcomeUnknown)):
                     wait_until(lambda: router.publish(b"2", "s1") and False, what="the end of what was read before")
             proxy.accepts = True

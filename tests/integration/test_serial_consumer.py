@@ -119,7 +119,7 @@ def test_a_member_that_lost_its_partition_writes_nothing(stage: Stage) -> None:
     bed.publish(0, "a", "a1")
     with stage.consumer() as stale:
         batch = batch_of(stale, bed.streams[0])
-        # As another member does that finds the lease lapsed.
+        # As another member does if it finds the lease lapsed.
         stage.sql("UPDATE relatum.serial_positions SET holder = 'another', version = version + 1")
         with pytest.raises(errors.PartitionLost) as lost, batch.transaction() as connection:
             connection.execute(sa.insert(written), {"body": "a1"})
@@ -206,13 +206,13 @@ def test_a_stream_that_lost_its_end_is_read_again_from_two_minutes_before(
     bed.publish(0, "a", *"012345")
     with StreamReader.open(stage.amqp_url) as reader:
         written_ms = reader.read(bed.streams[0], 5).chunk_ms
-        # Chunks say when they were written in milliseconds.
+        # Chunks have their write time in milliseconds.
         wait_until(lambda: time.time() * 1_000 > written_ms + 5, every_s=0.001)
         bed.publish(0, "a", *"6789")
         of_seventh = reader.read(bed.streams[0], 6).chunk_ms
     with stage.consumer() as member:
         consume(member, 10)
-    # As if what lay at the position had been lost since, and maybe written over.
+    # As if the message at the position had been lost since, and perhaps overwritten.
     stage.sql(
         "UPDATE relatum.serial_positions SET position = :last + 1, last_offset = :last, last_fingerprint = 1, "
         "last_chunk_ms = :chunk_ms",
@@ -354,7 +354,7 @@ async def test_a_cancelled_transaction_is_rolled_back(stage: Stage) -> None:
         beginning.cancel()
         with pytest.raises(asyncio.CancelledError):
             await beginning
-        # The member's own sessions are idle in a transaction for moments.
+        # The member's own sessions are briefly idle in a transaction.
         await asyncio.to_thread(wait_until, lambda: not stage.sql(IDLE), what="no transaction is left")
         inside = asyncio.Event()
 

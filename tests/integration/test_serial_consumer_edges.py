@@ -106,7 +106,7 @@ def test_names_that_begin_amid_moves_miss_nothing_from_then_on(stage: Stage) -> 
     begun: list[tuple[SerialConsumer, dict[str, int]]] = []
     for number in range(4):
         traffic.go_round()
-        # Between the fences and the markers, too.
+        # Also between the fences and the markers.
         source = traffic.place["c0"]
         move = bed.begin(["c0"], source, (source + 1) % 3)
         move.fence()
@@ -221,7 +221,7 @@ def test_batches_are_acknowledged_late_in_any_order_and_once(stage: Stage) -> No
             with batch.transaction() as connection, connection.begin_nested():
                 connection.execute(sa.text("SELECT 1"))
         done = [*first, *others, again]
-        # A batch has fewer messages where the others had not come yet.
+        # A batch has fewer messages if the others had not arrived yet.
         while sum(len(bodies(batch)) for batch in done) < 12:
             (rest,) = next_batches(member, 1)
             rest.acknowledge()

@@ -67,7 +67,7 @@ def test_what_asks_postgresql_is_asked_again_after_a_defect(
 
     setattr(store, method, fail)
     with consumer:
-        # Silent steps are committed by the loop alone: a marker's, and a fence's.
+        # Only the loop commits steps without messages: a marker's and a fence's.
         bed.move(["a"], 0, 1)
         bed.publish(1, "a", "a1")
         wait_until(lambda: not failures, what="both defects")
@@ -101,7 +101,7 @@ def test_a_partition_is_opened_anew_after_a_defect_in_the_loop(
             if len(found) in (0, 1) and call == "give_back" and calls[0] < 3:
                 batch.give_back()
                 continue
-            # One that was in hand as its partition was opened anew is delivered again.
+            # A message that was in hand when its partition was reopened is delivered again.
             with suppress(PartitionLost):
                 batch.acknowledge()
                 found += bodies(batch)
@@ -125,7 +125,7 @@ def test_transactions_that_use_up_the_connections_cost_no_lease(stage: Stage) ->
                     connection = transactions.enter_context(batch.transaction())
                     connection.execute(sa.text("SELECT 1"))
                 assert shared.pool.in_use == 2
-                time.sleep(2.5)  # Not a wait for a condition: leases pass.
+                time.sleep(2.5)  # Not a wait for a condition: leases expire.
             return (stage.position(0), stage.position(1)) == (1, 1)
 
     in_a_try(is_kept, 3, what="both leases kept")
@@ -148,7 +148,7 @@ def test_busy_threads_of_the_application_cost_no_lease(stage: Stage, caplog: pyt
             try:
                 for _ in range(4):
                     busy.submit(spin)
-                time.sleep(5.0)  # Not a wait for a condition: leases pass.
+                time.sleep(5.0)  # Not a wait for a condition: leases expire.
             finally:
                 ended.set()
         return "lease of a member" not in caplog.text

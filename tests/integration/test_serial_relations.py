@@ -44,7 +44,7 @@ def test_look_ups_find_a_context_on_both_sides_of_its_moves(
         publish(router, MESSAGES)
         epoch = contexts.assignment_of("plane").epoch
         contexts.move("plane", streams[1])
-        # What a router publishes that slept since before the move.
+        # A message of a router that was suspended since before the move.
         headers = {KEY: "plane", "relatum_placed": f"{epoch}-{'f' * 16}-1", "relatum_time": time.time_ns() // 1000}
         properties = pika.BasicProperties(message_id=f"plane-{next(names)}", headers=headers)
         publish_plain(amqp_url, streams[0], [(b"", properties)])

@@ -93,7 +93,7 @@ def test_the_database_says_what_the_streams_do_not(place: Place, super_stream: s
             wait_until(partial(has_lost_some, reader, stream), what="retention")
         publish_plain(place.amqp, stream, [(b"", {"plane": "N1", "relatum_placed": f"3-{A}-1"})])
     with broker_connection(place.amqp) as connection:
-        # The other one is not bound any more: it is retired.
+        # The other one is no longer bound: it is retired.
         connection.channel().queue_bind(source, super_stream, "0", {"x-stream-partition-order": 0})
     report = verify(super_stream, broker=place.broker, database=place.database)
     assert report.header == "plane"

@@ -78,7 +78,7 @@ def test_each_of_many_at_once_has_its_own_answer_and_the_broker_few_connections(
         ask = _in_threads if face == "blocking" else lambda *urls: asyncio.run(_in_tasks(*urls))
         offsets, statistics = ask(address, place.database)
         assert offsets == [list(range(n % VALUES, 6 * VALUES, VALUES)) for n in range(LOOKUPS)]
-        # Where some are closed, the proxy may see these end a moment after others have begun.
+        # When some are closed, the proxy may see them end a moment after others have begun.
         assert proxy.most <= statistics.limit + LATE
         assert statistics.limit == 16
         assert (statistics.in_use, statistics.waiting, statistics.following) == (0, 0, 0)
@@ -202,8 +202,8 @@ def message(place: Place, relations: Relations) -> Message:
     ("fault", "is_there", "is_recorded"),
     [
         ("slow", False, False),  # the proof would take 15 s
-        ("frozen", True, False),  # what was not recorded is never denied
-        ("slow", True, True),  # the index names it, its body does not come
+        ("frozen", True, False),  # an unrecorded message is never denied
+        ("slow", True, True),  # the index names it, its body does not arrive
     ],
 )
 def test_what_cannot_be_proven_or_read_in_time_is_no_error_and_no_absence(

@@ -149,7 +149,7 @@ def test_a_partition_is_added_and_taken_out(broker: Broker, amqp_url: str) -> No
         assert exists(amqp_url, f"{name}-1")
         assert unbind_partition(broker, name, f"{name}-2", delete=True).place == 1
         assert not exists(amqp_url, f"{name}-2")
-        # Its stream is still there, so the next one is another.
+        # Its stream still exists, so the next one gets another name.
         assert add_partition(broker, name).binding_key == "2"
         assert keys() == ["0", "2"]
         assert add_partition(broker, name, binding_key="1").stream == f"{name}-1"
@@ -204,7 +204,7 @@ def test_one_made_by_the_stream_protocol_is_understood(
     try:
         assert describe_super_stream(broker, name) == wanted
         with broker_connection(amqp_url) as bare:
-            # By the very arguments of the broker: a binding with others would have each stream named twice.
+            # With exactly the broker's arguments: a binding with others would list each stream twice.
             for each in wanted:
                 bare.channel().queue_bind(
                     each.stream, name, each.binding_key, {"x-stream-partition-order": long(each.place)}

@@ -30,7 +30,7 @@ def test_what_the_tool_made_is_understood(own_broker: LocalRabbitMQ, tool: Tool)
     layout = Layout.numbered(name, 12)
     assert describe_super_stream(url, name) == layout
     assert declare_super_stream(url, name, 12) == layout
-    # Bound anew by the very arguments of the tool: a binding with others would have each stream named twice.
+    # Rebound with exactly the tool's arguments: a binding with others would list each stream twice.
     with broker_connection(url) as connection:
         for partition in layout:
             connection.channel().queue_bind(
@@ -55,7 +55,7 @@ def test_the_tool_understands_what_is_made_here(own_broker: LocalRabbitMQ, tool:
     layout = declare_super_stream(own_broker.broker_url, name, 2)
     tool("delete_super_stream", name)
     with broker_connection(own_broker.broker_url) as connection:
-        # Each could be declared with other arguments now.
+        # Each could be declared with other arguments at this point.
         channel = connection.channel()
         channel.exchange_declare(name, "fanout")
         channel.exchange_delete(name)

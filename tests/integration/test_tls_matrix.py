@@ -212,7 +212,7 @@ def _spark_sink(_world: World, broker: Any) -> None:
 def _command(_world: World, broker: Any) -> None:
     ended = CliRunner().invoke(app, ["read", STREAM, "0", "--broker", broker])
     if ended.exit_code:
-        # As the class and the words that a terminal shows.
+        # The class, and the words that a terminal shows.
         kind = AccessRefused if "client certificate's user" in ended.output else TlsRefused
         raise kind(" ".join(ended.output.split()))
 

@@ -124,10 +124,10 @@ def test_causes_and_effects_are_told(place: Place, relations: Relations, streams
         (a, "cause", "nowhere"),
         (z, "cause", "nowhere"),
     ]
-    # Both name one that is not there: that is what joins them.
+    # Both name one that does not exist: that connects them.
     assert [(each.key, each.value, each.ids) for each in trace.shared] == [("cause", "nowhere", (a, z))]
     assert (trace.status, trace.steps[-1].status, trace.stopped) == (Status.FOUND, Status.ABSENT, ())
-    # By a key that names another, that one is followed, too; by one that is named, no more than who shares it.
+    # By a key that names another, the named key is followed, too; by a named key, only messages that share it.
     assert len(relations.trace(("cause", "b"), by="cause")) == 6
     assert [each.id for each in relations.trace(("id", "b"), by="id")] == [b]
     itself = MessageId(letters, 0)
@@ -174,7 +174,7 @@ def test_what_each_bound_left_out_is_told(place: Place, relations: Relations, st
     assert told(relations.trace(start, until=moment(4))) == ([0, 1, 2], [("time", 1)])
     later = relations.trace(relations.read(streams[0], 4), since=moment(4), until=moment(7))
     assert told(later) == ([3, 4, 5], [("time", 1)] * 2)
-    # Of a value that more messages have than may be followed, those of the span may be few enough.
+    # More messages have the value than may be followed, but those in the span may be few enough.
     publish(place, {streams[1]: [said(n, host="hot") for n in range(10, 20)]})
     hot = relations.trace(("host", "hot"), fan_out=4, since=moment(12), until=moment(16))
     assert told(hot) == ([2, 3, 4, 5], [("time", 1)])
@@ -234,7 +234,7 @@ def test_a_message_from_elsewhere_may_be_the_start(place: Place, relations: Rela
     trace = relations.trace(relations.read(streams[0], 1))
     assert (len(trace), trace.status, trace.steps) == (1, Status.ABSENT, ())
     assert {each.key for each in trace.missing_keys} == LEADS_TO.keys()
-    # What was recorded of a stream that was deleted is told to be; the others are found all the same.
+    # Recorded messages of a deleted stream are reported as deleted; the others are still found.
     delete_stream(place.amqp, streams[1])
     trace = relations.trace(("order_id", "o"))
     assert ([each.id for each in trace], trace.deleted) == ([(streams[0], 0)], ((streams[1], 0),))

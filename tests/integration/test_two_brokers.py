@@ -141,7 +141,7 @@ def test_lookups_name_another_brokers_stream_or_leave_it_out(two: Two) -> None:
         assert [each.stream for each in traced.unreadable_streams] == [stream]
         assert relations.find("order_id", "o3", streams=alone).status is Status.FOUND
         assert not relations.find("order_id", "o8", streams=alone)
-    # Whose it is has no trouble.
+    # The broker that owns it is not affected.
     with Relations(two.there, two.engine.url) as others:
         assert others.find("order_id", "o8").status is Status.UNPROVEN
         assert others.find("order_id", "o8", streams=stream).status is Status.FOUND
@@ -168,7 +168,7 @@ def test_a_recorder_of_others_goes_on_beside_another_brokers_stream(two: Two, ca
         publish_plain(two.here, two.alone, [(b"more", {"order_id": "o4"})])
         wait_recorded(two.here, two.engine, two.alone)
         wait_until(lambda: "recorded from the broker" in caplog.text, what="a line about the other broker")
-        # The one it is of is not kept from it.
+        # Its own broker may still use it.
         publish_plain(two.there, two.stream, [(b"more", {"order_id": "o9"})])
         two.record(two.there)
     assert len(rows_of(two.engine, two.stream)) == len(before) + 1

@@ -89,7 +89,7 @@ def test_a_message_without_the_key_is_told_from_one_without_relata(
     assert [key for key, _ in relations.related(other).missing_keys] == ["order_id", "call"]
     [(key, reason)] = relations.related(impossible, by="order_id").missing_keys
     assert (key, reason) == ("order_id", "header:order_id cannot be a value: too_long")
-    # A value that was looked for, with another key that the message lacks.
+    # A value that was searched for, and another key that the message lacks.
     answer = relations.related(order, by=["order_id", "call"])
     assert (answer.status, answer.missing_keys, answer.explanation) == (Status.ABSENT, (), "")
     asked = "related", recorded, "1", "--by", "order_id"
@@ -174,7 +174,7 @@ def test_a_process_says_what_it_leaves_unrecorded(place: Place) -> None:
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=90).stderr
 
     with place.engine.begin() as connection:
-        # Nothing can be recorded meanwhile.
+        # Nothing can be recorded during this.
         connection.execute(sa.text("LOCK TABLE relatum.coverage"))
         told = publish("close")
     assert "the process ends with messages that are not recorded" in told
@@ -209,10 +209,10 @@ def test_a_trace_says_where_there_may_be_more(place: Place, relations: Relations
     names = ", ".join(map(repr, streams))
     told = f"'customer' is a new key: older messages of {names} were not looked at for it: {CURE}"
     assert trace.explanation == told
-    # No message of it has the new key, or none that is meant: there is nothing to be named.
+    # No message of it has the new key, or that key is not searched: there is nothing to name.
     for untouched in (relations.trace(("order_id", 3)), relations.trace(("order_id", 1), by="order_id")):
         assert (untouched.status, untouched.new_keys, untouched.explanation) == (Status.FOUND, (), "")
-    # That there is nothing else would have to be proven.
+    # It would have to be proven that there is nothing else.
     alone = relations.trace(relations.read(orders, 3))
     assert (alone.status, alone.new_keys) == (Status.NOT_RECORDED_YET, unseen)
     for asked in (relations.trace(("order_id", 1), by=["order_id", "customer"]), relations.trace(("customer", "ann"))):
@@ -244,7 +244,7 @@ def test_a_lookup_by_a_new_key_names_it(place: Place, relations: Relations, stre
     assert (answer.new_keys, answer.unrecorded_streams) == (unseen, (streams[1],))
     assert "no recorder runs for" in answer.explanation
     assert answer.explanation.endswith(CURE)
-    # By the older key nothing is new.
+    # By the older key, nothing is new.
     assert relations.find("order_id", 99).new_keys == ()
 
 
@@ -266,7 +266,7 @@ def test_the_commands_name_one_cure_and_it_cures(relations: Relations, relatum: 
     assert (len(trace), trace.status, trace.new_keys) == (4, Status.FOUND, ())
     assert len(relations.find("customer", "ann")) == 3
     assert relations.find("customer", "zoe").status is Status.ABSENT
-    # Twice, it finds nothing to do.
+    # A second call finds nothing to do.
     assert all(each["rows"] == 0 for each in relatum.json("backfill", "--keys", "customer"))
 
 

@@ -108,14 +108,14 @@ def test_look_ups_go_on_with_the_others_and_say_no_false_absent(face: str, reade
             assert "refuses" in reason
         message = relations.read(OPEN, 1)
         assert relations.related(message).unreadable_streams == nothing.unreadable_streams
-        # One that is too short to look names nothing.
+        # A wait that is too short to look names nothing.
         tried = (relations.wait_related(message, timeout_s=2) for _ in range(30))
         waited = next(each for each in tried if each.unreadable_streams)
         assert (waited.status, waited.unreadable_streams) == (Status.UNPROVEN, nothing.unreadable_streams)
         around = relations.around(datetime(1970, 1, 1), before_s=1e12, after_s=1e12)
         assert {each.stream for each in around.ids} == {OPEN}
         assert (around.status, {each.stream for each in around.unread}) == (Status.UNPROVEN, {CLOSED})
-        # By its name, it is asked for: that it cannot be read is an error.
+        # By its name, it is requested explicitly: that it cannot be read is an error.
         for value in ("nowhere", "both"):
             with pytest.raises(AccessRefused, match=CLOSED):
                 relations.find("order_id", value, streams=[OPEN, CLOSED])

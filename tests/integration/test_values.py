@@ -23,7 +23,7 @@ def test_values_begin_with_the_prefix(place: Place, relations: Relations, other_
         for limit in (1, 2, 1_000):
             assert relations.values("order_id", prefix, limit=limit) == expected[:limit]
     assert relations.values("number", "1") == ("1", "10", "11")
-    # A key that is not there, or has several parts.
+    # A key that does not exist, or has several parts.
     for key, error in (("nope", KeyNotDefined), ("at", InvalidInput)):
         with pytest.raises(error):
             relations.values(key)

@@ -208,7 +208,7 @@ def test_every_kind_of_damage_is_found_named_and_mended(world: World, is_long: b
             assert mended[part] == before, (what, part, done[:5])
         left = world.differences()
         assert not left, (what, left[:5], done[:5])
-        # What was mended covers the same, by other ranges: the next damage is to be done to those that were there.
+        # The repaired coverage is the same in other ranges: apply the next damage to the original ranges.
         world.restore()
     assert world.differences() == []
 

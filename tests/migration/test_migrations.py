@@ -278,13 +278,13 @@ def test_recorders_and_lookups_go_on(before: str) -> None:
         assert looking.result()
     for table in ("relationships", "relationships_0", "relations"):
         assert counted(before, f"SELECT count(*) FROM relatum.{table}") == ROWS + written + 1
-    # The table that was there is part 0: the same file.
+    # The old table becomes part 0: the same file.
     assert [counted(before, of_table.format(name)) for name in ("_0", "_0_lookup")] == files
 
 
 def test_a_long_reader_is_not_waited_for_longer_than_told(before: str) -> None:
     """A migration waits for a long reader no longer than told, and goes on where it was when it is repeated."""
-    # The first step changes `relationships`; once it is through, it is not done again.
+    # The first step changes `relationships`; once it has succeeded, it is not repeated.
     for table, is_begun in (("relationships", False), ("coverage", True)):
         with psycopg.connect(before) as reader:
             reader.execute(f"SELECT count(*) FROM relatum.{table}".encode())

@@ -81,14 +81,14 @@ def test_roles_that_could_not_be_made_are_named_and_granted_by_another_migrate(s
         administrator.execute("ALTER ROLE first CREATEROLE")
     assert migrate(first) == ""
     assert migrate(second) == ""
-    # The revisions grant too, where the roles are there from the start.
+    # The revisions also grant if the roles exist from the start.
     fresh = owned(server_url, "fresh")
     assert migrate(fresh) == ""
     assert granted(first) == granted(second) == granted(fresh)
     before = granted(first)
     upgrade(first)
     assert granted(first) == before
-    # A user in a role that was granted late may do what it is for.
+    # A user in a role that was granted late has that role's rights.
     with psycopg.connect(server_url, autocommit=True) as administrator:
         administrator.execute("CREATE ROLE somebody LOGIN PASSWORD 'x' IN ROLE relatum_recorder")
     engine = make_engine(as_user(second, "somebody", "second"))
@@ -144,7 +144,7 @@ def test_what_the_page_shows_is_all_that_a_server_needs(server_url: str) -> None
         upgrade(url("second_owner", "second"))
         with psycopg.connect(url("second_owner", "second"), autocommit=True) as second:
             if second.info.server_version >= 160_000:
-                # Before, whoever has CREATEROLE may grant any.
+                # Before, any user with CREATEROLE may grant any.
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
                     second.execute(grants)
             administrator.execute(block("GRANT relatum_recorder, relatum_consumer").encode())

@@ -127,7 +127,7 @@ def compiled_wheel(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPat
     """The wheel as a machine with a C compiler builds it."""
     directory = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", directory, pytestconfig.rootpath]
-    # Not optimised, which takes the C compiler as long as everything else does.
+    # Not optimised, since optimising takes the C compiler as long as everything else.
     done = subprocess.run(command, env=os.environ | {"MYPYC_OPT_LEVEL": "0"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (built,) = directory.glob("*.whl")

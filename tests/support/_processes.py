@@ -14,7 +14,7 @@ def processes_naming(text: str) -> list[int]:
             seen = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
             seen += os.fsencode((entry / "cwd").readlink())
         except OSError:
-            continue  # ended meanwhile, or another user's
+            continue  # has ended, or belongs to another user
         if os.fsencode(text) in seen:
             found.append(int(entry.name))
     return found

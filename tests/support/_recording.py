@@ -11,7 +11,7 @@ from relatum.keys import KeyDefinition
 from relatum.reading import AnyBroker, StreamReader
 from relatum.recording import Recorder
 
-# What a recorder is made of, without its threads: tests have it from here alone.
+# The parts of a recorder, without its threads: tests import them from here alone.
 from relatum.recording.batch import Batch as Batch
 from relatum.recording.batch import TimeBlock as TimeBlock
 from relatum.recording.batch import time_blocks as time_blocks

@@ -29,7 +29,7 @@ def wait_until(condition: Callable[[], T], limit_s: float = LIMIT_S, *, what: st
         waited_s = time.monotonic() - began_s
         if waited_s > limit_s:
             raise AssertionError(f"{what or 'the condition'} did not come true in {limit_s:g} s; last: {answer!r}")
-        # Most come true at once; the longer one takes, the less it matters how soon that is seen.
+        # Most become true at once; the longer one takes, the less it matters how soon that is noticed.
         time.sleep(max(every_s, min(waited_s / 8, 0.25)))
 
 

@@ -49,7 +49,7 @@ class ClusterNode(LocalRabbitMQ):
     _port_offsets: ClassVar[Sequence[int]] = (0, STREAM_OFFSET)
 
     def __init__(self, cluster: "Cluster", number: int) -> None:
-        # The first makes the cluster, the others join it.
+        # The first one creates the cluster, the others join it.
         names = {
             f"cluster_formation.classic_config.nodes.{each}": cluster.erlang_name(each) for each in {NODES[0], number}
         }
@@ -135,7 +135,7 @@ class Cluster:
 
     def __enter__(self) -> Self:
         try:
-            # One by one: RabbitMQ 4 looks for the others by helper nodes, which would be in each other's way.
+            # One by one: RabbitMQ 4 looks for the others through helper nodes, which would block each other.
             for node in self.nodes.values():
                 node.start()
             self.await_whole()
@@ -267,8 +267,8 @@ class Cluster:
 
     def silence(self, stream: str) -> None:
         """Make a stream as after an election until the next confirm: no node shows anything. For RabbitMQ 3.10."""
-        # What is shown stands in two places. Where they differ, the broker tells a reader of more at once, shows it
-        # nothing, and never tells it again.
+        # The visible end is kept in two places. If they differ, the broker tells a reader that there is more, shows
+        # it nothing, and never notifies it again.
         for node in self.nodes.values():
             silenced = node.eval(
                 "[begin C = atomics:get(R, 1), atomics:put(R, 1, -1), sys:replace_state(P, fun(S) ->"
@@ -298,7 +298,7 @@ class Cluster:
         try:
             self.await_whole()
         except AssertionError:
-            # Nodes that took each other for lost stay apart until they are started anew.
+            # Nodes that considered each other lost stay separate until they are restarted.
             for number in NODES[1:]:
                 self.nodes[number].kill()
                 self.nodes[number].start()

@@ -22,7 +22,7 @@ from relatum.collecting import (
     OutcomeStatus,
 )
 
-# A member of a collector without its threads, and its statements: tests have them from here alone.
+# A member of a collector without its threads, and its statements: tests import them from here alone.
 from relatum.collecting import _collector_store as statements  # noqa: F401
 from relatum.collecting._collector_store import CollectorStore as CollectorStore
 from tests.support._waiting import wait_until

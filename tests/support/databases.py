@@ -126,7 +126,7 @@ class Databases:
         try:
             self._execute("ALTER DATABASE {} RENAME TO {}", old, new)
         except psycopg.errors.ObjectInUse:
-            new = old  # somebody connects again and again
+            new = old  # another client keeps connecting
         else:
             if self._is_emptied(new):
                 self._free.append(new)
@@ -151,7 +151,7 @@ class Databases:
             if any(size > LARGE for size in written.values()):
                 connection.execute(f"TRUNCATE {', '.join(written)} CASCADE".encode())
             elif written:
-                # In one statement: what refers to what is looked at in its end.
+                # In one statement: references are checked at its end.
                 parts = ", ".join(f"_{number} AS (DELETE FROM {table})" for number, table in enumerate(written))
                 connection.execute(f"WITH {parts} SELECT".encode())
             connection.execute(_SEQUENCES)

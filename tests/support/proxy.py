@@ -104,7 +104,7 @@ class Proxy:
         try:
             server = socket.create_connection(self._target) if self.accepts else None
         except OSError:
-            server = None  # The server is away, too.
+            server = None  # The server is down, too.
         if server is None:
             client.close()
             self.refused += 1

@@ -31,7 +31,7 @@ def evaluate(server: LocalRabbitMQ, expression: str) -> str:
 
 def erl_call(address: str, home: Path, expression: str) -> str:
     """The same at an address of Erlang's distribution, by the cookie in a directory."""
-    # By a name of chance: a node refuses a name that it holds for connected, as one that has just left may be.
+    # By a random name: a node refuses a name that it believes to be connected, such as that of one that has just left.
     cookie = (home / ".erlang.cookie").read_text()
     command = ["erl_call", "-r", "-address", address, "-c", cookie, "-timeout", "90", "-e"]
     ended = subprocess.run(command, input=f"{expression}.\n", capture_output=True, text=True, timeout=120, check=False)
@@ -41,11 +41,11 @@ def erl_call(address: str, home: Path, expression: str) -> str:
 
 def renew(server: LocalRabbitMQ) -> None:
     """Make a running broker as it was when it first started, which takes a sixth of what a start takes."""
-    # It answers before its start has ended, and whoever starts it again meanwhile is told "ok", and nothing is started.
+    # It answers before its start has ended; a second start then gets "ok", and nothing is started.
     wait_until(lambda: evaluate(server, "whereis(rabbit_boot)") == "undefined", what="the end of its start")
     evaluate(
         server,
-        # Of RabbitMQ 3.12 and later, and of those before.
+        # For RabbitMQ 3.12 and later, and for earlier versions.
         "ok = rabbit:stop(), ok = try rabbit_db:reset() catch error:undef -> rabbit_mnesia:reset() end,"
         " application:set_env(rabbit, trace_vhosts, []), ok = rabbit:start()",
     )

@@ -371,7 +371,7 @@ class World:
     def _answer(self, request: Any, choice: int) -> Any:
         if request is PAUSE:
             return choice
-        if callable(request):  # one transaction, or one look into the database or a stream
+        if callable(request):  # one transaction, or one query of the database or a stream
             return request()
         sent = self._as_sent(request)
         if sent is not None:
@@ -437,7 +437,7 @@ class World:
             assert original.placed is not None
             known = self.sent[adoption.context, original.placed]
             if self.opening_of[adoption.context, adoption.epoch] != known.opening:
-                # Between one opening of a placement and the next there is no order.
+                # There is no order between two openings of a placement.
                 known.opening = -1
 
     def release(self, name: str) -> None:

@@ -37,7 +37,7 @@ class Spans:
 @contextmanager
 def collected_spans() -> Iterator[Spans]:
     spans = Spans()
-    # Set once for a process, by the API: the next test has its own.
+    # The API sets it once for a process: the next test has its own.
     trace.set_tracer_provider(spans.provider)
     try:
         yield spans

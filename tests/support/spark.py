@@ -28,7 +28,7 @@ def fixed_settings(directory: Path) -> dict[str, str]:
         "spark.local.dir": str(directory / "local"),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.sql.shuffle.partitions": "2",
-        # To compile a plan costs more than to run it over a few hundred rows. Clusters and commands compile theirs.
+        # Compiling a plan costs more than running it over a few hundred rows. Clusters and commands compile theirs.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.session.timeZone": "UTC",

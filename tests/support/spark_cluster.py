@@ -152,7 +152,7 @@ class SparkCluster:
         try:
             with urllib.request.urlopen(f"http://{HOST}:{self._ui_port}/json/", timeout=10) as answer:
                 state: dict[str, Any] = json.load(answer)
-        except (OSError, ValueError):  # for a moment this page is a web page like all others
+        except (OSError, ValueError):  # for a moment this page is an ordinary web page
             return None
         return sum(worker["state"] == "ALIVE" for worker in state["workers"])
 
@@ -186,7 +186,7 @@ class SparkCluster:
             "spark.sql.session.timeZone": "UTC",
             "spark.sql.shuffle.partitions": "4",
             "spark.ui.enabled": "false",
-            "spark.ui.liveUpdate.period": "0",  # so that the driver's counts of tasks are never old
+            "spark.ui.liveUpdate.period": "0",  # so that the driver's counts of tasks are never stale
             "spark.log.level": "WARN",
         }
 

@@ -15,7 +15,7 @@ class Threads:
 
     def told(self, record: logging.LogRecord) -> bool:
         """Whether a line of a log may be a later one's: no component that ran before has told it."""
-        # Of one that has ended the number may be another's by now.
+        # The number of a thread that has ended may belong to another by now.
         return not any(
             each.ident == record.thread and each.is_alive() for each in self._earlier if each.name.startswith("relatum")
         )

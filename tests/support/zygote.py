@@ -78,7 +78,7 @@ def serve(owner: int, *others: int) -> None:
                 importlib.import_module(found.name)
         module, _, name = told["call"].partition(":")
         call = getattr(importlib.import_module(module), name)
-        # Or the first collection of each child would copy all there is.
+        # Otherwise the first collection in each child would copy everything.
         gc.freeze()
         while True:
             ready, _, _ = select.select([asked, *listening], [], [])
@@ -86,7 +86,7 @@ def serve(owner: int, *others: int) -> None:
             data, numbers, *_ = socket.recv_fds(asking, 1 << 20, 4)
             if asking is asked and not data:
                 return
-            # One waits for the command and says how it ended, so that this one may fork the next.
+            # One waits for the command and reports how it ended, so that this one may fork the next.
             if data and os.fork() == 0 and _begin(asking, json.loads(data), *numbers):
                 break
             for each in numbers:

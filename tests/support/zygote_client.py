@@ -21,7 +21,7 @@ def main(address: str, *arguments: str) -> int:
             os.kill(pid, number)
 
     signal.signal(signal.SIGTERM, end)
-    # Who reads, or writes, hears of the program's end alone.
+    # Readers and writers must see the program's end, not that of this process.
     for each in (0, 1, 2, child_ended):
         os.close(each)
     with os.fdopen(ended) as waiting:

@@ -110,7 +110,7 @@ def at(day: int, hour: int = 0, minute: int = 0, second: int = 0) -> datetime:
         ("2026-11-20", at(20)),
         ("09:12", at(22, 9, 12)),
         ("09:12:30", at(22, 9, 12, 30)),
-        # It has not been that late today.
+        # That time has not come yet today.
         ("12:03", at(21, 12, 3)),
         ("10:12+01:00", at(22, 9, 12)),
         ("-5m", NOW - timedelta(minutes=5)),

@@ -111,7 +111,7 @@ def test_a_broker_is_a_value_that_shows_no_password() -> None:
         ("http://user:secret@host", "begins with one of"),
         (f"amqp://user:secret@{'h' * 64}/", "over 63 characters"),
         ("amqp://user:secret@a..b/", "over 63 characters"),
-        # They would lead to other streams, or one is not whole.
+        # They would name other streams, or one is incomplete.
         ("amqp://u:secret@a/v;amqp://u:secret@b/w", "the same virtual host"),
         ("amqp://u:secret@a;b", "must be whole"),
         ("amqp://u:secret@a,b:5672/v", "must be whole"),

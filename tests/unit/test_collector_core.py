@@ -130,7 +130,7 @@ class Model:
     def add_one(self, offset: int, now: float) -> None:
         [each] = [each for each in self.messages if each.offset == offset]
         options, began = self.types[each.type], not self.of(each.type, "open")
-        # A bulk keeps the order of adding: what is added last stands last.
+        # A bulk keeps the order of adding: the last one added comes last.
         self.messages.remove(each)
         self.messages.append(each)
         each.state, each.at = "open", now
@@ -209,7 +209,7 @@ class CoreAndModel(RuleBasedStateMachine):
 
     @rule(type_=st.sampled_from([*TYPES, "nobody's"]), size=st.integers(0, 70), many=st.integers(0, 6))
     def offer(self, type_: str, size: int, many: int) -> None:
-        # The last one once more, or so many new ones.
+        # The last one again, or that many new ones.
         for offset in range(self.count, self.count + many) if many or not self.count else [self.count - 1]:
             each = message(offset, type_, size)
             verdict = self.core.admit(each)

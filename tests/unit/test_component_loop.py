@@ -109,7 +109,7 @@ def test_stopping_cancels_tasks_and_lets_questions_go() -> None:
 
     async def wait() -> None:
         await loop.ask(pause, LIMIT_S)
-        # The question may be let go before the loop is stopped.
+        # The request may be released before the loop is stopped.
         await asyncio.Event().wait()
 
     future = running(loop, wait)
@@ -293,7 +293,7 @@ def outages(caplog: pytest.LogCaptureFixture) -> Outages:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    # Of a machine that stands still, the outage lasts for longer.
+    # On a machine that stands still, the outage lasts longer.
     return [re.sub(r"after \d+ s$", "after 0 s", f"{line.levelname} {line.getMessage()}") for line in caplog.records]
 
 

@@ -179,15 +179,15 @@ def test_a_row_without_its_message_has_expired_or_belongs_to_another_stream() ->
 @pytest.mark.parametrize(
     ("is_proven", "agreements", "patience_s", "ends"),
     [
-        # The same message, or an expired one, is the same stream; another one, or the leader's end, is another stream.
+        # The same message, or an expired one, means the same stream; another one, or the leader's end, another stream.
         (True, [Agreement.SAME], 60, ["agree"]),
         (True, [Agreement.EXPIRED], 60, ["agree"]),
         (True, [Agreement.OTHER], 60, StreamReplaced),
         (True, [Agreement.ENDS_BEFORE], 60, StreamReplaced),
-        # A leader that does not answer is waited for, and then the question is to be repeated.
+        # If a leader does not answer, it is waited for, and then the request is repeated.
         (True, [*[Agreement.UNKNOWN] * 3, Agreement.SAME], 60, [*["agree", "pause"] * 3, "agree"]),
         (True, [Agreement.UNKNOWN], 0, StreamUnavailable),
-        # Over AMQP 0.9.1 nobody ever knows; the answer says `unproven`.
+        # Over AMQP 0.9.1 this is never known; the answer says `unproven`.
         (False, [Agreement.UNKNOWN], 60, ["agree"]),
         (False, [Agreement.OTHER], 60, StreamReplaced),
     ],

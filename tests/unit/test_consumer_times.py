@@ -191,7 +191,7 @@ def test_going_on_through_a_super_stream_passes_every_message_once(parts: list[l
 @given(any_times, st.integers(0, 400), st.integers(-1, 1001 * SECOND), st.sampled_from([1, 16]))
 def test_what_retention_dropped_is_passed_over(times: list[int | None], first: int, time: int, witness: int) -> None:
     """The answer is exact for the retained messages; it is `expired` where only a dropped message fits."""
-    # Retention never takes the last segment, so that something always stays.
+    # Retention never drops the last segment, so something always remains.
     first = max(0, min(first, len(times) - 1))
     world = World({"a": times}, first=first, witness=witness)
     retained = [(t, 0, o) for o, t in enumerate(times) if t is not None and o >= first]

@@ -172,7 +172,7 @@ def test_what_may_be_repeated(kind: type[Exception]) -> None:
     if issubclass(kind, FINAL) or kind not in ALL:
         assert not may_be_mended(error)
     if kind in MENDED:
-        # A permission or a stream that is missing is asked for more and more rarely, not as if it came by itself.
+        # A missing permission or stream is retried more and more rarely, since it does not appear by itself.
         assert may_be_mended(error)
 
 

@@ -23,7 +23,7 @@ DEFINITIONS = [
         KeyDefinition(name, source=f"property:{name}", key_id=10 + place)
         for place, name in enumerate(("correlation_id", "message_id", "type", "app_id", "user_id", "reply_to"))
     ],
-    # What is sought stands last, as it does in what is extracted.
+    # Values that need a search come last, as in the extracted ones.
     KeyDefinition("inner", source="header:$.x-device[0]", key_id=30),
     KeyDefinition("either", source="header:o or property:type or body:$.a", key_id=31),
     KeyDefinition("trace", source="trace-id:o", key_id=32),

@@ -29,7 +29,7 @@ def methods(kind: type, *special: str, names: dict[str, str]) -> dict[str, str]:
 
 
 def without_asyncio(signature: str) -> str:
-    # A generator of asyncio has one type less: it returns nothing.
+    # An asynchronous generator has one type fewer: it returns nothing.
     text = re.sub(r"AsyncGenerator\[(.*?), None\]", r"Generator[\1, None, None]", signature)
     text = re.sub(r"collections\.abc\.Awaitable\[(\w+)\]", r"\1", text)
     return text.replace("Async", "").replace("._async_", "._").replace("asyncio.locks", "threading")

@@ -199,7 +199,7 @@ def happen(bench: Bench, followed: Followed, what: str) -> None:
         assert bench.asked is not None
         bounds = StreamBounds(*map(int, numbers), is_proven=True)
         agreement = Agreement.__members__.get(word)
-        # As `StreamFollower.look` has it: its begin is not asked for where nothing was seen of it.
+        # As `StreamFollower.look` does: the beginning is not requested if nothing was seen of the stream.
         is_enough = bench.is_end and agreement in (Agreement.SAME, Agreement.EXPIRED)
         bench.asked.set_result(Finding(agreement, None if is_enough else bounds))
     else:
@@ -303,7 +303,7 @@ async def test_what_the_owner_raised_at_is_given_again(kind: type, caplog: pytes
     followed = bench.follow(3)
     await bench.after()
     while not any(isinstance(event, CaughtUp) for event in good):
-        # A broker delivers what is there from the first offset of a subscription.
+        # A broker delivers existing messages from the first offset of a subscription.
         if followed.is_read:
             for offset in range(max(bench.begun_at, 8), 12):
                 followed.on_chunk(chunk(offset))
@@ -340,7 +340,7 @@ async def test_a_replaced_stream_is_found_again_where_what_came_before_cannot_be
     for each in (chunk_of(0, [b"x" * GIVEN_BYTES]), chunk_of(1, [b"x"], count=3), chunk(4)):
         one.on_chunk(each)
     one.on_ended(Interrupted())
-    # The owner is not done with the first, so the others wait.
+    # The owner has not released the first, so the others wait.
     assert await bench.after() == "give 0, begin at 4"
     one.on_chunk(chunk(4, other=True))
     assert await bench.after() == "drop"

@@ -172,7 +172,7 @@ def collectors() -> None:
     take("ExecutorOptions", ExecutorOptions, {}, backoff_s=SECONDS, when_full=CHOICES, joins_transaction=["yes"])
     for outcomes in (relatum.Outcomes, relatum.AsyncOutcomes):
         name, asked = outcomes.__name__, outcomes(DATABASE)
-        ids = [each for each in NAMES if not isinstance(each, str) or not each]  # other text is of no message: unknown
+        ids = [each for each in NAMES if not isinstance(each, str) or not each]  # other text is an unknown id
         take(name, outcomes, {}, database=[None, *URLS])
         take(f"{name}.of", asked.of, {"message_id": "m"}, message_id=ids, collector=NAMES)
         wait = {"message_id": "m", "timeout_s": 1}

@@ -180,7 +180,7 @@ def test_who_waits_for_anothers_proof_lets_go_at_its_deadline(waiting: list[Any]
     with ThreadPoolExecutor(3) as threads:
         proof = _Proof(threads)
         first = proof.first()
-        second = proof.ask()  # it waits for the first, to begin after it
+        second = proof.ask()  # it waits for the first call, to begin after it
 
         def third() -> int:
             with within(deadline):

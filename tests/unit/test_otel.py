@@ -73,7 +73,7 @@ def test_a_provider_that_makes_none_costs_nothing(monkeypatch: pytest.MonkeyPatc
     assert otel.is_on(Part.LOOKUPS)
     with suppress_instrumentation():
         assert not otel.is_on(Part.LOOKUPS)
-    # One that is named and not installed: OpenTelemetry raises whenever it is asked.
+    # One that is named but not installed: OpenTelemetry raises each time it is requested.
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
     monkeypatch.setenv("OTEL_PYTHON_TRACER_PROVIDER", "of-another-machine")
     with otel.span(Part.LOOKUPS, described) as span:

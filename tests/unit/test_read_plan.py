@@ -67,7 +67,7 @@ class Stream:
             ahead = granted - number - 1
             if len(request.offsets) > 1 and (more := plan.more(request, reached, number + 1, ahead)):
                 granted += more
-                # Asked for ahead, it keeps nobody waiting.
+                # It is requested ahead, so nobody waits for it.
                 self.cost_s += 0 if ahead else ROUND_TRIP_S
         plan.answered(request, reached if len(self.chunks) - begin >= granted else None)
 
@@ -156,7 +156,7 @@ def test_a_connection_wears_out_at_a_leaky_broker(connection: SocketConnection, 
     connection.session.server_properties = {"version": version}
     for _ in range(ATTACHES_MAX):
         assert not connection.session.is_used_up
-        # The least id again and again: it is free once the broker has answered its Unsubscribe.
+        # The lowest id each time: it is free once the broker has answered its Unsubscribe.
         assert connection.session.take_subscription() == 0
         end(connection, 0)
     assert connection.session.is_used_up is is_used_up

@@ -74,7 +74,7 @@ def act(  # noqa: C901 - one case for each thing that can happen
             since = one.clock
             still = chance.choice(one.running)
             if late and chance.random() < 0.5:
-                # It stands still just before it gets an answer that is there.
+                # It is suspended just before it receives an answer that has arrived.
                 one.step(one.running.index(still), late=True)
         match chance.choices(range(12), (12, 6, 2, 2, 6, releases, 1, 3, failures, 1, 80, 12))[0]:
             case 0 if len(one.running) < 14:
@@ -260,7 +260,7 @@ def seeds_to_failure(broken: dict[str, Any], most: int) -> int | None:
 @pytest.mark.parametrize("what", BROKEN)
 def test_each_rule_is_needed(what: str) -> None:
     """With a rule left out, promises are broken, and the world notices."""
-    # Moves that wait for publishers leave few strays: rules that are not about looks are looked for without.
+    # Moves that wait for publishers leave few strays: test rules that are not about looks without such waits.
     without = {} if "look" in what or "wait" in what else {"trust": False}
     assert seeds_to_failure({**without, **BROKEN[what]}, 400) is not None
 

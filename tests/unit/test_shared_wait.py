@@ -87,7 +87,7 @@ async def test_no_thread_is_held_by_tasks_that_wait(table: Table, waits: SharedW
     before = threading.active_count()
     tasks = [asyncio.create_task(waits.wait_in_task(waits.ask(value), in_time(LIMIT_S))) for value in range(500)]
     await asyncio.to_thread(wait_until, lambda: 500 in table.polls, what="a question for all")
-    # The one that asks, and a second one of asyncio's, if the first was not done with its call yet.
+    # The asking thread, and a second one of asyncio's if the first had not finished its call.
     assert threading.active_count() <= before + 2
     table.there.update(range(500))
     assert await asyncio.gather(*tasks) == [f"v{value}" for value in range(500)]

@@ -59,8 +59,8 @@ SAMPLES = [
     *(headers(name, value) for name in (ORDER, COUNT) for value in ODD),
     *(headers(value, b"A") for value in ODD),
     headers(ORDER, b"\xa1\2o1", ORDER, b"\xa1\2o2"),
-    b"\0Ss\xc0\x16\x16@@@@@@@@@\x83\0\0\x01\x8b\xcf\xe5h\0\xa1\1a\0Su\xa0\1y",  # more counted than there is
-    b"\0Sp\xc0\5\3BB\xa1\3\0Su\xa0\1y",  # a text that would reach into the next section
+    b"\0Ss\xc0\x16\x16@@@@@@@@@\x83\0\0\x01\x8b\xcf\xe5h\0\xa1\1a\0Su\xa0\1y",  # a higher count than there are elements
+    b"\0Sp\xc0\5\3BB\xa1\3\0Su\xa0\1y",  # a text that would extend into the next section
 ]
 
 

@@ -48,7 +48,7 @@ PAIRS = {"database": DATABASE, "key": "pair", "keyValues": '["x", 5, ["a", "b"]]
 @pytest.mark.parametrize(
     ("options", "field", "value"),
     [
-        # Spark hands names over in small letters; users write them as they like.
+        # Spark passes names in lower case; users write them as they like.
         ({"failondataloss": "FALSE"}, "fail_on_data_loss", False),
         ({"MaxRecordsPerPartition": "7"}, "max_records_per_partition", 7),
         ({"superStream": "s"}, "super_stream", "s"),
@@ -57,7 +57,7 @@ PAIRS = {"database": DATABASE, "key": "pair", "keyValues": '["x", 5, ["a", "b"]]
         ({"startingOffsets": f'{{"b": -2, "a": {LAST}}}'}, "starting", OFFSETS),
         ({"startingTimestamp": "5"}, "starting", MOMENT),
         ({"startingOffsetsByTimestamp": '{"orders": 5}'}, "starting", MOMENTS),
-        # As in Kafka's: a moment for all overrules one a stream, which overrules offsets.
+        # As in Kafka's source: a time for all streams overrides times by stream, which override offsets.
         ({"startingTimestamp": "5", "startingOffsets": "latest"}, "starting", MOMENT),
         ({"startingOffsetsByTimestamp": '{"orders": 5}', "startingOffsets": "latest"}, "starting", MOMENTS),
         ({"endingOffsets": '{"orders": -1}'}, "ending", Place("endingOffsets", {"orders": -1})),
@@ -117,7 +117,7 @@ def test_bad_values_are_refused(name: str, values: list[str]) -> None:
         ({"keyValues": "[1]"}, "key"),
         ({"key": "order_id", "keyValues": "[]"}, "keyValues"),
         ({"key": "order_id", "keyValues": "{}"}, "keyValues"),
-        # A name that is nearly one of ours says which.
+        # The error for a name that is nearly one of ours suggests it.
         ({"startingOffset": "latest"}, "startingOffsets"),
         ({"failOnDatalos": "latest"}, "failOnDataLoss"),
         *(
@@ -310,12 +310,12 @@ VERIFIED = "sslmode=verify-full&sslrootcert=/ca.pem&sslcert=/c.pem&sslkey=/k.pk8
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        # A password with any character in it reaches the driver as it is.
+        # A password with any characters reaches the driver unchanged.
         ("postgresql://us%40er:p%2Fw%3F%20@db/n", {"user": "us@er", "password": "p/w? "}),
         # As for every client of PostgreSQL.
         ("postgresql://db/n", {"user": "someone", "password": "secret"}),
         (f"postgresql://u@db/n?{VERIFIED}", dict(part.split("=") for part in VERIFIED.split("&"))),
-        # What libpq calls by one name the driver may call by another, or has no need for.
+        # The driver may use another name for an option of libpq's, or have no need for it.
         ("postgresql://u@db/n?connect_timeout=3", {"connectTimeout": "3"}),
         ("postgresql://u@db/n?target_session_attrs=read-write", {"targetServerType": "primary"}),
         ("postgresql://u@db/n?keepalives_idle=5", {"keepalives_idle": None}),

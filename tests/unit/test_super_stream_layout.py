@@ -157,7 +157,7 @@ def test_a_function_names_the_key() -> None:
     assert seen == [Outgoing(b"text", {"key": "hello4"}, properties)]
     with pytest.raises(InvalidInput, match="NoneType"):
         orders.destination(None, "text", None, "")
-    # Without a function it is the routing key.
+    # Without a function, the key is the routing key.
     assert relatum.SuperStream("orders", partitions=3).destination(None, b"", None, "hello4") == ("orders", "2")
 
 

@@ -138,18 +138,18 @@ def ends(last: int | None, *, is_proven: bool) -> OffsetNotFound:
 @pytest.mark.parametrize(
     ("read", "expected"),
     [
-        # The message itself, by its content and, where both are known, by its chunk's time.
+        # The message itself, by its content and, if both are known, by its chunk's time.
         (at_7(), Agreement.SAME),
         (at_7(chunk_ms=None), Agreement.SAME),
         (at_7(chunk_ms=2_000), Agreement.OTHER),
         (at_7(BODY + b"x"), Agreement.OTHER),
-        # Only the leader's word makes a stream that ends before the offset one that lost it.
+        # Only the leader's answer makes a stream that ends before the offset one that lost it.
         (ends(6, is_proven=True), Agreement.ENDS_BEFORE),
         (ends(None, is_proven=True), Agreement.ENDS_BEFORE),
         (ends(9, is_proven=True), Agreement.OTHER),
         *((ends(last, is_proven=False), Agreement.UNKNOWN) for last in (None, 6, 9)),
         (StreamUnavailable("", stream="s"), Agreement.UNKNOWN),
-        # What retention took speaks neither for nor against the stream.
+        # Dropped messages prove nothing for or against the stream.
         (OffsetExpired("", stream="s", offset=7, first=8, last=9, is_proven=True), Agreement.EXPIRED),
     ],
 )

@@ -213,7 +213,7 @@ def _place(broker: str, database: str, layout: Layout) -> None:
     with SerializationContexts(layout.super_stream, database, broker=broker, header="order_id") as contexts:
         first, second = (each.stream for each in layout)
         contexts.assign(["a & b", "c", f"o-{HOSTILE}"], first)
-        # Before the move: a member that meets it holds messages back, or not, as it happens.
+        # Before the move: a member that meets it may or may not hold back messages.
         with SerialConsumer(layout.super_stream, "billing", database=database, broker=broker) as consumer:
             assert consumer.status().partitions
         contexts.move("c", second)
@@ -330,7 +330,7 @@ def _large(streams: list[str], count: int, chance: Random) -> dict[str, list[Any
 def talks(amqp_url: str, broker: Broker, _databases: Databases) -> Iterator[Talks]:
     database_url = _databases.take()
     orders, payments, mails = unique_name("orders"), f'{unique_name("=pay")} "/<b>?#%41&ö', unique_name("mails")
-    # Larger ones are in streams of usual names: the weight of a page is that of its names, too.
+    # Larger ones are in streams with ordinary names: the names count towards the size of a page, too.
     large = [orders, mails, unique_name("refunds")]
     streams = list(dict.fromkeys([orders, payments, *large]))
     engine = make_engine(database_url)

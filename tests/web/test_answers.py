@@ -79,7 +79,7 @@ def test_postgresql_refuses_what_it_would_write(reader_url: str) -> None:
         for statement_text in (
             b"CREATE TABLE relatum.mine (a int)",
             b"SELECT nextval('relatum.placement_epochs')",
-            # What publishers and writers keep for themselves is theirs.
+            # Tables that only publishers and writers use.
             b"SELECT * FROM relatum.receipts",
             b"SELECT * FROM relatum.settlements",
         ):

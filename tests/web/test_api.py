@@ -71,7 +71,7 @@ def pages(page: Asking, path: str, part: str, **query: Any) -> list[dict[str, An
         answer = page.answer(path, cursor=cursor, **query)
         rows += answer[part]
         cursor = answer["next"]
-        # Of what a collector took a page looks through a part.
+        # A page scans only some of a collector's messages.
         is_full = len(answer[part]) == query.get("limit") or path == "/collectors/collector"
         assert cursor is None or is_full
     return rows
@@ -226,7 +226,7 @@ def test_what_cannot_be_answered_says_why(page: Asking, world: World, question: 
     assert error["message"]
     assert error["hint"]
     shown = page.get(question.replace("/search", "/"))
-    # A form that is half filled in asks nothing.
+    # A half-filled form requests nothing.
     if question in ("/search?", "/search?key=order_id"):
         assert (shown.status_code, "data-problem" in shown.text) == (200, False)
         return
@@ -265,7 +265,7 @@ def test_a_message_has_all_that_it_says_and_what_belongs_to_it(page: Asking, wor
     related = {each["key"]["key"]: each for each in answer["related"]}
     assert set(related) == {"card", "order_id", "place"}
     assert related["order_id"]["has_more"]
-    # Of many those nearest in time, in other streams and in its own, earlier and later.
+    # If there are many: those nearest in time, in other streams and in its own, earlier and later.
     near = [(row["stream"], row["offset"]) for row in related["order_id"]["results"]]
     assert near == [(world.orders, n) for n in (0, 2, 3)] + [(world.payments, n) for n in (0, 1)]
     # A link of a composite goes by the message, without the message itself.
@@ -298,7 +298,7 @@ def test_streams_are_shown_with_coverage_keys_and_recorders(page: Asking, world:
     assert set(detail["covered"]) == {each.name for each in KEYS} | {"time"}
     assert [each["offset"] for each in answer["latest"]] == list(range(last, last - 10, -1))
     assert page.get(at(world.orders, detail["last"])).status_code == 200
-    # It is found by a part of its name; where none has it, the page says so.
+    # It is found by a part of its name; if no name has it, the page says so.
     assert page.get(f"/api/streams?q={world.orders.upper()}").json()["total"] == 1
     assert "No recorded stream matches" in page.get("/streams?q=nothing-like-it").text
 

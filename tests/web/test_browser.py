@@ -85,7 +85,7 @@ class Watched:
         page.on("request", lambda asked: asked.url.startswith(site) or self.elsewhere.append(asked.url))
 
     def _note(self, message: ConsoleMessage) -> None:
-        # The answer to what is not there is a page with that status, which the console calls an error.
+        # The answer for a missing thing is a page with that status, which the console reports as an error.
         if message.type in ("error", "warning") and "the server responded with a status of 4" not in message.text:
             self.said.append(message.text)
 
@@ -220,7 +220,7 @@ def test_a_phone_has_cards_instead_of_columns(tab: Page) -> None:
     assert tab.locator("tbody tr").first.evaluate(style) == ["grid", 1]
     tab.get_by_role("link", name="Next page").tap()
     expect(tab.locator("tbody tr")).to_have_count(MANY - 200)
-    # All pages have a name there: those behind the menu the menu's own.
+    # All pages have a name there: those in the menu have the menu's.
     tab.goto("/contexts")
     expect(tab.locator("nav summary")).to_have_text("Contexts")
     name = tab.locator("nav summary").bounding_box()
@@ -565,7 +565,7 @@ def test_the_first_page_leads_on_by_a_key_and_by_a_message(tab: Page, world: Wor
     tab.goto("/")
     tab.get_by_role("link", name=f"of {world.orders}").click()
     expect(tab.locator("h1")).to_have_text(f"{world.orders} {len(BODIES) + MANY - 1}")
-    # In another stream, and not lost among those of its own that are before and after it.
+    # In another stream, and not hidden among the neighbours in its own stream.
     tab.goto(at(world.orders, 1))
     for place in [(world.payments, 0), (world.orders, 0), (world.orders, 2)]:
         tab.locator("[data-key=order_id] li a").filter(

@@ -89,7 +89,7 @@ def test_a_tool_answers_as_the_api_does(each_agent: Agent, page: Asking, world: 
         text = page.get(f"/api{path}?{urlencode(asked, doseq=True)}").text
         result = each_agent.result(tool, **asked)
         visible = "".join(each if each.isprintable() else f"⟨{ord(each):x}⟩" for each in text)
-        now = r'"until": "[^"]*"'  # a span ends when it is asked for
+        now = r'"until": "[^"]*"'  # a span ends when it is requested
         answer = re.sub(now, "", json.dumps(result["answer"], ensure_ascii=False))
         assert answer == re.sub(now, "", visible), (tool, asked)
         stops = [f"{stop['reason']}: ask with a" for stop in result["answer"].get("stopped", [])]
@@ -208,7 +208,7 @@ def test_twenty_calls_side_by_side(each_agent: Agent, world: World) -> None:
     assert [len(answer["results"]) for answer in answers[15:]] == [1, 2, 3, 4, 5]
 
 
-# One of before says so in another request, which nobody connects with it: its time-out ends it.
+# Earlier protocols cancel a call by a separate request, which is not associated with it: its time-out ends it.
 @pytest.mark.parametrize("each_agent", ["stdio", "http"], indirect=True)
 def test_a_call_that_is_given_up_asks_the_database_no_longer(each_agent: Agent, web_database_url: str) -> None:
     """Its question ends, its session is free, and the next call is answered."""

@@ -136,7 +136,7 @@ VALUES (:source, :offset, :text, :text, 1)
 def test_what_waits_is_listed_page_by_page(own: Asking, place: Place) -> None:
     """A collector is shown once it is there, and lists what waits page by page, hostile names as text or as digests."""
     names = hostile_names(12)
-    # The list of all collectors is kept for seconds.
+    # The list of all collectors is cached for seconds.
     assert own.get("/collectors").status_code == 200
     ((collector_id,),) = place.sql(COLLECTOR, name=names[0])
     ((source_id,),) = place.sql(SOURCE, within=collector_id, stream=names[1])

@@ -88,7 +88,7 @@ def test_a_page_without_its_database_says_so_in_each_view(
     world: World, how: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its database each view says so and shows what the broker knows, and the log names the database."""
-    # Every answer needs the keys, which are in the database. What the broker knows has a time of its own.
+    # Every answer needs the keys, which are in the database. The broker's part has its own time limit.
     monkeypatch.setattr("relatum_consumer.web.endpoint.ANSWER_S", 0.5)
     with database_away(world, how) as url, asking(world.page(database=url, timeout_s=TIMEOUT_S)) as page:
         bounds = f"messages 0 to {MANY + 12:,}"
@@ -195,7 +195,7 @@ def test_what_is_kept_is_asked_once_whatever_else_is_kept(world: World) -> None:
             group.start_soon(site.cached, "slow", LIMIT_S, ask)
             await begun.wait()
             for number in range(KEPT_MAX + 1):
-                # Kept for no time: dropped as soon as there are too many.
+                # Not cached: dropped as soon as there are too many.
                 await site.cached(number, 0.0, other)
             group.start_soon(site.cached, "slow", LIMIT_S, ask)
             others.set()

@@ -143,7 +143,7 @@ def test_replays_lose_no_row_and_give_none_twice(job: Job, is_long: bool) -> Non
     job.publish("o0")
     kept: list[Row] = []
     for number in range(replayed):
-        # One whose relatum is there, and one whose relatum comes before the batch is run again.
+        # One whose related message exists, and one whose related message arrives before the batch is run again.
         orders = _order(number, f"o{number}"), _order(100 + number, f"o{number + 1}")
         first = job.batch(number, *orders)
         job.publish(f"o{number + 1}")

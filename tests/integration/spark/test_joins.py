@@ -102,7 +102,7 @@ def _pandas(left: list[Relation], right: list[Relation], tolerance: int | None, 
     """By left value and place the right place that pandas finds."""
     frames = []
     for relations in (left, right):
-        # Messages of one time in the order of partition and offset, `s-2` before `s-10`.
+        # Messages with the same time are in the order of partition and offset, `s-2` before `s-10`.
         timed = sorted(
             (row for row in relations if row[4] is not None), key=lambda row: (row[4], len(row[2]), *row[2:4])
         )
@@ -202,7 +202,7 @@ def test_recorded_messages_meet_the_weather_before_them(sides: Sides) -> None:
     assert rows[2].right_headers["origin"] == rows[2].value == "EWR"
     assert (rows[2].left_time.timestamp(), rows[2].right_time.timestamp()) == (300, 201)
     assert (rows[4].right_time, rows[4].right_value, rows[4].right_status) == (None, None, None)
-    # Without a key all messages count, of streams as of frames; and a message can be its own match.
+    # Without a key, all messages count, for streams as for frames; and a message can match itself.
     by_time = joined(sides.frame([(sides.right, n) for n in (0, 5, 77)]), on=None, direction="forward")
     assert by_time.columns[0] == "left_stream"
     assert {row.left_offset: row.right_offset for row in by_time.collect()} == {0: 5, 1: None, 2: None, 3: 5, 4: 0}
@@ -256,7 +256,7 @@ def test_what_has_no_counterpart_is_absent_once_all_is_recorded(sides: Sides) ->
         assert _found(later) == unknown
         sides.record()
         assert _found(_alone(sides)) == [("o1", 0, "absent")]
-        # The frame of before still says what held then.
+        # The earlier frame still shows the earlier state.
         assert _found(later) == _found(_alone(sides, database=None, snapshot=state)) == unknown
 
 
@@ -378,7 +378,7 @@ def test_recorded_conversations(sides: Sides) -> None:
     assert members.columns == ["id", "stream", "offset", "timestamp"]
     found = {(row.id, row.stream, row.offset) for row in members.collect()}
     assert found == {(f"{sides.right}@0", sides.right, n) for n in range(2)}
-    # What is not there is named; a recorded stream without the key gives none.
+    # Missing things are named in the error; a recorded stream without the key gives no rows.
     assert conversations(sides.spark, "invoice_id", streams=sides.left, **options).count() == 0
     with pytest.raises(StreamNotFound):
         conversations(sides.spark, "order_id", streams="no-such-stream", **options)

@@ -148,7 +148,7 @@ def test_rows_that_are_moved_between_tasks_are_read_once(spark: SparkSession, pl
             assert place.sql("SELECT relatum.empty_part(1)") == [(True,)]
 
     read = _one_by_one(frame, move)
-    # What retention has dropped may be missing, as ever: it was not moved.
+    # Rows of messages that retention has dropped may be missing, as always: they were not moved.
     assert set(_places(place)) <= set(read)
     assert max(read.values()) == 1
 
@@ -307,7 +307,7 @@ def test_reads_are_exact_while_rows_come_and_go(spark: SparkSession, place: Plac
         for start in count(0, 300):
             messages = [(b"", {"n": str(n), "old": "1"}) for n in range(start, start + 300)]
             publish_plain(place.amqp, place.stream, messages, confirm=False)
-            # No faster than they are recorded, or a slow machine would read of ever more.
+            # Not faster than they are recorded, or a slow machine would have more and more to read.
             wait_until(lambda start=start: stop.is_set() or recorded() >= start + 300, what="the rows")  # type: ignore[misc]
             if stop.is_set():
                 return
@@ -340,7 +340,7 @@ def test_reads_are_exact_while_rows_come_and_go(spark: SparkSession, place: Plac
 
 def test_nothing_shows_the_password(spark: SparkSession, skewed: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Not a plan, the catalog, the session's settings, a snapshot's text, or an error of the driver or of Spark."""
-    # A server that has none for us does not ask for it.
+    # A server that has none for us is not asked for it.
     url = re.sub(r"//([^:@/]+)@", r"//\1:s3cr3t@", skewed)
     secret = sa.make_url(url).password or ""
     relatum_spark.relationships(spark, database=url).explain(True)
