@@ -1,22 +1,22 @@
-# Relatum's own commands. Each installs first what it needs, and nothing else: Python's packages in .venv, by uv, and
-# packages of the system that are missing, by apt-get. Outside the checkout only the latter are written.
+# Each target first installs what it needs, and nothing else: Python packages in .venv, with uv, and missing system
+# packages, with apt-get. Only the latter are written outside the checkout.
 #
 #   make demo          publish, record and look up real data   (WEB=1: then in a browser; DEMO="--help" for its options)
-#   make test          tests every capability, by five processes with servers of their own (PROCESSES=3;
-#                      TEST="tests/unit": in one); .venv/suite.csv has what each file took
-#   make test-all      what `make test` leaves out: test-spark, test-release, and what breaks rarely
-#   make test-spark    Spark in Java processes of its own: a cluster, Spark Connect, programs
+#   make test          test every capability, in five processes with their own servers (PROCESSES=3;
+#                      TEST="tests/unit": in one); .venv/suite.csv lists the time of each file
+#   make test-all      what `make test` leaves out: test-spark, test-release, and tests that rarely fail
+#   make test-spark    Spark in separate Java processes: a cluster, Spark Connect, programs
 #   make test-release  the wheel, compiled and pure, as users install it
-#   make test-long     the tests' long forms: thousands of lookups, 1,000,000 rows, and 20 minutes of kills, freezes and
-#                      cut lines for each engine (hours; before a release; TEST="--seed N" has the same deaths again)
-#   make test-4        a part of the tests on a RabbitMQ 4, where one can be had
+#   make test-long     the long variants: thousands of lookups, 1,000,000 rows, and 20 minutes of kills, freezes and
+#                      cut connections for each engine (hours; before a release; TEST="--seed N" repeats a run)
+#   make test-4        some of the tests on RabbitMQ 4, if it can be installed
 #   make test-docker   the same as `make test`, on the servers of docker/compose.yaml
-#   make check         lint, format, types, arrows between rooms, and the house in figures
+#   make check         lint, format, types, imports between subsystems, and metrics of the code
 #   make docs          the documentation as a site, in .venv/site
-#   make bench         the table of speeds                                 (BENCH="--help")
-#   make bench-spark   the table of Spark's speeds                         (BENCH="--help")
-#   make bench-short   some of the speeds beside those of the last run, in two minutes: prints, and never fails
-#   make clean         remove what was made here; packages of the system stay
+#   make bench         the benchmarks                                      (BENCH="--help")
+#   make bench-spark   the benchmarks of Spark                             (BENCH="--help")
+#   make bench-short   some benchmarks, compared with the last run, in two minutes: prints, and never fails
+#   make clean         remove everything made here; system packages stay
 
 PYTHON ?= python3
 DEMO ?=
@@ -26,18 +26,18 @@ OPTIONS ?=
 PROCESSES ?= 5
 BENCH ?=
 
-# Two thirds of a test is waiting: five at once keep two cores busy. What is run together, and first:
-# tests/support/sharing_out.py.
+# Tests wait for two thirds of their time: five at once keep two cores busy. tests/support/sharing_out.py decides which
+# run together, and which first.
 SIDE_BY_SIDE := --numprocesses $(PROCESSES) --no-loadscope-reorder
 
-# Markers of what is dear and breaks rarely; a file that is named is run whole.
+# Markers of tests that are expensive and rarely fail; a file named in TEST is run completely.
 LEFT_OUT := own_jvms or release or rare
 
 bin := .venv/bin
 wheel := .venv/wheel/.made
 classes := .venv/spark-classes.jsa
 
-# Test files that are named get what they speak of, and no more: Spark is 600 MB, and what drives a browser 170.
+# For named test files, install only what they mention: Spark is 600 MB, and the browser's driver 170.
 named := $(filter tests/%,$(foreach each,$(TEST),$(firstword $(subst ::, ,$(each)))))
 speaks-of = $(if $(named),$(shell grep -rqs -e '$(1)' $(named) && echo yes),yes)
 browser := $(call speaks-of,playwright)
@@ -47,7 +47,7 @@ test_needs := .venv/.made-test $(if $(lint),.venv/.made-lint) $(if $(browser),.v
 test_system := rabbitmq $(if $(browser),chromium) $(if $(spark),java) \
   $(foreach each,pgbouncer java-client,$(if $(call speaks-of,$(each)),$(each)))
 
-# The wheel's modules come before those of the checkout: what is measured is what users install.
+# The wheel's modules come before those of the checkout: benchmarks measure what users install.
 on_wheel := PYTHONPATH=$(CURDIR)/.venv/wheel $(bin)/python
 
 # These test what differs between RabbitMQ 4 and 3.10.
@@ -66,7 +66,7 @@ export PYTHONDONTWRITEBYTECODE :=
   bench-short clean rabbitmq java
 .DELETE_ON_ERROR:
 
-# The packages of the system come beside those of Python.
+# System packages are installed while Python's are.
 demo:
 	@$(MAKE) -s -j2 rabbitmq $(addprefix .venv/.made-,$(or $(strip \
 	  $(if $(WEB)$(findstring --web,$(DEMO)),web) $(if $(findstring --all,$(DEMO)),demo-all)),demo))
@@ -117,7 +117,7 @@ bench: .venv/.made-bench $(wheel) rabbitmq
 bench-spark: .venv/.made-bench .venv/.made-spark $(wheel) rabbitmq java
 	$(on_wheel) -m benchmarks.spark $(BENCH)
 
-# It ends by itself after 95 s, and at the latest so.
+# It stops by itself after 95 s; this is the hard limit.
 bench-short: .venv/.made-bench $(wheel) rabbitmq
 	-timeout --signal=KILL 118 env $(on_wheel) -m benchmarks --short $(BENCH)
 
@@ -136,7 +136,7 @@ rabbitmq java:
 	@$(PYTHON) -m venv .venv
 	@$(bin)/pip install -q --disable-pip-version-check uv
 
-# One environment, to which each purpose adds its group of dependencies. It runs the checkout's sources: nothing is
+# One environment, to which each purpose adds its dependency group. It runs the checkout's sources: nothing is
 # compiled for it.
 .venv/.made-%: pyproject.toml uv.lock | .venv/bin/uv
 	@echo "Installing what $* needs into .venv …"
@@ -149,6 +149,6 @@ $(wheel): tools/wheel_hook.py $(shell find plugin migrations consumer_api spark_
 	@$(bin)/uv pip install -q --no-deps --target .venv/wheel .
 	@touch $@
 
-# With Spark's classes at hand the tests' JVMs start by half the work.
+# With Spark's classes in an archive, the tests' JVMs start with half the work.
 $(classes): .venv/.made-test .venv/.made-spark | java
 	$(bin)/python -m tests.support.spark_classes $@

@@ -1,4 +1,4 @@
-"""Extends mkdocs.yml: adds pages from outside of docs/, a page for each public room, and all decisions.
+"""Extends mkdocs.yml: adds pages from outside of docs/, a page for each public subsystem, and all decisions.
 
 README, CONTRIBUTING and CHANGELOG stay where people expect them, and links between them and docs/ are written as they
 work in the repository. On the site they are ordinary pages: this module rewrites the links, and adds the files outside
@@ -21,7 +21,7 @@ ROOT: Final = Path(__file__).parents[1]
 PAGES: Final = {"README.md": "first-steps.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
 """Pages outside of docs/, and their paths on the site."""
 
-ROOMS: Final = {
+SUBSYSTEMS: Final = {
     "relatum": "plugin",
     "relatum.errors": "plugin",
     "relatum.keys": "plugin",
@@ -49,9 +49,9 @@ FENCE: Final = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Complete the navigation: a page for each room, and the decisions in order, superseded ones last."""
+    """Complete the navigation: a page for each subsystem, and the decisions in order, superseded ones last."""
     generated: dict[str, list[Any]] = {
-        "Python": [{room: f"reference/{room}.md"} for room in ROOMS],
+        "Python": [{subsystem: f"reference/{subsystem}.md"} for subsystem in SUBSYSTEMS],
         "Decisions": [*_decisions(live=True), {"Superseded": _decisions(live=False)}],
     }
     for entry in config.nav or []:
@@ -63,11 +63,11 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages outside of docs/, those of the rooms, and the files that pages name."""
+    """Add the pages outside of docs/, those of the subsystems, and the files that pages name."""
     for name in PAGES:
         files.append(File.generated(config, PAGES[name], abs_src_path=str(ROOT / name)))
-    for room, source in ROOMS.items():
-        files.append(File.generated(config, f"reference/{room}.md", content=_reference(room, source)))
+    for subsystem, source in SUBSYSTEMS.items():
+        files.append(File.generated(config, f"reference/{subsystem}.md", content=_reference(subsystem, source)))
     for name in _named_outside():
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     return files
@@ -135,15 +135,15 @@ def _files_at(path: Path) -> list[Path]:
     return [each for each in sorted(path.iterdir()) if each.is_file()] if path.is_dir() else [path]
 
 
-def _reference(room: str, source: str) -> str:
-    """Return a room's page: its docstring, and the names in its `__all__`."""
-    module = ROOT / source / Path(*room.split("."))
+def _reference(subsystem: str, source: str) -> str:
+    """Return a subsystem's page: its docstring, and the names in its `__all__`."""
+    module = ROOT / source / Path(*subsystem.split("."))
     path = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
     tree = ast.parse(path.read_text())
     names = _public(tree)
-    lines = [f"# {room}", "", ast.get_docstring(tree) or "", ""]
+    lines = [f"# {subsystem}", "", ast.get_docstring(tree) or "", ""]
     # A module has a page of its own.
-    lines += [f"::: {room}.{name}\n" for name in names if f"{room}.{name}" not in ROOMS]
+    lines += [f"::: {subsystem}.{name}\n" for name in names if f"{subsystem}.{name}" not in SUBSYSTEMS]
     return "\n".join(lines)
 
 

@@ -250,7 +250,7 @@ def forget(
     nothing is deleted then. `--dry-run` shows the rows of such a stream, too. If it was killed, run it again.
 
     `--origin` deletes nothing, and does not ask. After another broker has replaced the old one, the next recorder
-    takes the streams as the new broker's, and starts again with those that are not the recorded ones.
+    assigns the streams to the new broker, and records those that differ from the start.
 
     `--json` prints one document, the list of streams with the rows of each table, and what still uses a stream; it
     needs `--yes` or `--dry-run`.

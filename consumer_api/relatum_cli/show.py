@@ -191,7 +191,7 @@ def moment_text(at: datetime | None) -> str:
 
 
 def lease_text(member: Any) -> str:
-    """Return until when a member's lease is valid, or since when it has lapsed."""
+    """Return when a member's lease ends, or when it lapsed."""
     return f"{'until' if member.is_alive else 'lapsed at'} {moment_text(member.lease_expires_at)}"
 
 

@@ -291,8 +291,8 @@ class TraceMethods:
             hops: The most hops from the start, 1 to 1,000. Default 8.
             limit: The most messages, the start included, 1 to 100,000. Default 1,000. The oldest messages of a hop are
                 taken first.
-            fan_out: The most messages with a value for it to be followed, 1 to 10,000. Default 200. Recorded messages
-                count, even if retention has dropped them since.
+            fan_out: Values that more messages have are not followed; 1 to 10,000. Default 200. Recorded messages count,
+                even if retention has dropped them since.
             since: As for `find`; the start itself may be earlier.
             until: As for `find`.
             complete: True also reads retained messages that are not recorded yet, at each hop.

@@ -251,7 +251,7 @@ def add_expectations(
     checked_name("vhost", vhost)
     given = [wanted] if isinstance(wanted, Expectation) else list(wanted)
     if not all(isinstance(each, Expectation) for each in given):
-        raise InvalidInput("expectations are given as `Expectation`s")
+        raise InvalidInput("each expectation must be an `Expectation`")
     with as_engine(database) as engine, translated_errors(), engine.begin() as connection:
         names = {key.name for key in key_definitions(connection)}
         for each in given:

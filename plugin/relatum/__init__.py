@@ -78,8 +78,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    name: f"relatum.{room}"
-    for room, names in {
+    name: f"relatum.{package}"
+    for package, names in {
         "collecting": "AsyncMessageCollector MessageCollector",
         "contexts": "AffinityRouter AffinitySet AffinitySets AsyncAffinityRouter AsyncContextRouter "
         "AsyncSerialConsumer ContextRouter SerialConsumer SerializationContexts",

@@ -6,11 +6,11 @@ from importlib import import_module
 from typing import Any
 
 
-def imported_later(room: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+def imported_later(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """Return a `__getattr__` for a package.
 
     Args:
-        room: The package's `__name__`.
+        package: The package's `__name__`.
         homes: The module of each name to import later.
 
     Returns:
@@ -20,9 +20,9 @@ def imported_later(room: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     def imported(name: str) -> Any:
         home = homes.get(name)
         if home is None:
-            raise AttributeError(f"module {room!r} has no attribute {name!r}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(home), name)
-        setattr(sys.modules[room], name, value)
+        setattr(sys.modules[package], name, value)
         return value
 
     return imported

@@ -325,7 +325,7 @@ class Outcomes(Closing):
         self._ask(self._handlers, asked).add_done_callback(answered)
 
     def _call(self, handler: Callable[[Outcome], object], asked: _Awaited, outcome: Outcome) -> None:
-        # Exits included: they would end this thread.
+        # This includes exits, which would end this thread.
         call_handler(handler, outcome, caught=BaseException)
         if not outcome.is_final:
             with suppress(UsedAfterClose):

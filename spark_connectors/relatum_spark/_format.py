@@ -2,7 +2,7 @@
 """The data source `format("rabbitmq_streams")` for Spark 4.1 to 4.3, and its readers of batches and streams.
 
 Spark creates the source in a process on the driver and calls the reader's `partitions` there. Tasks call `read` on a
-copy that Spark makes once a query, before `partitions`. So everything a task needs is set in the reader's constructor
+copy that Spark makes once per query, before `partitions`. So everything a task needs is set in the reader's constructor
 or in the partition. Connections are opened where they are used and never pickled.
 """
 

@@ -57,14 +57,14 @@ def test_private_crossings(house):
 
 
 def test_floors():
-    """Floors are the longest chain of rooms, and a cycle is one floor."""
+    """Floors are the longest chain of subsystems, and a cycle is one floor."""
     graph = {"top": {"left", "right"}, "left": {"right", "ground"}, "right": {"left"}, "ground": set(), "alone": set()}
     assert arrows.floors(graph) == ([("top",), ("left", "right"), ("ground",)], [("left", "right")])
 
 
 def test_picture():
     """The picture and the imports are compared both ways."""
-    page = "# House\n\n```text\nrooms\nground: errors\nrecording -> store\nstore ->\nattic -> store\n```\n"
+    page = "# House\n\n```text\nsubsystems\nground: errors\nrecording -> store\nstore ->\nattic -> store\n```\n"
     graph = {
         "relatum.recording": {"relatum.errors", "relatum.reading"},
         "relatum.store": {"relatum.errors"},

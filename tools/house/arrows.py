@@ -1,4 +1,4 @@
-"""The imports between rooms: the arrows, the private imports among them, and the number of floors."""
+"""The imports between subsystems: the arrows, the private imports among them, and the number of floors."""
 
 import ast
 from collections import defaultdict
@@ -10,41 +10,41 @@ from tools.house.sources import Module
 
 @dataclass(frozen=True, order=True)
 class Crossing:
-    """A name that one room imports from another.
+    """A name that one subsystem imports from another.
 
     Attributes:
-        room: The importing room.
+        subsystem: The importing subsystem.
         module: The imported module, or the module of the name.
         name: The imported name; empty for the module itself.
-        home: The module's room.
+        home: The module's subsystem.
     """
 
-    room: str
+    subsystem: str
     module: str
     name: str
     home: str
 
     def __str__(self) -> str:
-        return f"{self.room} <- {self.module}" + (f".{self.name}" if self.name else "")
+        return f"{self.subsystem} <- {self.module}" + (f".{self.name}" if self.name else "")
 
 
 def crossings(modules: Mapping[str, Module]) -> Iterator[tuple[Module, Crossing]]:
-    """Yield each import from another room, with the importing module.
+    """Yield each import from another subsystem, with the importing module.
 
     Imports for types only and imports in functions count too, since a change of the name affects them all.
     """
     for module in modules.values():
         for target, name in _imported(module, modules):
-            home = modules[target].room
-            if home != module.room:
-                yield module, Crossing(module.room, target, name, home)
+            home = modules[target].subsystem
+            if home != module.subsystem:
+                yield module, Crossing(module.subsystem, target, name, home)
 
 
 def arrows(modules: Mapping[str, Module]) -> dict[str, set[str]]:
-    """Return the rooms that each room imports."""
-    found: dict[str, set[str]] = {module.room: set() for module in modules.values()}
+    """Return the subsystems that each subsystem imports."""
+    found: dict[str, set[str]] = {module.subsystem: set() for module in modules.values()}
     for _, crossing in crossings(modules):
-        found[crossing.room].add(crossing.home)
+        found[crossing.subsystem].add(crossing.home)
     return found
 
 
@@ -61,44 +61,44 @@ def _is_shown(crossing: Crossing, modules: Mapping[str, Module]) -> bool:
 
 
 def floors(graph: Mapping[str, set[str]]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-    """Return the longest chain of rooms, from the top down, and the cycles.
+    """Return the longest chain of subsystems, from the top down, and the cycles.
 
-    Rooms of a cycle are on one floor: each link of the chain is a room, or all rooms of a cycle.
+    Subsystems of a cycle are on one floor: each link of the chain is a subsystem, or all subsystems of a cycle.
     """
     parts = _strongly_connected(graph)
-    part_of = {room: part for part in parts for room in part}
+    part_of = {subsystem: part for part in parts for subsystem in part}
     longest: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     # Imported parts come before the parts that import them.
     for part in parts:
-        below = {part_of[imported] for room in part for imported in graph[room]} - {part}
+        below = {part_of[imported] for subsystem in part for imported in graph[subsystem]} - {part}
         longest[part] = [part, *max((longest[other] for other in sorted(below)), key=len, default=[])]
     return max(longest.values(), key=len, default=[]), [part for part in parts if len(part) > 1]
 
 
 def _strongly_connected(graph: Mapping[str, set[str]]) -> list[tuple[str, ...]]:
-    """Return the sets of rooms that reach each other, imported ones first (Tarjan's algorithm)."""
+    """Return the sets of subsystems that reach each other, imported ones first (Tarjan's algorithm)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
     found: list[tuple[str, ...]] = []
 
-    def visit(room: str) -> None:
-        index[room] = low[room] = len(index)
-        stack.append(room)
-        for other in sorted(graph[room]):
+    def visit(subsystem: str) -> None:
+        index[subsystem] = low[subsystem] = len(index)
+        stack.append(subsystem)
+        for other in sorted(graph[subsystem]):
             if other not in index:
                 visit(other)
-                low[room] = min(low[room], low[other])
+                low[subsystem] = min(low[subsystem], low[other])
             elif other in stack:
-                low[room] = min(low[room], index[other])
-        if low[room] == index[room]:
-            at = stack.index(room)
+                low[subsystem] = min(low[subsystem], index[other])
+        if low[subsystem] == index[subsystem]:
+            at = stack.index(subsystem)
             found.append(tuple(sorted(stack[at:])))
             del stack[at:]
 
-    for room in sorted(graph):
-        if room not in index:
-            visit(room)
+    for subsystem in sorted(graph):
+        if subsystem not in index:
+            visit(subsystem)
     return found
 
 
@@ -113,7 +113,7 @@ def _imported(module: Module, modules: Mapping[str, Module]) -> Iterator[tuple[s
                 inner = f"{base}.{alias.name}"
                 # A name that the package lists belongs to the package, even if a module has the same name.
                 shown = base in modules and alias.name in (modules[base].listed or ())
-                if inner in modules and not (shown and modules[base].name == modules[base].room != "relatum"):
+                if inner in modules and not (shown and modules[base].name == modules[base].subsystem != "relatum"):
                     yield inner, ""
                 elif base in modules:
                     yield base, alias.name

@@ -12,7 +12,7 @@ from typing import Final
 from tools.house.sources import Module
 
 FOLLOWING: Final = "relatum.following"
-"""The room that follows streams forever."""
+"""The subsystem that follows streams forever."""
 
 _LEASE_ENDS: Final = "lease_expires_at"
 _NULLS: Final = ("_NULL", "sa.null()")
@@ -27,7 +27,9 @@ def step_drivers(modules: Mapping[str, Module]) -> list[str]:
 
 def sql_runners(modules: Mapping[str, Module]) -> list[str]:
     """Return the modules outside the store that run SQL: they call `execute` or `cursor`."""
-    return _where(modules, lambda module: module.room != "relatum.store" and bool(_calls(module, "execute", "cursor")))
+    return _where(
+        modules, lambda module: module.subsystem != "relatum.store" and bool(_calls(module, "execute", "cursor"))
+    )
 
 
 def leases(modules: Mapping[str, Module]) -> list[str]:
@@ -36,13 +38,15 @@ def leases(modules: Mapping[str, Module]) -> list[str]:
 
 
 def followers(modules: Mapping[str, Module]) -> list[str]:
-    """Return the room that follows streams forever, and the other modules that read with `follow=True`.
+    """Return the subsystem that follows streams forever, and the other modules that read with `follow=True`.
 
-    The room of reading does not count: it offers the option, but does not follow streams itself.
+    The subsystem of reading does not count: it offers the option, but does not follow streams itself.
     """
-    rooms = ("relatum.reading", FOLLOWING)
-    room = [FOLLOWING] if FOLLOWING in modules else []
-    return room + _where(modules, lambda module: module.room not in rooms and any(map(_follows, module.nodes)))
+    subsystems = ("relatum.reading", FOLLOWING)
+    subsystem = [FOLLOWING] if FOLLOWING in modules else []
+    return subsystem + _where(
+        modules, lambda module: module.subsystem not in subsystems and any(map(_follows, module.nodes))
+    )
 
 
 def rebuilt_functions(modules: Mapping[str, Module]) -> list[str]:
@@ -67,7 +71,7 @@ def shared_names(modules: Mapping[str, Module]) -> list[str]:
 
 
 def twins(modules: Mapping[str, Module]) -> list[str]:
-    """Return the pairs of blocking and asyncio modules of a room that are both written by hand.
+    """Return the pairs of blocking and asyncio modules of a subsystem that are both written by hand.
 
     The names of a pair differ only in a word such as `async`, or one module has a class and the other its `Async…`. A
     façade, which imports the blocking module, does not count.
@@ -76,7 +80,7 @@ def twins(modules: Mapping[str, Module]) -> list[str]:
     found = set()
     for module in by_hand:
         for other in by_hand:
-            if module is not other and module.room == other.room and _is_twin(module, other):
+            if module is not other and module.subsystem == other.subsystem and _is_twin(module, other):
                 found.add(f"{module.name} | {other.name}")
     return sorted(found)
 

@@ -9,7 +9,7 @@ from tools.house import arrows, mechanisms, picture, seams, words
 from tools.house.sources import Module
 
 EXCEPTIONS: Final = Path("tools/house/exceptions.txt")
-"""The list of allowed imports of private names between rooms, one a line: `room <- module.name`."""
+"""The list of allowed imports of private names between subsystems, one a line: `subsystem <- module.name`."""
 
 SEAMS: Final = Path("tools/house/seams.txt")
 """The list of allowed imports of private modules in tests, one a line: `file <- module`. It only gets shorter."""
@@ -62,12 +62,12 @@ def figures(modules: Mapping[str, Module], checkout: Path) -> list[Figure]:
         _all(f"modules over {MODULE_LINES_MAX} lines", long, 0),
         _all(f"functions over {FUNCTION_LINES_MAX} lines", mechanisms.long_functions(modules, FUNCTION_LINES_MAX), 0),
         _all("private modules", [name for name, module in counted.items() if module.is_private]),
-        _all("of all: imported by other rooms", sorted(arrows.by_module(private)), 10),
+        _all("of all: imported by other subsystems", sorted(arrows.by_module(private)), 10),
         _all("names they import", list(map(str, sorted(private))), 10),
         _all("modules that share a file name", mechanisms.shared_names(counted)),
-        _all("rooms", sorted(graph)),
-        _all("floors: the longest chain of rooms", [" + ".join(link) for link in chain], 12),
-        _all("cycles of rooms", [" <-> ".join(cycle) for cycle in cycles], 0),
+        _all("subsystems", sorted(graph)),
+        _all("floors: the longest chain of subsystems", [" + ".join(link) for link in chain], 12),
+        _all("cycles of subsystems", [" <-> ".join(cycle) for cycle in cycles], 0),
         _all("modules that drive steps", mechanisms.step_drivers(modules), 2),
         _all("modules that run SQL outside the store", mechanisms.sql_runners(modules)),
         _all("modules that write a lease", mechanisms.leases(modules), 1),
@@ -124,7 +124,7 @@ def shorten(modules: Mapping[str, Module], checkout: Path) -> int:
 
 def _listed(modules: Mapping[str, Module], checkout: Path) -> Iterator[tuple[Path, str, set[str]]]:
     """Yield each list of exceptions, its complaint, and the findings."""
-    yield EXCEPTIONS, "imported past a room's face", set(map(str, arrows.private_crossings(modules)))
+    yield EXCEPTIONS, "imported past a subsystem's face", set(map(str, arrows.private_crossings(modules)))
     yield SEAMS, "a test imports a private module", set(seams.private_imports(checkout))
     yield WORDS, "a habit that tools/house/words.py has plain words for", set(words.habits(modules, checkout))
 

@@ -1,4 +1,4 @@
-"""The product's parsed modules, and their rooms."""
+"""The product's parsed modules, and their subsystems."""
 
 import ast
 from collections.abc import Iterable, Sequence
@@ -11,10 +11,10 @@ ROOTS: Final = ("plugin", "consumer_api", "migrations", "spark_connectors")
 """The folders in the distribution."""
 
 DIVIDED: Final = frozenset({"relatum", "relatum_consumer"})
-"""Packages whose folders are rooms. Any other package is a single room."""
+"""Packages whose folders are subsystems. Any other package is a single subsystem."""
 
 MODULES_ARE_ROOMS: Final = frozenset({"relatum"})
-"""Packages whose top-level modules are rooms too: errors, limits, checks, …"""
+"""Packages whose top-level modules are subsystems too: errors, limits, checks, …"""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Module:
         return self.name.partition(".")[0]
 
     @property
-    def room(self) -> str:
-        """The module's room."""
-        return room_of(self.name, is_package=self.is_package)
+    def subsystem(self) -> str:
+        """The module's subsystem."""
+        return subsystem_of(self.name, is_package=self.is_package)
 
     @property
     def is_private(self) -> bool:
@@ -74,11 +74,11 @@ class Module:
         return None
 
 
-def room_of(name: str, *, is_package: bool) -> str:
-    """Return the room of a module: a folder or module of the kernel, a folder of the consumer, or the whole package.
+def subsystem_of(name: str, *, is_package: bool) -> str:
+    """Return a module's subsystem: a folder or module of the kernel, a folder of the consumer, or the whole package.
 
-    Other modules directly in a package (`relatum/__init__.py`, `relatum_consumer/_relations.py`) belong to the room
-    with the package's name.
+    Other modules directly in a package (`relatum/__init__.py`, `relatum_consumer/_relations.py`) belong to the
+    subsystem with the package's name.
     """
     package, *inner = name.split(".")
     if not inner or package not in DIVIDED:

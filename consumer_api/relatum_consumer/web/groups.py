@@ -194,7 +194,7 @@ async def group(site: Site, asked: GroupParameters) -> GroupAnswer:
     if asked.of_offset is not None:
         group_id = await _id_at(site, MessageId(asked.of_stream, asked.of_offset))
     if not group_id:
-        raise InvalidInput("id is missing: the group's id, 48 hexadecimal digits")
+        raise InvalidInput("id is missing: give the group's id, 48 hexadecimal digits")
     found = await site.relations.group(group_id, complete=not await _much_unrecorded(site))
     numbered = []
     for each in (*found, *found.duplicates):

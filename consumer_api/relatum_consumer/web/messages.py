@@ -73,7 +73,7 @@ def given_value(value: tuple[str, ...]) -> Any:
         InvalidInput: no value was given.
     """
     if not value:
-        raise InvalidInput("value is missing: the key's value")
+        raise InvalidInput("value is missing: give the key's value")
     return value[0] if len(value) == 1 else value
 
 

@@ -131,7 +131,7 @@ class ExpectationAnswer:
 )
 async def expectation(site: Site, asked: ExpectationParameters) -> ExpectationAnswer:
     if not asked.name:
-        raise InvalidInput("name is missing: the name of the expectation")
+        raise InvalidInput("name is missing: give the name of the expectation")
     given = read_cursor(asked.cursor, tuple[ExpectationResult, Moment, Moment, Number])
     since = asked.since
     if since is None and asked.until is None and given is None:

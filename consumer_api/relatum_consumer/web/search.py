@@ -93,7 +93,7 @@ async def search(site: Site, asked: SearchParameters) -> SearchAnswer:
 async def _value_sought(site: Site, asked: SearchParameters) -> tuple[Any, Message | None]:
     """Return the value to search for, and the message that it comes from, or None."""
     if not asked.key:
-        raise InvalidInput("key is missing: the name of the key to search by")
+        raise InvalidInput("key is missing: give the name of the key to search by")
     if not asked.of_stream or asked.of_offset is None:
         return given_value(asked.value), None
     message = await site.relations.read(asked.of_stream, asked.of_offset)
@@ -228,7 +228,7 @@ class ValuesAnswer:
 @endpoint("/values", "The first recorded values of a key that begin with a prefix.", is_page=False, tool="values")
 async def values(site: Site, asked: ValuesParameters) -> ValuesAnswer:
     if not asked.key:
-        raise InvalidInput("key is missing: the name of the key")
+        raise InvalidInput("key is missing: give the name of the key")
     definition = site.masking.definitions.get(asked.key)
     if definition is not None and site.masking.is_masked(definition):
         return ValuesAnswer((), "values of a masked key are not listed")

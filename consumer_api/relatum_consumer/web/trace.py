@@ -101,7 +101,7 @@ async def _traced(site: Site, asked: TraceParameters) -> Trace:
     bounds = {name: getattr(asked, name) for name in ("hops", "limit", "fan_out", "since", "until", "complete")}
     if asked.stream:
         if asked.offset is None:
-            raise InvalidInput("offset is missing: the message's offset in the stream")
+            raise InvalidInput("offset is missing: give the message's offset in the stream")
         message = await site.relations.read(asked.stream, asked.offset)
         return await site.relations.trace(message, by=asked.by or None, **bounds)
     if not asked.key:

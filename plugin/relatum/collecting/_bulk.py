@@ -335,12 +335,12 @@ class Bulk:
         elif isinstance(error, str | BaseException):
             self._results[place] = Failure(error if isinstance(error, str) else Failure.of(error).reason, retry)
         else:
-            raise InvalidInput(f"error is an exception, a Failure or the reason, not {type(error).__name__}")
+            raise InvalidInput(f"error= takes an exception, a Failure or the reason, not {type(error).__name__}")
 
     def _place_of(self, message: Collected) -> MessageId:
         """Return the place of a message, which must be in this bulk."""
         if not isinstance(message, Collected):
-            raise InvalidInput(f"message is one of bulk.messages, not {type(message).__name__}")
+            raise InvalidInput(f"message= takes one of bulk.messages, not {type(message).__name__}")
         if message.place not in self._places:
             raise InvalidInput(f"message {message.message_id} at {message.place} is not in this bulk")
         return message.place

@@ -49,7 +49,7 @@ class Handlers:
         """Call the handlers of each outcome. A handler's exception is logged and affects nothing else."""
         for outcome in outcomes:
             for handler in self._handlers_of(outcome):
-                # Exits included: they would end the call that stores results, not the program.
+                # This includes exits, which would end the call that stores results, not the program.
                 call_handler(handler, outcome, caught=BaseException)
 
     async def notify_async(self, outcomes: Iterable[Outcome]) -> None:

@@ -205,7 +205,7 @@ class MoveStore(PlacementStore):
                     if found.holder == holder:
                         return found
                     raise MoveConflict(
-                        f"move {found.move_id} moves {row.name!r} already: resume or abort that move",
+                        f"{row.name!r} is already part of move {found.move_id}: resume or abort that move",
                         move_id=found.move_id,
                         state=found.state.value,
                     )

@@ -336,7 +336,7 @@ class Movers:
             found = None if placement.move_id is None else self.store.move(placement.move_id)
             if found is not None and not found.state.is_ended:
                 raise MoveConflict(
-                    f"move {found.move_id} moves {placement.name!r} already: resume or abort that move",
+                    f"{placement.name!r} is already part of move {found.move_id}: resume or abort that move",
                     move_id=found.move_id,
                     state=found.state.value,
                 )

@@ -355,7 +355,7 @@ class PlacementStore:
             first = behind(rows[-1].name)
 
     def idle_s(self) -> float | None:
-        """Read after how many seconds without use sets are closed; None for never."""
+        """Return the seconds without use after which sets are closed; None: never."""
         return self._select(IDLE_S)[0].idle_s  # type: ignore[no-any-return]
 
     def set_idle(self, idle_s: float | None) -> None:

@@ -357,7 +357,7 @@ class SerializationContexts(Closing):
 
     def _movers(self, progress: Progress | None) -> Movers:
         streams = self._control_streams()
-        streams.reader()  # fails now if the broker is away
+        streams.reader()  # fails now if the broker is unavailable
         return Movers(
             self._store,
             streams,

@@ -217,7 +217,7 @@ class StreamFollower:
 
     def on_failed(self, followed: Followed, error: Exception) -> None:
         if not isinstance(error, RelatumError):
-            logger.error("following of stream %r failed, and will be retried", followed.stream, exc_info=error)
+            logger.error("cannot follow stream %r; retrying", followed.stream, exc_info=error)
         self._outages.failed(self._who(followed.stream), error)
         self.delivery.put(followed, Failed(followed.stream, followed.number, error))
 

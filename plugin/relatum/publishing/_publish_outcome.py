@@ -275,7 +275,7 @@ class _Searches:
             raise failure
         if isinstance(failure, Transient) and not isinstance(failure, (_OutOfTime, ConnectionsInUse)):
             raise BrokerUnavailable(
-                f"the message {name} could not be searched within {seconds_text(self._timeout_s)}; settle it again: "
+                f"the message {name} could not be searched for within {seconds_text(self._timeout_s)}; settle again: "
                 f"{failure}"
             ) from failure
         arrives = "it may still arrive" if self._is_exact else "it may still arrive, or be in another stream"

@@ -232,7 +232,7 @@ def _bounds(connection: SocketConnection, stream: str, *, any_node: bool = False
     if may_be_empty and not any_node and not connection.session.is_older_than(STATS_SINCE):
         if _has_no_message(connection, stream):
             return StreamBounds(None, None, is_proven=True)
-        # A leader shows nothing until another replica has answered, however long that takes after an election.
+        # A leader returns nothing until another replica has answered, however long that takes after an election.
         may_be_empty = False
     raise not_settled(last, may_be_empty=may_be_empty)
 
@@ -249,7 +249,7 @@ def _ends_of(
     until(connection, *(attach for pair in pairs.values() for attach in pair if attach is not None))
     found: dict[str, StreamBounds] = {}
     for stream, (first, last) in pairs.items():
-        # The error of a stream is reported when it is asked for alone.
+        # A stream's error is reported once the stream is asked for separately.
         with suppress(NotFound, AccessRefused, StreamUnavailable):
             check_leading(connection, last, any_node=False)
             shown = _shown(first, last, is_proven=True)

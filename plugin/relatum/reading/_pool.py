@@ -94,7 +94,7 @@ class Turns:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        # Reentrant: the garbage collector may end dropped iterations in any thread, also this one.
+        # Reentrant: the garbage collector may end dropped iterations in any thread, including this one.
         self.lock = threading.RLock()
         self.in_use = self.lent = self.following = 0
         self._lent_max = limit - max(1, limit // NEVER_LENT)

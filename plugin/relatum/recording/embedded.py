@@ -306,7 +306,7 @@ class EmbeddedRecorder:
     # --- in the loop --------------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        # A new route is not a reason to ask a server that is away.
+        # A new route is not a reason to ask an unavailable server.
         if self._search is not None and not self._is_away:
             self._search.wake()
 

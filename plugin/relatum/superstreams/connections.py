@@ -276,7 +276,7 @@ def queue_exists(connection: BlockingConnection, name: str) -> bool:
 
 
 def _exists(connection: BlockingConnection, ask: Callable[[BlockingChannel], Any]) -> bool:
-    # A separate channel: the broker closes it if the answer is no.
+    # A separate channel: the broker closes it if there is none.
     try:
         with connection.channel() as channel:
             ask(channel)

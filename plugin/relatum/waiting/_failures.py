@@ -146,7 +146,7 @@ class Outages:
         self._waiting: dict[str, Server | str] = {}
         """What each part waits for: a server, or the class of its error if it concerns that part alone."""
         self._since: dict[Server | str, float] = {}
-        """Since when each server is away, and since when each part waits that waits for none."""
+        """Since when each server is unavailable, and since when each part waits that waits for no server."""
         self._seen_back: set[Server] = set()
         """Servers with which a part has continued while others still wait for them."""
         self._broker_back_at = -STARTING_S
