@@ -140,7 +140,7 @@ def replays(is_long: bool) -> int:
 
 @pytest.fixture
 def chance(request: pytest.FixtureRequest) -> random.Random:
-    """What decides who dies, and when: of the run's seed and the test's name, so that it can be had again."""
+    """Chooses which process dies, and when, by the run's seed and the test's name, so that it can be repeated."""
     return random.Random(f"{request.config.getoption('--seed')} {request.node.name}")
 
 
@@ -155,7 +155,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(autouse=True)
 def earlier() -> Threads:
-    """What runs as the test begins: what earlier ones left, which may still end, or tell of its own servers."""
+    """The threads at the test's start: those left by earlier tests, which may still end, or log about their servers."""
     return Threads()
 
 

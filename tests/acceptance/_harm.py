@@ -26,7 +26,7 @@ LOST_S = (0.02, 0.5)
 """Seconds for which what is sent arrives, and its answers do not, before the line is cut."""
 
 WORKS_S = 300.0
-"""Seconds within which work must go on after a harm, on a busy machine."""
+"""Seconds within which work must continue after a harm, on a busy machine."""
 
 Harms = Mapping[str, Callable[[], object]]
 

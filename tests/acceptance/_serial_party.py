@@ -45,7 +45,7 @@ TOLERATED: dict[str, tuple[type[Exception], ...]] = {
     "member": (Transient,),
     "mover": (Conflict, Transient, PublishRejected),
 }
-"""What happens while others are killed: the message under way was not told, a batch comes again, or a move waits."""
+"""Errors while others are killed: the current message has no outcome, a batch comes again, or a move waits."""
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Party:
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """Go on after what happens when servers are killed; all else ends the process."""
+        """Continue after what happens when servers are killed; all else ends the process."""
         try:
             yield
         except self.tolerated as error:

@@ -16,7 +16,7 @@ Partitions = Mapping[str, Sequence[Record]]
 
 
 class Sent(NamedTuple):
-    """What a publisher wrote down of a message: when it began to publish it, and when it was told that it is there."""
+    """What a publisher noted about a message: when it began to publish it, and when it learned that it is there."""
 
     context: str
     began: float
@@ -111,7 +111,7 @@ def _lost_or_doubled(partitions: Partitions, sent: Mapping[str, Sent], consumed:
 
 
 def _disorder(context: str, names: Sequence[str], sent: Mapping[str, Sent]) -> Iterator[str]:
-    """Where a publisher's numbers do not ascend, or a message comes before one told before it was begun."""
+    """Where a publisher's numbers do not ascend, or a message precedes one confirmed before it was begun."""
     number_of: dict[str, int] = {}
     latest, latest_name = 0.0, ""
     for name in names:

@@ -21,7 +21,7 @@ import relatum_spark
 
 POLL_S = 0.05
 FRESH_S = 0.3
-"""Seconds after which what an executor told the driver has arrived there."""
+"""Seconds after which an executor's reports have arrived at the driver."""
 
 
 def number_of(column: str) -> Any:
@@ -139,7 +139,7 @@ def executors_of(spark: SparkSession) -> int:
 
 
 def await_condition(condition: Callable[[], bool]) -> None:
-    """Wait; whoever submitted this has the limit and ends it."""
+    """Wait; the submitter has the time limit and ends it."""
     while not condition():
         time.sleep(POLL_S)
 

@@ -139,7 +139,7 @@ def test_documented_alerts_fire_in_outages(private_servers: LocalServers, relatu
 
 
 def _one_of(first: Watched, second: Watched) -> None:
-    """Wait until both have their servers, one records, and who stands by says nothing of the lag."""
+    """Wait until both have their servers, one records, and the standby reports no lag."""
 
     def is_so() -> bool:
         pages = [first.page(), second.page()]

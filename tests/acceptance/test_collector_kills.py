@@ -118,7 +118,7 @@ class Bed:
 
 
 def test_whatever_fails_each_message_has_one_outcome(harm: Harm, tmp_path: Path) -> None:
-    """Each message has one outcome, which agrees with what its executor did, whatever is killed, frozen or cut off."""
+    """Each message has one outcome, which matches what its executor did, despite kills, freezes and cut lines."""
     bed, chance = Bed(harm, tmp_path), harm.chance
     working = taken_over = 0
 

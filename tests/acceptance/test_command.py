@@ -71,7 +71,7 @@ def test_errors_are_one_line_and_a_code_without_the_password(arguments: list[str
 
 
 def test_refused_passwords_are_configuration_errors(relatum: Relatum) -> None:
-    """A password that is refused ends with code 3, and is not shown; who refused it is."""
+    """A refused password ends with code 3, and is not shown; the server that refused it is named."""
     url = re.sub(r"://[^@]*@", f"://guest:{CANARY}@", relatum.stream_url)
     ended = run("read", "s", "0", "--broker", url)
     assert ended.returncode == ExitCode.CONFIGURATION, ended.stderr

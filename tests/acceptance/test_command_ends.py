@@ -148,7 +148,7 @@ ROUTE = ("super-stream", "route", "flights", "a", "--partitions", "3")
 @pytest.mark.parametrize("arguments", [ROUTE, (*ROUTE, "--json"), ("find", "--help")], ids=" ".join)
 @pytest.mark.parametrize("how", ["closed", "full"])
 def test_stdout_that_cannot_be_written(arguments: tuple[str, ...], how: str) -> None:
-    """A reader that had enough, as `head`, is no error to speak of; a full disk is one line; each has its code."""
+    """A reader that had enough, as `head`, is not an error; a full disk is one line; each has its code."""
 
     def run_into(stdout: IO[str]) -> tuple[int, str]:
         ended = subprocess.run(command(*arguments), stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S)
@@ -256,7 +256,7 @@ def test_verify_without_a_name_takes_all(relatum: Relatum, recorded: str, empty_
 
 
 def test_what_would_be_forgotten_is_shown_while_it_is_recorded(relatum: Relatum, recorded: str) -> None:
-    """The rows and who needs the stream are printed, and the code is that of forgetting it."""
+    """The rows, and what needs the stream, are printed, and the code is that of forgetting it."""
     with relatum.running("record", recorded):
         wait_until(lambda: relatum.json("status", recorded)[0]["recorder"])
         for arguments in (("--dry-run",), ("--dry-run", "--json")):

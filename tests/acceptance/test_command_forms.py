@@ -89,7 +89,7 @@ affinity close SUPER a
 super-stream delete SUPER --yes
 super-stream declare SUPER --partitions 2
 """
-"""The commands in the order in which they are run; words in capitals stand for names of this run."""
+"""The commands in the order in which they are run; words in capitals mean names of this run."""
 
 
 def publish(place: Place, other: str) -> None:

@@ -1,4 +1,4 @@
-"""`relatum contexts`, as it is installed, and what docs/contexts.md shows of moving, as it stands there."""
+"""`relatum contexts`, as it is installed, and what docs/contexts.md shows of moving, unchanged."""
 
 import json
 import re
@@ -31,7 +31,7 @@ PARTITION = {"partition_id", "stream", "binding_key", "place", "state", "weight"
 
 
 class Crash(Exception):
-    """Stands for the end of a process that moves contexts."""
+    """Represents the end of a process that moves contexts."""
 
 
 def crash(progress: MoveProgress) -> None:

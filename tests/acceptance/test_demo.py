@@ -44,7 +44,7 @@ from tests.support.web import at
 PACKAGE: Final = Path(relatum_cli.__path__[0])
 
 STANDSTILL_S: Final = 11.0
-"""Seconds for which RabbitMQ does nothing: more than the 10 that a look-up has by default."""
+"""Seconds for which RabbitMQ does nothing: more than a lookup's default of 10."""
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def compose(
 
 
 def test_its_recorder_records(compose: Callable[[str], str], relatum: Relatum, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It migrates, records what lookups find, tells its metrics to the host, is not root, and ends in order."""
+    """It migrates, records what lookups find, serves its metrics to the host, is not root, and stops in order."""
     streams, port = (unique_name("orders"), unique_name("parcels")), free_port((0,))
     monkeypatch.setenv("RELATUM_STREAMS", " ".join(streams))
     monkeypatch.setenv("RELATUM_METRICS_PORT", str(port))

@@ -23,7 +23,7 @@ pytestmark = leaves_sockets
 MEMBERS = 3
 SIZE = 4
 MIXED = 10
-"""Groups whose messages lie mixed; one of them never gets all of its messages."""
+"""Groups whose messages are mixed; one of them never gets all of its messages."""
 
 LEASE_S = 1.0
 """Of the members: `_group_member.py`."""

@@ -98,7 +98,7 @@ def assert_recorded(harm: Harm, stream: str) -> int:
 
 
 def test_whatever_fails_the_table_equals_the_streams(harm: Harm, tmp_path: Path) -> None:
-    """The table equals the streams after recorders were killed, frozen amid commits, cut off and without servers."""
+    """The table equals the streams after recorders were killed, frozen during commits, cut off and without servers."""
     streams = [unique_name("orders"), unique_name("parcels")]
     relatum = Relatum(harm.broker_url, harm.stream_url, harm.database_url)
     words = ["record", *streams, *(word for key in KEYS for word in ("--keys", key)), "--holder"]
@@ -128,7 +128,7 @@ def test_whatever_fails_the_table_equals_the_streams(harm: Harm, tmp_path: Path)
 
 
 def test_whatever_fails_publishers_are_right_about_their_messages(harm: Harm, tmp_path: Path) -> None:
-    """What publishers and their forks were told of a message is true, and is recorded, whatever happens to them."""
+    """Every outcome that publishers and their forks got is true, and their messages are recorded, despite all harm."""
     streams = [unique_name("orders"), unique_name("parcels")]
     urls, incarnations = (harm.broker_url, harm.stream_url, harm.database_url), count(1)
 
@@ -158,7 +158,7 @@ def test_whatever_fails_publishers_are_right_about_their_messages(harm: Harm, tm
 
 
 def assert_told_the_truth(harm: Harm, streams: list[str], ledgers: Path) -> dict[str, int]:
-    """Compare what publishers wrote down with where their messages are; gives how often they were told what."""
+    """Compare publishers' notes with where their messages are; return how often they got each outcome."""
     told: dict[str, dict[str, list[str]]] = {}
     for ledger in ledgers.glob("*.ledger"):
         for line in ledger.read_text().split("\n")[:-1]:
@@ -180,7 +180,7 @@ def assert_told_the_truth(harm: Harm, streams: list[str], ledgers: Path) -> dict
 
 
 def test_a_broker_that_lost_its_tail_is_recorded_anew(servers: LocalServers, engine: sa.Engine, tmp_path: Path) -> None:
-    """A stream that lost its tail in a power loss is recorded anew, and its groups are those that are whole now."""
+    """A stream that lost its tail in a power loss is recorded again, and its groups are those that are whole now."""
     url, both = servers.broker_url, (STREAM, GROUPS)
     declare_stream(url, GROUPS)
     publish_plain(url, STREAM, orders("kept", 3_000), confirm=False)

@@ -149,7 +149,7 @@ def assert_nothing_lost(bed: Bed) -> tuple[int, int]:
 
 
 def test_whatever_fails_contexts_that_move_keep_their_order(harm: Harm, tmp_path: Path) -> None:
-    """Whoever dies or sleeps, and whenever: nothing told is lost, nothing consumed twice, each context in order."""
+    """Whatever process dies or sleeps: no confirmed message is lost or consumed twice, and each context is in order."""
     bed = Bed(harm, tmp_path)
     with ExitStack() as stack:
         roles = {role: stack.enter_context(Party(partial(bed.start, role), COUNTS[role])) for role in COUNTS}

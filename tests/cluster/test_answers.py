@@ -135,7 +135,7 @@ def test_a_lagging_replica_makes_no_answer_wrong(cluster: Cluster, engine: sa.En
 
 
 def ended(ask: Callable[[], Answer]) -> str:
-    """How a look-up ended: its status, with less than all where a part is missing; `Transient`; or another error."""
+    """How a lookup ended: its status, with less than all where a part is missing; `Transient`; or another error."""
     try:
         answer = ask()
     except Transient:

@@ -1,4 +1,4 @@
-"""A recorder that knows several nodes goes on at the next: one is down at the start, is killed, or frozen."""
+"""A recorder that knows several nodes continues at the next: one is down at the start, is killed, or frozen."""
 
 import logging
 import time
@@ -51,7 +51,7 @@ class Publisher:
         self._channel.confirm_delivery()
 
     def publish(self, orders: range) -> None:
-        """Publish each until it is confirmed, connecting anew where the node is gone, and check the rows."""
+        """Publish each until it is confirmed, connecting again where the node is gone, and check the rows."""
         until = time.monotonic() + PUBLISHED_ANEW_S
         for order in map(str, orders):
             while order not in self._orders:
@@ -115,13 +115,13 @@ def used(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 @pytest.fixture
 def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Be a new process, which does not know who answered."""
+    """Be a new process, which does not know which node answered."""
     return lambda: monkeypatch.setattr("relatum.reading._connecting._used", {})
 
 
 @on_each_cluster
 def test_recorders_go_on_elsewhere(cluster: Cluster, publishers: list[Publisher], used: Any, forget: Any) -> None:
-    """Whatever happens to their node, whoever goes on at another says so once, and stays there."""
+    """Whatever happens to their node, a component that continues at another logs it once, and stays there."""
     of_the_killed, late, of_the_frozen = publishers
     forget()
     with of_the_killed.open():

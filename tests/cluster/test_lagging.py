@@ -42,7 +42,7 @@ def face(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
 def test_a_replica_that_lags_is_no_other_stream(
     cluster: Cluster, engine: sa.Engine, face: Any, joins: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A member that starts beside a lagging replica goes on where the collector was: each message is consumed once."""
+    """A member that starts beside a lagging replica continues at the collector's position: each message counts once."""
     stream = unique_name()
     cluster.declare(stream, leader=1)
     cluster.lag(2)

@@ -1,4 +1,4 @@
-"""What a tap's stream without a leader does to those who publish to the exchange: docs/tap.md says so."""
+"""What a tap's stream without a leader does to publishers of the exchange, as docs/tap.md says."""
 
 import threading
 import time

@@ -15,7 +15,7 @@ from tests.unit.wire_samples import answered
 
 @contextlib.contextmanager
 def deaf() -> Iterator[socket.socket]:
-    """A socket at which nobody is let in any more: the system drops who connects there, who hears nothing."""
+    """A socket that accepts no more connections: the system silently drops attempts to connect."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(4):
@@ -26,7 +26,7 @@ def deaf() -> Iterator[socket.socket]:
 
 
 class Node:
-    """Answers frames as its kind does; `told` has all bytes that it was sent. A context manager."""
+    """Answers frames as its kind does; `told` has all bytes that it received. A context manager."""
 
     def __init__(self, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
         self._tls = tls
@@ -69,7 +69,7 @@ class Node:
 
 
 class Stranger(Node):
-    """Answers a greeting and whatever comes after it, or nothing at all without properties."""
+    """Answers a greeting and all later requests, or nothing at all without properties."""
 
     def __init__(self, properties: bytes | None, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._properties = properties
@@ -87,7 +87,7 @@ class EmptyNode(Node):
     """Answers logins, refuses every subscription, and names another broker's port in Metadata."""
 
     _leader = 1
-    """Who leads in Metadata: 0 for itself, 1 for the other."""
+    """The leader in Metadata: 0 for itself, 1 for the other."""
 
     def __init__(self, other_port: int, other_host: str = "127.0.0.1") -> None:
         self._other_port, self._other_host = other_port, other_host

@@ -34,7 +34,7 @@ ANSWERS = {
 }
 
 ANSWER_S = 12.0
-"""A busy machine answers within; who is silent is waited for a third of it."""
+"""A busy machine answers within this time; a silent server is waited for a third of it."""
 
 
 def at(url: str, port: int, host: str = "127.0.0.1") -> str:
@@ -162,7 +162,7 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[tuple[str, int]]:
 
 
 def test_a_leader_that_is_not_reached_is_named(face_name: str, elsewhere: tuple[str, int], stream_url: str) -> None:
-    """One error within the call's time says the name and the setting; it is not tried anew by each call."""
+    """One error within the call's time says the name and the setting; it is not tried again by each call."""
     host, port = elsewhere
     words = rf"advertises {host}:{port} .*stream\.advertised_host"
 

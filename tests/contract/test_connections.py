@@ -136,7 +136,7 @@ def test_an_iteration_that_is_dropped_within_a_cycle_gives_its_connection_back(a
 
 
 async def test_a_cancelled_call_gives_its_place_back(address: Broker, stream: str) -> None:
-    """Whether it waits or reads: afterwards nothing is in use, and others go on."""
+    """Whether it waits or reads: afterwards nothing is in use, and others continue."""
     async with await AsyncStreamReader.open(address, broker_connections_max=2) as reader:
         async with contextlib.aclosing(reader.iterate(stream)) as messages:
             assert (await anext(messages)).offset == 0
@@ -161,7 +161,7 @@ async def test_a_cancelled_call_gives_its_place_back(address: Broker, stream: st
 
 
 async def test_ids_that_do_not_come_hold_nobody_up(address: Broker, stream: str) -> None:
-    """Iterations that wait for their ids are cancelled, more than there are threads to close them, and all goes on."""
+    """Iterations that wait for their ids are cancelled, more than there are threads to close them; others continue."""
     more = threading.Event()
 
     def ids() -> Iterator[tuple[str, int]]:
@@ -240,7 +240,7 @@ async def test_a_task_cancelled_while_the_broker_is_silent_leaves_nothing_behind
 
 
 async def test_iterations_that_stand_still_do_not_keep_questions_from_being_asked(address: Broker, stream: str) -> None:
-    """As many as may be open, and more that wait; questions are answered, and each iteration goes on."""
+    """As many as may be open, and more that wait; questions are answered, and each iteration continues."""
     async with await AsyncStreamReader.open(address, broker_connections_max=4, timeout_s=60) as reader:
         open_ones = [reader.iterate(stream) for _ in range(3)]
         firsts = [await anext(each) for each in open_ones]

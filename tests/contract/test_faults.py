@@ -56,7 +56,7 @@ def test_a_frozen_broker_is_a_time_out(face: Face, proxy: Proxy, stream: str) ->
 
 @pytest.mark.parametrize("last", [b"", frames.heartbeat()], ids=["at once", "after a heartbeat"])
 def test_a_connection_that_ended_idle(face_name: str, stream_url: str, proxy: Proxy, stream: str, last: bytes) -> None:
-    """The next question opens another one, unseen by the caller; also where the program stood still meanwhile."""
+    """The next question opens another one, unseen by the caller; also if the program was suspended."""
     with open_face(face_name, proxy.url(stream_url)) as face:
         for offset in range(LAST + 1):
             assert face.read(stream, offset).body == str(offset).encode()
@@ -71,7 +71,7 @@ def test_a_connection_that_ended_idle(face_name: str, stream_url: str, proxy: Pr
 
 @pytest.mark.parametrize("fault", ["frozen", "cut"])
 def test_a_reader_that_waits_learns_that_nobody_is_there(face: Face, proxy: Proxy, stream: str, fault: str) -> None:
-    """At the end of its connection, or by missing heartbeats; it can go on from where it was."""
+    """At the end of its connection, or by missing heartbeats; it can continue from where it was."""
 
     def break_behind(message: Message) -> None:
         if message.offset == LAST and fault == "cut":

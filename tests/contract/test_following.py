@@ -1,4 +1,4 @@
-"""What a follower tells of streams; and what defects, forks, frozen nodes and restarts leave of it."""
+"""What a follower reports about streams; and how it survives defects, forks, frozen nodes and restarts."""
 
 import gc
 import logging
@@ -128,7 +128,7 @@ def test_many_lone_messages_are_held_for_an_owner_who_is_seldom_done(bed: Bed) -
 def test_more_streams_than_connections_hold_is_no_outage(
     bed: Bed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is told of the stream that has no room, which gets it when another one is left."""
+    """The stream without room is reported, and is followed once another one is left."""
     monkeypatch.setattr("relatum.following._connection.SUBSCRIPTIONS", 2)
     monkeypatch.setattr("relatum.following._connections.CONNECTIONS_MAX", 1)
     outages = Outages(logging.getLogger("relatum.test-following"), broker="b:1")
@@ -165,7 +165,7 @@ def test_streams_are_spread_where_they_wait_for_each_other(
 
 
 def test_a_stream_goes_on_behind_what_is_known(owner: Owner, bed: Bed) -> None:
-    """What lies before the position is not given again; with nothing new, no message has to come."""
+    """What is before the position is not given again; with nothing new, no message has to come."""
     bed.put(*texts(*range(10)))
     owner.follow(bed.stream, start=7, known=bed.known_at(6))
     owner.wait_bodies(bed.stream, texts(7, 8, 9))
@@ -194,7 +194,7 @@ def test_a_stream_that_is_another_is_replaced(owner: Owner, bed: Bed, count: int
 
 
 def test_a_stream_that_is_declared_anew_while_it_is_followed_is_replaced(owner: Owner, bed: Bed) -> None:
-    """Its end is told, and that what comes then is another stream."""
+    """Its end is reported, and that the next stream is another one."""
     bed.put(*texts(0, 1))
     owner.follow(bed.stream)
     owner.wait_bodies(bed.stream, texts(0, 1))
@@ -207,7 +207,7 @@ def test_a_stream_that_is_declared_anew_while_it_is_followed_is_replaced(owner: 
 
 
 def test_what_retention_took_is_a_hole(owner: Owner, bed: Bed) -> None:
-    """The hole reaches from what was to be read to what is there, and is told before the records behind it."""
+    """The hole reaches from the wanted offset to the first one, and is reported before the records behind it."""
     delete_stream(bed.amqp, bed.stream)
     declare_stream(bed.amqp, bed.stream, x_max_length_bytes=100_000, x_stream_max_segment_size_bytes=50_000)
     first: int | None = None
@@ -227,7 +227,7 @@ def test_what_retention_took_is_a_hole(owner: Owner, bed: Bed) -> None:
 
 
 def test_a_stream_that_is_not_there_is_waited_for(owner: Owner, bed: Bed) -> None:
-    """It is told that there is none, and when it is declared it is followed; a queue is named as none."""
+    """It is reported as missing, and followed once it is declared; a queue is reported as not a stream."""
     delete_stream(bed.amqp, bed.stream)
     with new_streams(bed.amqp, 1) as (there,), broker_connection(bed.amqp) as connection:
         queue = unique_name()
@@ -245,7 +245,7 @@ def test_a_stream_that_is_not_there_is_waited_for(owner: Owner, bed: Bed) -> Non
 
 
 def test_a_lost_connection_is_made_again_and_nothing_is_lost_or_doubled(owner: Owner, bed: Bed) -> None:
-    """Records go on where they ended."""
+    """Records continue where they ended."""
     bed.put(*texts(0, 1))
     owner.follow(bed.stream)
     owner.wait_bodies(bed.stream, texts(0, 1))
@@ -257,7 +257,7 @@ def test_a_lost_connection_is_made_again_and_nothing_is_lost_or_doubled(owner: O
 
 
 def test_a_silent_link_is_given_up(owner: Owner, bed: Bed) -> None:
-    """A broker of which nothing comes any more is noticed by its heartbeats, told once, and returned to."""
+    """A broker that falls silent is noticed by its heartbeats, reported once, and used again later."""
     bed.put(b"0")
     owner.follow(bed.stream)
     owner.wait_bodies(bed.stream, [b"0"])

@@ -1,4 +1,4 @@
-"""A message is the same value through every face, and as pika delivers it, whoever published it."""
+"""A message is the same value through every reader, and as pika delivers it, for every publisher."""
 
 import asyncio
 import pickle

@@ -71,7 +71,7 @@ def numbers(messages: list[Message]) -> list[int]:
 
 
 def test_each_offset_gives_its_message(face: Face, numbered: str) -> None:
-    """A message read at an offset lies at that offset and is the one published there."""
+    """A message read at an offset is at that offset and is the one published there."""
     for offset in (*range(0, COUNT, 50), LAST):
         message = face.read(numbered, offset)
         assert (message.id, message.headers["n"]) == (MessageId(numbered, offset), offset)
@@ -83,7 +83,7 @@ def test_each_offset_gives_its_message(face: Face, numbered: str) -> None:
 
 
 def test_what_is_not_there_is_not_found_and_says_where_the_end_is(face: Face, numbered: str, stream_name: str) -> None:
-    """Behind the last message, what is no offset, and any of an empty stream: an error, not a wait; reading goes on."""
+    """After the last message, not an offset, or any of an empty stream: an error, not a wait; reading continues."""
     beyond = (COUNT, COUNT + 1000, 2**63 - 1)
     for stream, offset, last in (*((numbered, each, LAST) for each in beyond), (stream_name, 0, None)):
         with pytest.raises(errors.OffsetNotFound) as caught:
@@ -106,7 +106,7 @@ def test_a_missing_stream(face: Face, numbered: str) -> None:
 
 
 def test_a_queue_is_not_a_stream(face: Face, amqp_url: str, classic: str) -> None:
-    """A queue of another kind, or another connection's own, is told apart from a missing stream and not touched."""
+    """A queue of another kind, or another connection's own, is distinguished from a missing stream and not touched."""
     with broker_connection(amqp_url) as connection:
         channel, others = connection.channel(), unique_name("others")
         channel.queue_declare(others, exclusive=True)
@@ -201,7 +201,7 @@ def test_bounds_of_streams(face: Face, numbered: str, streams: list[str], stream
 
 
 def test_the_bounds_of_a_stream_that_retention_emptied(amqp_url: str, stream_url: str, short_stream: str) -> None:
-    """What the broker wrote for itself is counted there, and is no message."""
+    """The broker's own entries are counted there, and are not messages."""
     with RawPublisher(stream_url, short_stream) as publisher:
         publisher.publish(uncompressed([b"\0\x53\x75\xb0" + (200_000).to_bytes(4) + bytes(200_000)]))
         publisher.store_offset("somebody", 0)

@@ -1,4 +1,4 @@
-"""Consumers of others, as their users write them: each hands what its client gives to a look-up, and prints the answer.
+"""Other clients' consumers, as their users write them: each passes its delivery to a lookup, and prints the answer.
 
 Arguments: URLs of the broker and the database; and for each client of `CONSUMERS` its name and what it consumes, with
 commas between. They have a process of their own, since they leave sockets and threads.

@@ -56,7 +56,7 @@ def channel(connection: BlockingConnection) -> BlockingChannel:
 
 @pytest.fixture
 def longest(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """The longest callback of components' loops, in seconds of a processor: others may have it meanwhile."""
+    """The longest callback of components' loops, in seconds of a processor: others may have it in the meantime."""
     found = {"": 0.0}
     run = asyncio.events.Handle._run
 
@@ -75,7 +75,7 @@ def longest(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 @pytest.fixture
 def copies(amqp_url: str) -> Iterator[str]:
-    """The name of a stream of copies, which is declared by whoever makes some."""
+    """The name of a stream of copies, which the first publisher of copies declares."""
     name = unique_name("copies")
     yield name
     delete_stream(amqp_url, name)
@@ -171,7 +171,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def relations(one_face: str, amqp_url: str, database_url: str) -> Iterator[Relations]:
-    """Look-ups through a face."""
+    """Lookups through a face."""
     with open_relations(one_face, amqp_url, database_url) as relations:
         yield relations
 

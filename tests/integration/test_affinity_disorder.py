@@ -1,4 +1,4 @@
-"""Affinity sets amid publishers, ends, moves and broken connections: what was told is what lies in the partitions."""
+"""Affinity sets with publishers, ends, moves and broken connections: what was reported is in the partitions."""
 
 import random
 import threading
@@ -29,7 +29,7 @@ from tests.support.routing import confirming
 from tests.support.standstill import end_sessions
 
 MESSAGES: Final = 200
-"""Messages of each publisher, at least: it goes on until sets were moved."""
+"""Messages of each publisher, at least: it continues until sets were moved."""
 
 SHARED: Final = 4
 OWN: Final = 3
@@ -154,7 +154,7 @@ def test_sets_hold_together_in_disorder(layout: Layout, place: Place) -> None:
 
 
 def _check(layout: Layout, publishers: list[Publisher], address: Broker) -> None:
-    """Compare what was told with what lies in the partitions."""
+    """Compare what was reported with what is in the partitions."""
     found: dict[str, tuple[str, int, str]] = {}
     partitions: dict[tuple[str, int], set[str]] = defaultdict(set)
     with StreamReader.open(address) as reader:

@@ -55,7 +55,7 @@ def sets(layout: Layout, database_url: str, amqp_url: str, faces: Faces) -> Iter
 
 @each_face
 def test_a_set_stays_where_its_first_message_went(faces: Faces, partitions: Partitions) -> None:
-    """Sets are spread one after the other, and each lies whole and in order in one partition."""
+    """Sets are spread one after the other, and each is whole and in order in one partition."""
     with faces.opened() as router:
         for number in range(5):
             for name in ("s1", "s2", "s3"):
@@ -66,7 +66,7 @@ def test_a_set_stays_where_its_first_message_went(faces: Faces, partitions: Part
 
 
 def test_new_sets_go_by_what_the_database_says(faces: Faces, sets: relatum.AffinitySets, layout: Layout) -> None:
-    """Where the fewest are open, whoever opened them, or by stored weights; with one of no partition, none counts."""
+    """Where the fewest are open, over all routers, or by stored weights; with one of no partition, none counts."""
     with faces.opened(balance=lambda _name, _candidates: 0) as crowding, faces.opened(balance="least_loaded") as router:
         for number in range(4):
             crowding.publish(b"", f"crowd {number}")
@@ -310,7 +310,7 @@ def test_moved_sets_are_followed_and_consumed_in_order(faces: Faces, sets: relat
 
 
 def test_contexts_are_not_closed_as_sets(faces: Faces) -> None:
-    """Closing a context as a set is refused: it would be placed anew, and lose its order."""
+    """Closing a context as a set is refused: it would be placed again, and lose its order."""
     with replace(faces, header=CONTEXTS).opened() as router:
         router.publish(b"1", "c1")
     with relatum.AffinitySets(faces.layout.super_stream, faces.database_url) as opened:

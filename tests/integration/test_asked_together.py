@@ -1,4 +1,4 @@
-"""Who waits, and who needs a proof, at the same time: the index and the streams are asked once for all of them."""
+"""Concurrent waits and proofs: the index and the streams are asked once for all of them."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -226,7 +226,7 @@ async def test_joined_executors_may_use_threads_as_many_as_they_are(
 
 
 async def test_what_is_cancelled_by_itself_has_failed_as_by_any_other_error(apart: Apart) -> None:
-    """A `CancelledError` of its own is an executor's failed attempt, and keeps no other handler from being told."""
+    """A `CancelledError` of its own is an executor's failed attempt, and other handlers are still called."""
     attempts: list[int] = []
     told: list[tuple[str, str]] = []
 
@@ -271,7 +271,7 @@ async def test_executors_and_handlers_may_flush_and_close(apart: Apart) -> None:
 
 
 def test_a_loop_that_ends_first_leaves_messages_as_they_are(collecting: Collecting, earlier: Threads) -> None:
-    """The end of the event loop is no failed attempt of a running executor, and ends the collector's threads."""
+    """The end of the event loop is not a failed attempt of a running executor, and ends the collector's threads."""
     collecting.put("a")
     begun = asyncio.Event()
 

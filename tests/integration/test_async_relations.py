@@ -1,4 +1,4 @@
-"""`AsyncRelations` calls `Relations` in threads: how many it has, who holds one, and what a cancelled task leaves."""
+"""`AsyncRelations` calls `Relations` in threads: their number, which calls hold one, and cancellation."""
 
 import asyncio
 import contextlib
@@ -119,7 +119,7 @@ async def test_who_waits_or_iterates_holds_no_thread(recorded: Place) -> None:
 
 
 async def test_waits_end_by_their_own_time_while_the_database_stands_still(recorded: Place) -> None:
-    """Waits end in time as UNPROVEN while PostgreSQL is frozen; longer ones find their message when it goes on."""
+    """Waits end in time as UNPROVEN while PostgreSQL is frozen; longer ones find their message when it continues."""
     recorded.put_recorded((b"alone", {"order_id": 2}))
     with Proxy.to(recorded.database) as proxy:
         url = proxy.url(recorded.database)

@@ -91,7 +91,7 @@ def test_slices_filled_in_any_order_by_many_leave_one_range(place: Place) -> Non
 
 
 def test_a_part_that_another_covered_meanwhile_is_not_written_again(place: Place) -> None:
-    """Two fillers have read the same messages; who commits second rolls its rows back and finds nothing left."""
+    """Two fillers have read the same messages; the second to commit rolls its rows back and finds nothing left."""
     place.put(*orders(50))
     add_keys(place.engine, ["order_id", "host"])
     with planned(place) as (make_filler, segment, _):
@@ -101,7 +101,7 @@ def test_a_part_that_another_covered_meanwhile_is_not_written_again(place: Place
 
 
 def test_new_streams_back_filled_at_once_get_one_tail(place: Place) -> None:
-    """Back-fills that all find a stream nobody recorded agree on its tail, and on who writes which key."""
+    """Back-fills that all find a stream nobody recorded agree on its tail, and on which one writes which key."""
     place.put(*orders(20))
     add_keys(place.engine, ["order_id", "host"])
     keys = [["order_id"], None, ["host", "order_id"]]
@@ -141,7 +141,7 @@ def test_a_stream_that_was_replaced_between_plan_and_fill_is_refused(place: Plac
 
 
 def test_a_repeated_back_fill_reaches_the_streams_end(place: Place) -> None:
-    """Each run records what was published since, by the super stream's name, too; a recorder goes on behind it."""
+    """Each run records what was published since, by the super stream's name, too; a recorder continues behind it."""
     add_keys(place.engine, ["order_id"])
     assert place.backfill(super_stream="all orders").messages == 0
     with place.engine.connect() as connection:

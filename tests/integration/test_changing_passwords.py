@@ -1,4 +1,4 @@
-"""Who publishes goes on with a new password; so does what records beside him, whatever his client."""
+"""Publishers continue with a new password, and so do their recorders, with every client."""
 
 import asyncio
 import threading
@@ -30,7 +30,7 @@ from tests.support.threads import Threads
 USER = "rotating"
 
 Rotated = tuple[Callable[[str], object], Callable[[str], object]]
-"""What publishes to a stream, and what tells a new password."""
+"""Publishes to a stream, and sets a new password."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def by_celery(stack: ExitStack, url: str, options: Any, *, password: Callable[[]
 
 
 def by_aio_pika(stack: ExitStack, url: str, options: Any) -> Rotated:
-    """A connection that tells the broker its new password, and keeps it for when it reconnects."""
+    """A connection that sends the broker its new password, and keeps it for when it reconnects."""
     runner = stack.enter_context(asyncio.Runner())
 
     async def connect() -> Any:
@@ -90,7 +90,7 @@ def by_aio_pika(stack: ExitStack, url: str, options: Any) -> Rotated:
 
 
 def by_pika(stack: ExitStack, url: str, options: Any) -> Rotated:
-    """A connection that tells the broker its new password, and keeps it nowhere."""
+    """A connection that sends the broker its new password, and keeps it nowhere."""
     connection = relatum.intercept(stack.enter_context(broker_connection(url)), **options)
     stack.callback(relatum.release, connection)
     channel, properties = connection.channel(), pika.BasicProperties(headers={"k": "1"})
@@ -101,7 +101,7 @@ def by_pika(stack: ExitStack, url: str, options: Any) -> Rotated:
 
 
 def by_new_connections(stack: ExitStack, url: str, options: Any) -> Rotated:
-    """Who connects anew with each password, and releases nothing before the end."""
+    """Connects again with each password, and releases nothing before the end."""
 
     def connect(password: str) -> pika.BlockingConnection:
         quoted = url.replace(PASSWORD, quote(password, safe=""))
@@ -154,7 +154,7 @@ def test_the_recorder_goes_on_by_the_new_password(
 def test_a_function_that_fails_hurts_nobody(
     rotating: Rotating, database_url: str, engine: sa.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A failing password function does not disturb publishing; the recorder logs it without its text, and goes on."""
+    """A failing password function does not disturb publishing; the recorder logs it without its text, and continues."""
     here, fails = threading.current_thread(), [True]
 
     def password() -> str:

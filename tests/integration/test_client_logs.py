@@ -35,7 +35,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 async def test_nothing_is_logged_of_own_connections(said: Callable[[], list[str]], place: Place) -> None:
-    """A broker that is away, a stream that is not there, and a connection that is lost are told by errors alone."""
+    """A broker that is away, a stream that is not there, and a lost connection are reported only by errors."""
     for ask in (lambda: StreamReader.open(AWAY), lambda: describe_super_stream(AWAY, "orders")):
         with pytest.raises(BrokerUnavailable):
             ask()
@@ -69,7 +69,7 @@ async def test_all_is_logged_of_an_applications_connections(said: Callable[[], l
 
 
 def test_who_debugs_a_client_is_shown_what_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever listens to a client at level DEBUG sees the lines of Relatum's connections, at that level."""
+    """A listener to a client's logger at level DEBUG sees the lines of Relatum's connections, at that level."""
     caplog.set_level(logging.DEBUG, "pika")
     with pytest.raises(BrokerUnavailable):
         StreamReader.open(AWAY)

@@ -1,4 +1,4 @@
-"""What was closed says so, whatever it is asked: neither that a server is away, nor that it is safe to repeat."""
+"""A closed object says so for every call: not that a server is unavailable, nor that it is safe to repeat."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import nullcontext

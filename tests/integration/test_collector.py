@@ -168,7 +168,7 @@ def fill(collector: Any, gate: Gate, messages: Iterable[Message]) -> list[Messag
 
 
 def test_who_has_no_room_waits_or_is_refused(collecting: Collecting) -> None:
-    """For as long as was said, or until there is room; of what was refused nothing is stored, and it may come again."""
+    """For the given time, or until there is room; nothing refused is stored, and it may come again."""
     collecting.put(*"abcd")
     gate = Gate()
     with collecting.collector(gate, streams=[], **FULL) as collector, gate.closed():
@@ -278,7 +278,7 @@ class Broken(dict[Any, Any]):
 def test_a_defect_in_a_worker_leaves_nothing_undecided(
     collecting: Collecting, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error where none is expected is the result of the bulk's messages, one attempt, and the worker goes on."""
+    """An error where none is expected is the result of the bulk's messages, one attempt, and the worker continues."""
     collecting.put(*"ab")
 
     def load(_: object, bulk: Bulk, *_more: object) -> Any:

@@ -85,7 +85,7 @@ def test_spill_leaves_bodies_in_their_stream(collecting: Collecting) -> None:
 
 
 def test_memory_ends_at_its_limit(collecting: Collecting) -> None:
-    """However much lies in the stream, no more is held than the limit and the message that reached it."""
+    """However much is in the stream, no more is held than the limit and the message that reached it."""
     bodies = [f"{n:03}" + "x" * 50_000 for n in range(60)]
     collecting.put(*bodies)
     gate = Gate()
@@ -99,7 +99,7 @@ def test_memory_ends_at_its_limit(collecting: Collecting) -> None:
 
 
 def test_a_message_that_waits_for_its_retry_says_so(collecting: Collecting) -> None:
-    """Between two attempts a message is collected, with its attempts and the reason; the next start goes on with it."""
+    """Between two attempts a message is collected, with its attempts and reason; the next start continues with it."""
     collecting.put("a")
     with collecting.collector(lambda bulk: [ValueError("not yet")], backoff_s=2.0) as collector:
         outcome = wait_until(lambda: (seen := collector.outcome("a")).reason and seen, what="a failed attempt")
@@ -110,7 +110,7 @@ def test_a_message_that_waits_for_its_retry_says_so(collecting: Collecting) -> N
 
 
 def test_given_up_messages_go_to_the_dead_letter_stream(collecting: Collecting, dead_stream: str) -> None:
-    """After its last attempt a message lies in the dead-letter stream as it was, with the reason, and is dead."""
+    """After its last attempt a message is in the dead-letter stream as it was, with the reason, and is dead."""
     given = {"content_type": "text/plain", "timestamp": 1_700_000_000, "priority": 4}
     collecting.put("a", headers={"order_id": 4711}, **given)
     options: dict[str, Any] = {"attempts": 2, "backoff_s": 0.01, "dead_letter_stream": dead_stream}
@@ -443,7 +443,7 @@ def test_it_may_be_closed_from_inside(collecting: Collecting, where: str) -> Non
 
 
 def test_a_handler_of_collected_does_not_wait_for_what_comes_after_it(collecting: Collecting) -> None:
-    """Storing goes on after the handler only: flushing there, and giving messages to a full type, must not wait."""
+    """Storing continues after the handler only: flushing there, and giving messages to a full type, must not wait."""
     collecting.put(*"abcdef")
     first, *others = collecting.place.messages()
     given: list[bool] = []

@@ -105,7 +105,7 @@ def test_a_message_goes_from_collected_to_succeeded(member: StoreMember) -> None
 
 
 def test_a_retry_waits_until_it_is_due(member: StoreMember, database: Database) -> None:
-    """A message to be tried again is collected, with its attempts and the last reason; who takes it over knows when."""
+    """A message to be tried again is collected, with its attempts and reason; whoever takes it over knows when."""
     member.add(entries(0))
     member.forward(BULK, places(0))
     member.finish(BULK, results(OutcomeStatus.COLLECTED, 0, reason="busy", retry_in_s=600.0))
@@ -121,7 +121,7 @@ def test_a_retry_waits_until_it_is_due(member: StoreMember, database: Database) 
 def test_nobody_follows_where_none_has_all_types(
     member: StoreMember, database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is said once, and with whose end it is over; what others merely have more of is no warning."""
+    """It is said once, and with whose end it is over; what others merely have more of is not a warning."""
     heir = StoreMember(database, types=["mail"])
     with caplog.at_level("INFO", "relatum.collector"):
         assert [member.follow(stream, 0) for stream in ("orders", "mails", "orders")] == [None] * 3
@@ -210,7 +210,7 @@ def test_two_members_that_race_collect_each_message_once(database: Database) -> 
 
 
 def test_a_stale_member_cannot_store_results(member: StoreMember, database: Database) -> None:
-    """A stale member can neither finish nor forward a message that was taken over; once removed it is told so."""
+    """A stale member can neither finish nor forward a message that was taken over; once removed it gets an error."""
     member.add(entries(0, 1))
     member.forward(BULK, places(0, 1))
     lapse(database, member)
@@ -264,7 +264,7 @@ def test_what_an_heir_that_dies_took_over_is_taken_over_from_it(member: StoreMem
 
 
 def test_a_place_that_is_held_is_left_to_others(member: StoreMember, database: Database) -> None:
-    """What a member holds there may be of a stream before that was declared again; it is told what it has no more."""
+    """What a member holds there may be of a stream before that was declared again; it learns what it no longer has."""
     member.add(entries(0, 1))
     assert member.unfinished(places(0, 1, 2)) == places(0, 1)
     member.close()

@@ -1,4 +1,4 @@
-"""Look-ups of messages that were consumed: as each client gives them, against what was read from the stream."""
+"""Lookups of messages that were consumed: as each client gives them, against what was read from the stream."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ MOMENT = datetime(2026, 11, 23, 7, 30, tzinfo=UTC)
 
 
 def run(place: Place, *consumed: str) -> dict[str, Any]:
-    """Run consumers one after the other, and see what each was told."""
+    """Run consumers one after the other, and return what each printed."""
     command = [sys.executable, "-m", "tests.integration._consumers", place.amqp, place.database, *consumed]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
@@ -80,7 +80,7 @@ def publish(
 
 
 def told_of_first(place: Place) -> dict[str, Any]:
-    """What look-ups say of the stream's first message, read from there."""
+    """What lookups say of the stream's first message, read from there."""
     with Relations(place.amqp, place.database) as relations:
         first = relations.read(place.stream, 0)
         return told(relations.related(first), relations.trace(first)) | {"itself": []}
@@ -138,7 +138,7 @@ def test_all_copies_are_left_out_and_a_limit_counts_others(
 def test_a_message_alone_has_no_relations_but_itself(
     place: Place, relations: Relations, channel: BlockingChannel, queue: str
 ) -> None:
-    """Copies of a message are no relations of it, and end no wait; lookups by time find them."""
+    """Copies of a message are not relations of it, and end no wait; lookups by time find them."""
     publish(channel, queue)
     place.record()
     first, *_, message = (channel.basic_get(queue, auto_ack=True) for _ in range(4))

@@ -63,7 +63,7 @@ def where(contexts: SerializationContexts) -> dict[str, str]:
 
 
 def controls(reader: StreamReader, stream: str) -> list[tuple[int, Control]]:
-    """The control messages of a partition with their offsets, read independently of those who move."""
+    """The control messages of a partition with their offsets, read independently of the movers."""
     entries = ((message.offset, entry_of(message.headers, message.body, "")) for message in reader.iterate(stream))
     return [(offset, entry) for offset, entry in entries if isinstance(entry, Fence | Marker)]
 
@@ -238,7 +238,7 @@ def test_looking_needs_no_broker(contexts: SerializationContexts, database_url: 
 
 
 def test_all_contexts_of_partitions_are_consolidated(contexts: SerializationContexts) -> None:
-    """Everything in the sources comes to the target, in moves of at most 500, each step told."""
+    """Everything in the sources comes to the target, in moves of at most 500, each step reported."""
     place(contexts, 510), place(contexts, 20, 1), place(contexts, 5, 2)
     told: list[MoveProgress] = []
     streams = [f"{contexts.super_stream}-{place}" for place in range(3)]

@@ -28,7 +28,7 @@ def alone(amqp_url: str) -> Iterator[str]:
 
 @pytest.fixture
 def keyed(broker: Broker) -> Iterator[Layout]:
-    """A super stream of binding keys that are no numbers."""
+    """A super stream of binding keys that are not numbers."""
     with super_stream(broker, binding_keys=["europe", "asia"]) as made:
         yield made
 

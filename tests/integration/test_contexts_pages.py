@@ -1,4 +1,4 @@
-"""What docs/contexts.md shows is run, as it stands there, and the SQL of placements in two other pages."""
+"""What docs/contexts.md shows is run, unchanged, and the SQL of placements in two other pages."""
 
 import re
 from collections.abc import Iterator

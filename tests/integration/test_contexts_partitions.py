@@ -146,7 +146,7 @@ def test_the_role_of_routers_is_enough(contexts: SerializationContexts, broker: 
 def test_consumers_go_on_when_a_partition_is_gone(
     contexts: SerializationContexts, layout: Layout, amqp_url: str, database_url: str
 ) -> None:
-    """What was in a deleted partition was consumed before; consumers of old and new names go on with the rest."""
+    """What was in a deleted partition was consumed before; consumers of old and new names continue with the rest."""
     first, second = (each.stream for each in layout)
     got = partial(consumed, layout.super_stream, database_url, amqp_url)
     with Faces("blocking", amqp_url, layout, database_url, CONTEXTS).opened() as router:

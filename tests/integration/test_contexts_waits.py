@@ -1,4 +1,4 @@
-"""Moves that wait before their fence, for how long, and who goes on with them when their mover is gone."""
+"""Moves that wait before their fence: for how long, and which mover continues them when theirs is gone."""
 
 import logging
 import threading

@@ -165,7 +165,7 @@ def hands_nothing_out(consumer: SerialConsumer) -> bool:
 def test_who_is_back_hands_nothing_out_before_it_is_known_whose_it_is(
     place: Place, bed: SerialBed, lines: list[FailingPlace]
 ) -> None:
-    """Another may have taken the partitions meanwhile, and consumed what the one that was cut off reads then."""
+    """Another may have taken the partitions in the meantime, and consumed what the one that was cut off reads then."""
     consumed = Consumed(bed, place.database)
     with consumed.consumer(lines[0].broker) as consumer:
         wait_until(lambda: len(consumer.partitions) == PARTITIONS, what="all partitions")
@@ -180,7 +180,7 @@ def test_who_is_back_hands_nothing_out_before_it_is_known_whose_it_is(
 
 
 def test_nothing_is_handed_out_after_the_end_of_a_lease(place: Place, bed: SerialBed) -> None:
-    """As of a process that stood still, or has no answer of PostgreSQL: others may have the partitions."""
+    """As of a process that was suspended, or has no answer of PostgreSQL: others may have the partitions."""
     consumed, options = Consumed(bed, place.database), SerialOptions(lease_s=1.0)
     with SerialConsumer(bed.name, "test", options, database=place.database, broker=place.amqp) as consumer:
         wait_until(lambda: len(consumer.partitions) == PARTITIONS, what="all partitions")

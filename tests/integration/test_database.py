@@ -72,7 +72,7 @@ LOCK = sql("SELECT FROM relatum.keys FOR UPDATE")
 
 @pytest.mark.parametrize("level", [None, "REPEATABLE READ"])
 def test_a_transaction_that_stands_still_lets_go_of_its_locks(database_url: str, level: str | None) -> None:
-    """As that of a process that is frozen: others go on, and what it wrote before is not there. The next one works."""
+    """As that of a process that is frozen: others continue, and its writes are gone. The next one works."""
     with closing(Database(database_url, idle_s=0.5)) as frozen, closing(Database(database_url)) as other:
         other.rows(ADD, {"named": "a"})
         engine = frozen.engine.execution_options(isolation_level=level) if level else frozen.engine

@@ -57,7 +57,7 @@ def check(url: str, kind: type[RelatumError], reason: str | None, said: str) -> 
 
 
 def changed(url: str, *, user: str | None = None, at: str | None = None, name: str | None = None) -> str:
-    """A URL with another user, who has the tests' password, other hosts, or another database."""
+    """A URL with another user (with the tests' password), other hosts, or another database."""
     parts = urlsplit(url)
     login, _, host = parts.netloc.rpartition("@")
     login = f"{user}:{SECRET}" if user else login

@@ -113,7 +113,7 @@ def test_a_stopped_server_holds_nobody(engine: sa.Engine, database_url: str) -> 
 
 
 def test_a_pool_gives_no_connection_that_was_given_up(database_url: str) -> None:
-    """A connection that was closed under a rollback is replaced, and nobody is told that it is closed."""
+    """A connection that was closed under a rollback is replaced, and no caller gets an error about it."""
     with Proxy.to(database_url) as proxy:
         engine = make_engine(proxy.url(database_url), pool_size=1, connections_max=1, statement_s=1.0)
         with engine.connect() as connection:

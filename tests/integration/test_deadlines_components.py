@@ -1,4 +1,4 @@
-"""Each component amid each fault of its servers ends in its time; the waits are those that docs/answers.md lists."""
+"""Each component during each fault of its servers ends in its time; the waits are those that docs/answers.md lists."""
 
 import asyncio
 import re
@@ -132,7 +132,7 @@ def _complete(at: FailingPlace) -> None:
 
 
 def _receipt_waits(at: FailingPlace, fault: str) -> None:
-    """The message is confirmed: whatever stands still, only its rows are not known."""
+    """The message is confirmed: whatever is suspended, only its rows are not known."""
     receipt = _receipt(at, at.database if fault.startswith("database") else at.place.database)
     if fault.startswith("broker"):
         with pytest.raises(NotRecordedInTime):

@@ -1,4 +1,4 @@
-"""Look-ups end in their time, whatever PostgreSQL and the broker do, through both faces."""
+"""Lookups end in their time, whatever PostgreSQL and the broker do, through both faces."""
 
 import asyncio
 from collections.abc import Callable
@@ -89,7 +89,7 @@ def test_look_ups_end_in_their_time_and_go_on(failing: FailingPlace, face: str) 
 
 
 def told(look: Callable[[], Any]) -> None:
-    """A look-up that either ends as one to repeat, or claims nothing that it cannot know."""
+    """A lookup that either ends as one to repeat, or claims nothing that it cannot know."""
     try:
         found = look()
     except Transient:

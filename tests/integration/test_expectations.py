@@ -107,7 +107,7 @@ def test_the_time_allowed_is_said_in_its_largest_unit(within_s: float, words: st
 
 
 def test_by_a_new_key_the_cure_is_a_back_fill(shop: Shop) -> None:
-    """What was recorded before the key was defined is no recorder's to look at again."""
+    """No recorder looks again at what was recorded before the key was defined."""
     shop.order(("a", BASE_US))
     shop.pay(("a", BASE_US))
     shop.place.record(shop.orders, shop.payments, keys=["another"])

@@ -152,7 +152,7 @@ NO_RECORD: Batch = (0, 0, 0, b"")
 
 @pytest.mark.parametrize("before", [0, 3])
 def test_batches_of_no_record(place: Place, before: int) -> None:
-    """The broker takes them and gives them no offset: who reads passes over them, first, last, and among others."""
+    """The broker accepts them without an offset: readers skip them, first, last, and among others."""
     values = [f"v{n}" for n in range(before + 4)]
     with RawPublisher(place.stream_url, place.stream) as publisher, StreamReader.open(place.stream_url) as reader:
         for value in values[:before]:
@@ -180,7 +180,7 @@ def test_batches_of_no_record(place: Place, before: int) -> None:
 
 
 def test_recording_begins_inside_a_sub_entry_batch(place: Place) -> None:
-    """What lies before in the same batch is not recorded twice, nor forgotten by a back-fill."""
+    """What comes before in the same batch is not recorded twice, nor forgotten by a back-fill."""
     values, starts = [f"v{n}" for n in range(100)], (1, 49, 50, 51, 99)
     (key,) = add_keys(place.engine, ["order_id"])
     with new_streams(place.amqp, len(starts)) as streams:
@@ -216,7 +216,7 @@ def test_offsets_that_the_broker_takes_for_itself(place: Place) -> None:
 
 
 def test_a_receipt_nobody_can_wait_for(place: Place) -> None:
-    """Anybody may ask for a receipt, by any message id, which AMQP 1.0 does not bound; the recorder goes on."""
+    """Anybody may ask for a receipt, by any message id, which AMQP 1.0 does not bound; the recorder continues."""
     for message_id in ("nul\0", "x" * 255):
         headers = {"relatum_receipt": True, "order_id": "v"}
         place.put((b"", pika.BasicProperties(message_id=message_id, headers=headers)))

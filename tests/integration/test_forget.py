@@ -297,7 +297,7 @@ def declare_anew(place: Place) -> None:
 
 
 def test_a_stream_that_is_declared_anew_in_its_midst_keeps_its_rows(dropped_front: Place) -> None:
-    """`prune` deletes no rows of a stream that was declared anew after the broker was asked."""
+    """`prune` deletes no rows of a stream that was declared again after the broker was asked."""
     done: list[str] = []
 
     def declare(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -313,7 +313,7 @@ def test_a_stream_that_is_declared_anew_in_its_midst_keeps_its_rows(dropped_fron
 
 
 def test_a_part_of_a_stream_that_was_declared_anew_is_not_dropped(dropped_front: Place) -> None:
-    """`prune` drops no part that holds rows of a stream that was declared anew."""
+    """`prune` drops no part that holds rows of a stream that was declared again."""
     prune(dropped_front.amqp, dropped_front.database)
     parts = Parts(dropped_front.engine)
     parts.turn()

@@ -109,7 +109,7 @@ def test_what_only_asks_works_in_a_child(place: Place, database: str) -> None:
 
 
 def test_what_has_an_identity_says_that_it_is_the_parents(place: Place, layout: Layout) -> None:
-    """Nothing is sent under the parent's numbers or leases; closing it does nothing, and the parent goes on."""
+    """Nothing is sent under the parent's numbers or leases; closing it does nothing, and the parent continues."""
     address = place.broker
     of_context = pika.BasicProperties(headers={"context_id": "x"})
     with ExitStack() as stack:
@@ -155,7 +155,7 @@ def test_what_has_an_identity_says_that_it_is_the_parents(place: Place, layout: 
 
 
 def test_nothing_that_a_child_closes_or_drops_is_the_parents(place: Place, layout: Layout) -> None:
-    """What runs on in the parent's threads goes on, whatever a child does with its copies of them."""
+    """Calls in the parent's threads continue, whatever a child does with its copies of them."""
     address = place.broker
     collector = relatum.MessageCollector("c", database=place.database, broker=address, streams=[place.stream])
     collected: list[str] = []

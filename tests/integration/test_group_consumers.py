@@ -188,7 +188,7 @@ def test_a_member_gets_back_what_it_had(place: Place) -> None:
 
 
 def test_members_must_agree(place: Place, relations: Relations, streams: list[str]) -> None:
-    """A consumer reads the same streams in the same order, whoever asks."""
+    """A consumer reads the same streams in the same order, for every member."""
     place.record(*streams)
     assert given(relations, streams) == []
     assert given(relations, list(reversed(streams))) == []
@@ -439,7 +439,7 @@ def test_a_consumer_may_keep_its_own_books(place: Place) -> None:
 
 
 def test_the_database_may_be_away_in_between(place: Place) -> None:
-    """Who follows waits until it is there again; claims and acknowledgements go on where they were."""
+    """A follower waits until it is back; claims and acknowledgements continue where they were."""
     place.put_recorded(*(message for number in range(1, 6) for message in whole_group(number, 2)))
     found: list[str | None] = []
     with Proxy.to(place.database) as line, Relations(place.amqp, line.url(place.database)) as relations:

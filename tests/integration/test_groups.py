@@ -47,7 +47,7 @@ def bodies(groups: Any) -> list[list[bytes]]:
 
 
 def scattered(seed: int, streams: list[str]) -> dict[str, list[Any]]:
-    """Groups whose messages lie anywhere: some incomplete, some with duplicates, between messages in no group."""
+    """Groups whose messages are anywhere: some incomplete, some with duplicates, between messages in no group."""
     chooser = random.Random(seed)
     messages: list[Any] = []
     for number in range(60):
@@ -95,7 +95,7 @@ def test_a_stream_s_own_order_is_that_of_its_offsets_whatever_its_times_are(plac
 
 
 def test_reading_begins_with_the_first_group_that_stands_at_the_start(place: Place, relations: Relations) -> None:
-    """By offset and by time; a group behind the start is whole though some of it lies before."""
+    """By offset and by time; a group behind the start is whole though some of it is before."""
     messages = [(1, 1), (2, 2), (1, 2), (2, 1), (3, 1), (3, 2)]
     place.put_recorded(*(of_group(n, s, last=s == 2, time_us=s + n * 1_000_000) for n, s in messages))
     third, fourth = (relations.read(place.stream, offset).time for offset in (3, 4))
@@ -145,7 +145,7 @@ def test_without_the_key_of_groups_nothing_is_guessed(place: Place, relations: R
 def test_a_position_says_which_streams_it_holds_for(
     place: Place, streams: list[str], relations: Relations, channel: BlockingChannel
 ) -> None:
-    """A group goes on from a proven position of its own stream alone, so no number is given twice after a kill."""
+    """A group continues from a proven position of its own stream alone, so no number is given twice after a kill."""
     known, unknown, _ = streams
     place.put_recorded(of_group(2, 1), to=known)
     place.put(of_group(1, 1), of_group(1, 2), to=unknown)
@@ -183,7 +183,7 @@ def test_a_position_says_which_streams_it_holds_for(
 
 
 def test_where_no_stream_is_recorded_a_group_s_position_is_not_known(place: Place, relations: Relations) -> None:
-    """Nobody named a stream, and the database knows none: a group that begins is not told from one that nobody sees."""
+    """Nobody named a stream, and the database knows none: a new group cannot be distinguished from an invisible one."""
     add_keys(place.engine, [GROUP_KEY])
     place.put(of_group(1, 1))
     for ask in (relations.group_position, relations.group):
@@ -269,7 +269,7 @@ def test_duplicates_are_kept_apart_or_an_error(place: Place, relations: Relation
 def test_a_message_routed_to_two_streams_is_no_duplicate(
     place: Place, streams: list[str], relations: Relations
 ) -> None:
-    """Its copies have one message_id; another message with that number is a duplicate all the same."""
+    """Its copies have one message_id; another message with that number is a duplicate anyway."""
     named = lambda name, place: (  # noqa: E731
         b"",
         pika.BasicProperties(message_id=name, headers=of_group(*place, last=place[1] == 2)[1]),

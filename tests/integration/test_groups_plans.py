@@ -113,7 +113,7 @@ INSERT INTO relatum.group_states (rank, first_offset, consumer_id, stream_id, st
   SELECT n, n, 1, 1, 'open', lpad(to_hex(n), 48, '0'), now() - interval '1 hour'
   FROM generate_series({DONE + READY}, {DONE + 2 * READY} - 1) AS n;
 """
-"""30,000 groups of ten, whose messages lie among 10,000 of two streams, ids in the order of time; and another key.
+"""30,000 groups of ten, whose messages are among 10,000 of two streams, ids in the order of time; and another key.
 
 And of a consumer 100,000 groups that are done, fifty to be given and fifty incomplete.
 """

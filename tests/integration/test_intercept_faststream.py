@@ -20,7 +20,7 @@ def is_stamped(message: RabbitMessage) -> bool:
 
 
 def talking(broker: RabbitBroker, queue: str) -> asyncio.Queue[RabbitMessage]:
-    """Have the broker answer what comes to a queue, and tell what came."""
+    """Have the broker answer messages to a queue, and return them."""
     came: asyncio.Queue[RabbitMessage] = asyncio.Queue()
 
     @broker.subscriber(RabbitQueue(queue, auto_delete=True))

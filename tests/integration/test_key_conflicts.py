@@ -1,4 +1,4 @@
-"""A publisher whose keys the database defines otherwise is told so before anything is sent."""
+"""A publisher whose keys the database defines differently gets an error before anything is sent."""
 
 import asyncio
 import threading
@@ -114,7 +114,7 @@ def test_a_callback_connection_raises_as_soon_as_it_is_known(place: Place, taken
 def test_with_the_database_away_publishing_goes_on_until_it_is_known(
     place: Place, taken: sa.Engine, channel: BlockingChannel, how: str
 ) -> None:
-    """Publishing goes on without PostgreSQL, is refused once the conflict is known, and goes on once that is gone."""
+    """Publishing continues without PostgreSQL, is refused once the conflict is known, and continues after it."""
     with Proxy.to(place.database) as proxy:
         proxy.accepts, proxy.mode = how != "refused", "frozen" if how == "frozen" else "pass"
         with in_time(AGREE_S):

@@ -97,7 +97,7 @@ def test_answers_follow_each_value(place: Place, relations: Relations) -> None:
 
 
 def test_a_publisher_records_what_its_bodies_say(place: Place, relations: Relations, channel: BlockingChannel) -> None:
-    """A publisher sends bodies as they are and records their values, but no row for a value that is no key."""
+    """A publisher sends bodies as they are and records their values, but no row for a value that is not a key."""
     relatum.intercept(channel.connection, database=place.database, keys=KEYS[:2])
     body, properties = MESSAGES[0]
     receipt = relatum.publish(channel, "", place.stream, body, properties)

@@ -42,7 +42,7 @@ def _one(url: str, statement: str) -> object:
 
 
 def test_both_answer_and_listen_on_loopback_alone(private_servers: LocalServers) -> None:
-    """Both servers can be used, with a password only, and the stream port lies 120 below the AMQP port."""
+    """Both servers can be used, with a password only, and the stream port is 120 below the AMQP port."""
     declare_stream(private_servers.broker_url, "flights")
     assert publish_plain(private_servers.broker_url, "flights", [b"one", (b"two", {"host": "a"})]) == 2
     assert server_version(private_servers.broker_url) >= (3, 10)

@@ -132,7 +132,7 @@ def test_a_group_gets_its_id_and_numbers(line: Line, place: Place) -> None:
 def test_groups_may_lie_in_several_streams_beside_one_another(
     line: Line, place: Place, other_stream: str, channel: BlockingChannel
 ) -> None:
-    """Each put may name its own exchange and routing key, and each group's numbers go on across them."""
+    """Each put may name its own exchange and routing key, and each group's numbers continue across them."""
     exchange = unique_name()
     channel.exchange_declare(exchange, "direct")
     channel.queue_bind(other_stream, exchange, "elsewhere")

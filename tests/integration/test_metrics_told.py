@@ -1,4 +1,4 @@
-"""What each component counts is what happened, and is told to Prometheus under its labels."""
+"""Each component counts what happened, and reports it to Prometheus under its labels."""
 
 import urllib.request
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""One message stops nobody: what no waiting cures is final for the message it is about, and all others go on."""
+"""One message stops nobody: what no waiting cures is final for the message it is about, and all others continue."""
 
 import secrets
 import time
@@ -100,7 +100,7 @@ def test_what_the_broker_takes_at_no_time_is_final(place: Place) -> None:
 
 
 def test_a_broker_that_does_not_answer_counts_as_away(place: Place) -> None:
-    """Publishing and closing end in time while no confirm comes, and go on once the broker answers."""
+    """Publishing and closing end in time while no confirm comes, and continue once the broker answers."""
     with Proxy.to(place.amqp) as proxy:
         address = BrokerAddress.parse(proxy.url(place.amqp))
         with DirectPublisher(address, "a test message", timeout_s=2.0) as publisher:

@@ -1,4 +1,4 @@
-"""Spans of look-ups, recorders, collectors and consumers on real servers, and what they link to."""
+"""Spans of lookups, recorders, collectors and consumers on real servers, and what they link to."""
 
 import asyncio
 from collections.abc import Callable

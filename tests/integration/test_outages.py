@@ -1,4 +1,4 @@
-"""What operators read in an outage: of what is away one line from each component, and one when it is back."""
+"""Logs of an outage: each component logs one line about an unavailable server, and one when it is back."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ THEIRS = ("pika", "aiormq", "aio_pika", "asyncio")
 
 
 class Components:
-    """One of each that runs for ever, with its defaults, on servers that a test stops."""
+    """One of each that runs forever, with its defaults, on servers that a test stops."""
 
     def __init__(self, servers: LocalServers, stack: ExitStack) -> None:
         self._servers = servers
@@ -122,7 +122,7 @@ def _thread(run: Callable[[], object], stop: Callable[[], object]) -> Iterator[N
 def test_an_outage_is_one_line_of_each_component_and_one_at_its_end(
     private_servers: LocalServers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With PostgreSQL, then RabbitMQ, away for five seconds nobody is told more, nor shown a traceback."""
+    """With PostgreSQL, then RabbitMQ, down for five seconds, there are no other lines and no traceback."""
     upgrade(private_servers.database_url)
     caplog.set_level(logging.INFO, "relatum")
     with ExitStack() as stack:

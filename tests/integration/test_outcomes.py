@@ -59,7 +59,7 @@ def outcomes(database_url: str) -> Iterator[Outcomes]:
 
 
 def test_each_state_is_told_apart(collecting: Collecting, outcomes: Outcomes) -> None:
-    """Each state of a message is told apart, and a wait in vain carries the outcome so far."""
+    """Each state of a message is distinguished, and a failed wait carries the outcome so far."""
     assert outcomes.of("id") == Outcome("id", UNKNOWN)
     steps = {UNKNOWN: lambda: None, COLLECTED: lambda: collecting.collect("id"), FORWARDED: collecting.hand_on}
     for status, step in steps.items():
@@ -110,7 +110,7 @@ def test_several_collectors_answer_for_themselves(database: Database, outcomes: 
 
 
 def test_a_collector_that_nobody_made_yet_is_waited_for(database: Database, outcomes: Outcomes) -> None:
-    """A publisher may ask for the outcome before the first member started; a handler is told then, too."""
+    """A publisher may ask for the outcome before the first member started; a handler is called then, too."""
     told: queue.Queue[Outcome] = queue.Queue()
     outcomes.register_result_handler(told.put, "id", collector="late")
     with ThreadPoolExecutor(1) as pool:

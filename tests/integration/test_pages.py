@@ -1,4 +1,4 @@
-"""What pages of docs show is run, as it stands there: those of the table in tests/unit/test_documents.py."""
+"""What pages of docs show is run, unchanged: those of the table in tests/unit/test_documents.py."""
 
 import inspect
 import os

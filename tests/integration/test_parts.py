@@ -1,4 +1,4 @@
-"""The parts of the relationship table: one after the other, whoever writes, reads or looks after them at that time."""
+"""The parts of the relationship table: one after the other, while others write, read or maintain them."""
 
 import os
 import socket
@@ -137,7 +137,7 @@ def test_rows_of_one_transaction_lie_in_the_order_of_values(parts: Parts) -> Non
 
 
 def test_a_closed_part_has_a_dense_index(parts: Parts) -> None:
-    """The index that grew with random values is replaced; look-ups use the new one under the old one's name."""
+    """The index that grew with random values is replaced; lookups use the new one under the old one's name."""
     turn_parts(parts.engine)
     with parts.engine.begin() as connection:
         for start in range(0, 20_000, 1000):
@@ -168,7 +168,7 @@ def closed(parts: Parts) -> Parts:
 
 @pytest.mark.parametrize("tend", [lambda of: of.close(), lambda of: drop_parts(of.engine)], ids=["compact", "drop"])
 def test_nobody_queues_behind_a_long_reader(closed: Parts, tend: Callable[[Parts], Any]) -> None:
-    """While a reader has the table for long, what would need it alone gives up at once, and other look-ups go on."""
+    """While a reader has the table for long, what would need it alone gives up at once, and other lookups continue."""
     with closed.engine.connect() as reader:
         reader.execute(sa.text("SELECT count(*) FROM relatum.relationships"))
         with in_time(5.0):

@@ -1,4 +1,4 @@
-"""The store of placements: all who place a name agree, and each change is seen by those who have it cached."""
+"""The store of placements: all processes that place a name agree, and every cache notices each change."""
 
 import threading
 from collections import Counter
@@ -273,7 +273,7 @@ def test_nothing_new_is_placed_in_a_retired_partition(store: MoveStore) -> None:
 
 
 def test_more_changes_than_can_be_told_are_everything(store: MoveStore) -> None:
-    """A publisher that missed more changes than the limit is told to forget everything."""
+    """A publisher that missed more changes than the limit must forget everything."""
     row = "INSERT INTO relatum.placements (super_stream_id, name, partition_id, epoch, first_epoch, generation) "
     rows = row + f"SELECT {store.super_stream_id}, 'n' || n, {store.partitions()[0].partition_id}, n, n, 2 + n % 2 "
     rows += f"FROM generate_series(1, {CHANGES_MAX + 1}) AS n"

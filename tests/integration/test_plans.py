@@ -1,4 +1,4 @@
-"""The plans of look-ups at 1,000,000 rows in 30 parts: an index each, whatever the planner knows of the parameters."""
+"""The plans of lookups at 1,000,000 rows in 30 parts: an index each, whatever the planner knows of the parameters."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The one pool of connections: who has one and when, what becomes of it, and what others notice of that."""
+"""The one pool of connections: who gets one and when, and how it is returned, closed and replaced."""
 
 import inspect
 import logging
@@ -165,7 +165,7 @@ def test_threads_that_are_interrupted_leave_no_connection_behind(database: Datab
 def test_a_call_that_ends_amid_the_first_questions_about_a_server_gives_its_connection_back(
     database_url: str, monkeypatch: pytest.MonkeyPatch, answered: int, is_hung_up: bool
 ) -> None:
-    """A call that ends amid SQLAlchemy's first questions about the server gives its connection back."""
+    """A call that ends during SQLAlchemy's first questions about the server gives its connection back."""
     ending, left = Deadline(None), [answered]
     wait = TimedConnection.wait
 

@@ -1,4 +1,4 @@
-"""Programs that close nothing, while a server stands still, end all the same; and what one does at its end works."""
+"""Programs that close nothing, while a server is suspended, end anyway; and what one does at its end works."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Databases that take no writes: what is said of them, how work goes on, and that nothing a standby says counts."""
+"""Databases that take no writes: what is said of them, how work continues, and that nothing a standby says counts."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_commands_that_write_say_that_the_database_is_read_only(place: Place, em
 
 
 def test_work_goes_on_at_a_standby(amqp_url: str, stream_name: str, other_stream: str, tmp_path: Path) -> None:
-    """A standby answers lookups, and recorders that reach it go on once it is promoted."""
+    """A standby answers lookups, and recorders that reach it continue once it is promoted."""
     with LocalPostgreSQL(tmp_path / "primary", durable=False, start_timeout_s=START_S) as primary:
         upgrade(primary.database_url)
         with (
@@ -87,7 +87,7 @@ def test_work_goes_on_at_a_standby(amqp_url: str, stream_name: str, other_stream
 
 
 def test_connections_to_a_server_that_takes_no_writes_are_given_up(database_url: str) -> None:
-    """A connection to a server that takes no writes is given up, so the next call connects anew."""
+    """A connection to a server that takes no writes is given up, so the next call connects again."""
     name = psycopg.conninfo.conninfo_to_dict(database_url)["dbname"]
     setting = psycopg.sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = {}")
     with as_engine(database_url) as engine, psycopg.connect(database_url, autocommit=True) as owner:

@@ -150,7 +150,7 @@ def test_what_is_no_stream_is_waited_for_and_not_written(place: Place, caplog: p
 
 
 def test_a_stream_declared_again_begins_a_new_generation(place: Place) -> None:
-    """Offsets restart at 0; no row of the old stream stands for the new one."""
+    """Offsets restart at 0; no row of the old stream represents the new one."""
     place.put(*orders(10))
     with place.recording(keys=["order_id"]):
         place.wait_recorded()

@@ -1,4 +1,4 @@
-"""One transaction for many streams: who loses a race, or is refused, loses nothing for the others."""
+"""One transaction for many streams: a stream that loses a race, or is refused, costs the others nothing."""
 
 import operator
 import sys
@@ -26,7 +26,7 @@ from tests.support.place import Place
 
 COUNT = 5
 RECORD = b"\0\x53\x74\xc1\x0c\x02\xa1\x05order\xa1\x02o1\0\x53\x75\xa0\0"
-"""A message as it lies in a stream: the header order=o1, an empty body."""
+"""A message as it is in a stream: the header order=o1, an empty body."""
 
 
 Tails: TypeAlias = dict[str, CoverageRow]
@@ -97,7 +97,7 @@ def test_two_that_commit_the_same_streams_at_once_write_each_row_once(
 def test_one_that_stands_still_amid_a_commit_holds_up_nobody(
     engine: sa.Engine, tails: Tails, shares_of: SharesOf, amid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another recorder records the streams of one that stands still, whether it has sent its rows or not."""
+    """Another recorder records the streams of one that is suspended, whether it has sent its rows or not."""
     stands_still, goes_on = threading.Event(), threading.Event()
     original = operator.attrgetter(amid.partition(".")[2])(sys.modules[amid.partition(".")[0]])
 
@@ -165,7 +165,7 @@ def test_a_row_that_postgresql_refuses_holds_up_its_own_stream_alone(
 
 
 def test_what_moves_is_read_once_and_not_for_each_row(engine: sa.Engine) -> None:
-    """Where nothing is prepared, as behind PgBouncer, a text that is cast would be cast anew for each row."""
+    """Where nothing is prepared, as behind PgBouncer, a text that is cast would be cast again for each row."""
     statement = "EXPLAIN (VERBOSE) " + str(ADVANCE_ALL.compile(dialect=engine.dialect))
     given = dict.fromkeys(("ids", "expected", "marks", "ends", "offsets", "fingerprints", "chunks_ms"), "{1,2,NULL}")
     with engine.begin() as connection:

@@ -223,14 +223,14 @@ RECORD = section(0x74, encode({"order_id": "o1"})) + section(0x75, encode(b""))
 
 
 def holder_of(place: Place) -> str | None:
-    """Who holds the stream; a member whose lease has run out goes by another name."""
+    """The holder of the stream; a member whose lease has expired gets another name."""
     query = "SELECT s.lease_holder FROM relatum.streams s JOIN relatum.recorder_members m ON m.holder = s.lease_holder "
     found = place.sql(query + "WHERE m.lease_expires_at > clock_timestamp()")
     return str(found[0][0]) if found else None
 
 
 def test_a_recorder_that_catches_up_gives_way_and_keeps_its_lease(place: Place, longest: dict[str, float]) -> None:
-    """A recorder that catches up has no long step in its loop, keeps its lease, and records other streams meanwhile."""
+    """A recorder that catches up has no long step in its loop, keeps its lease, and records other streams, too."""
     with RawPublisher(place.stream_url, place.stream) as publisher:
         for _ in range(10):
             publisher.publish(*[uncompressed([RECORD] * 2000)] * 5)

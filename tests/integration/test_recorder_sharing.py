@@ -1,4 +1,4 @@
-"""Recorders that are told to record the same share it: each stream is one member's, and no row is written twice."""
+"""Recorders of the same streams share them: each stream is one member's, and no row is written twice."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -121,7 +121,7 @@ def test_members_share_as_they_come_and_go(place: Place, names: list[str], caplo
 
 
 def test_what_one_had_that_is_silent_is_taken_over_and_its_return_harms_nothing(place: Place, names: list[str]) -> None:
-    """A member that stood still for longer than its lease is replaced, and joins again."""
+    """A member that was suspended for longer than its lease is replaced, and joins again."""
     with members_of(place, names) as members:
         members.join("a")
         members.join("b")

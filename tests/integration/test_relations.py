@@ -1,4 +1,4 @@
-"""Look-ups by key against real streams and a real database."""
+"""Lookups by key against real streams and a real database."""
 
 import asyncio
 from typing import Any
@@ -134,7 +134,7 @@ def test_a_super_stream_counts_as_one(place: Place, relations: Relations) -> Non
 
 
 def test_absent_is_said_only_when_all_is_recorded(place: Place, relations: Relations, other_stream: str) -> None:
-    """A look-up says `absent` only where all is recorded or the stream is empty, or with `complete` once it is read."""
+    """A lookup says `absent` only where all is recorded or the stream is empty, or with `complete` once it is read."""
     add_keys(place.engine, KEYS)
     place.put(order("a"))
     assert relations.find("order_id", "a", streams=place.stream).status is Status.NOT_RECORDED_YET
@@ -224,7 +224,7 @@ def test_a_stream_declared_again_is_named_and_never_answered_from(
 def test_a_row_that_the_message_does_not_confirm_is_never_answered_from(
     place: Place, relations: Relations, change: str, recorded_to: int
 ) -> None:
-    """A row with another value, time or offset than a message has is an error that says how to go on."""
+    """A row with another value, time or offset than a message has is an error that says how to continue."""
     place.put_recorded(order("a"), order("b"), order("c"))
     place.sql("UPDATE relatum.coverage SET last_offset = :end - 1, to_offset = :end", end=recorded_to)
     place.sql(f"UPDATE relatum.relationships SET {change} WHERE value = 'a'")
@@ -307,7 +307,7 @@ def test_names_that_nobody_knows_are_errors(place: Place, relations: Relations) 
 
 
 def test_a_connection_that_the_database_closed_is_replaced(place: Place, relations: Relations) -> None:
-    """Look-ups go on after PostgreSQL has ended their sessions."""
+    """Lookups continue after PostgreSQL has ended their sessions."""
     place.put_recorded(order("a"))
     place.engine.dispose()
     for _ in range(3):

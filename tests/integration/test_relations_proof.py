@@ -59,7 +59,7 @@ def test_where_nothing_is_recorded_nothing_is_absent(place: Place, relations: Re
 
 @pytest.mark.parametrize("face", FACES)
 def test_a_virtual_host_without_records_is_an_error_that_names_those_with(place: Place, face: str) -> None:
-    """The one forgotten in the URL, or mistyped: recorded streams of others are told; a missing one is refused."""
+    """The one forgotten in the URL, or mistyped: recorded streams of others are named; a missing one is refused."""
     place.put_recorded(order("a"))
     place.sql("UPDATE relatum.streams SET vhost = 'shop'")
     with open_relations(face, place.amqp, place.database) as relations, pytest.raises(NothingRecorded, match="'shop'"):

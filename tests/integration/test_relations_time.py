@@ -1,4 +1,4 @@
-"""Look-ups by time against real streams and a real database."""
+"""Lookups by time against real streams and a real database."""
 
 import itertools
 import random
@@ -112,7 +112,7 @@ def test_the_statements_find_the_blocks_that_looking_at_every_block_finds(place:
 
 
 def test_what_is_not_recorded_yet_is_left_out_unless_it_is_asked_for(place: Place, relations: Relations) -> None:
-    """Look-ups are exact over what is recorded, and with `complete` over all that is in the stream."""
+    """Lookups are exact over what is recorded, and with `complete` over all that is in the stream."""
     publish(place, [10 * SECOND, 20 * SECOND])
     assert relations.after(moment_of(0), place.stream).status is Status.NOT_RECORDED_YET
     assert relations.after(moment_of(0), place.stream, complete=True).ids == ((place.stream, 0),)
@@ -174,7 +174,7 @@ def test_what_happened_around_a_moment_is_merged_over_streams(
 
 
 def test_a_super_stream_is_one_order(place: Place, relations: Relations) -> None:
-    """Going on from each message found passes every message of every partition once."""
+    """Continuing from each message found passes every message of every partition once."""
     times = [[3, 1, 5], [5, 5, 2], [1, 9]]
     with super_stream(place.broker, 3) as layout:
         name, partitions = layout.super_stream, [each.stream for each in layout]

@@ -22,7 +22,7 @@ from tests.support._raw_publisher import RawPublisher, uncompressed
 from tests.support.place import Place
 
 WINDOW = 20_000
-"""Offsets that a repair records anew at a time."""
+"""Offsets that a repair records again at a time."""
 
 BLOCK = 128
 """Messages of a block of the time index at the most: those at a window's edges go as a whole."""
@@ -34,7 +34,7 @@ def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
 
 @contextmanager
 def refused(place: Place, condition: str = "true") -> Iterator[None]:
-    """PostgreSQL refuses new rows of some offsets, as if whoever writes them were killed there."""
+    """PostgreSQL refuses new rows of some offsets, as if their writer was killed there."""
     place.sql(
         "CREATE FUNCTION relatum.refuse() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN RAISE EXCEPTION 'refused by the test'; END $$"
@@ -110,7 +110,7 @@ def test_a_repair_that_is_killed_leaves_one_window_open(place: Place) -> None:
 
 
 def test_lookups_see_nothing_of_a_repair(place: Place) -> None:
-    """Look-ups find what is right while a repair records its offsets again."""
+    """Lookups find what is right while a repair records its offsets again."""
     place.put_recorded(*[(b"", {"order_id": f"o{n}", "host": f"h{n}"}) for n in range(50)], keys=["order_id", "host"])
     stop, rounds, found = threading.Event(), list[object](), list[Status]()
 

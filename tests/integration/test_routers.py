@@ -250,7 +250,7 @@ async def test_any_channel_of_aio_pika_will_do(
 
 
 async def test_what_gives_no_confirms_is_refused(layout: Layout, database_url: str, amqp_url: str) -> None:
-    """Neither another connection of pika nor what is no channel will do, nor a router where a receipt is asked for."""
+    """Neither another connection of pika nor a non-channel will do, nor a router where a receipt is requested."""
     with (
         broker_connection(amqp_url) as bare,
         relatum.ContextRouter(layout.super_stream, database_url) as blocking,
@@ -281,7 +281,7 @@ def test_a_closed_router_sends_nothing(faces: Faces, partitions: Partitions) -> 
 
 
 def test_a_publisher_that_slept_through_several_moves_breaks_no_order(moves: Moves) -> None:
-    """A message that slept through moves away and back comes after what others published meanwhile."""
+    """A message that slept through moves away and back comes after what others published in the meantime."""
     others = replace(moves.faces, face="blocking")
 
     def meanwhile() -> None:
@@ -368,7 +368,7 @@ def test_known_names_go_on_without_the_database(faces: Faces, database_url: str,
 
 
 def test_a_database_that_goes_away_after_the_confirm_leaves_the_outcome_unknown(faces: Faces, home: str) -> None:
-    """The caller is not told before the check; `settle` does it when PostgreSQL is back, and nothing is sent twice."""
+    """No result comes before the check; `settle` does it when PostgreSQL is back, and nothing is sent twice."""
     options = {"timeout_s": WAIT_S, "trust_clock": False}
     with Proxy.to(faces.database_url) as proxy, faces.opened(proxy.url(faces.database_url), **options) as router:
         router.publish(b"1", "x")
@@ -435,7 +435,7 @@ def test_a_confirm_that_does_not_come_is_settled_from_the_stream(moves: Moves, i
 
 
 def test_a_router_that_is_closed_meanwhile_does_not_know(layout: Layout, database_url: str, amqp_url: str) -> None:
-    """Where a router is closed between the confirm and the check, the caller is told that the outcome is unknown."""
+    """Where a router is closed between the confirm and the check, the caller gets an unknown outcome."""
     router = relatum.ContextRouter(layout.super_stream, database_url, ContextOptions(trust_clock=False))
     with broker_connection(amqp_url) as connection:
         channel: Any = connection.channel()
@@ -464,7 +464,7 @@ def test_partitions_are_known_until_the_broker_was_asked_again(layout: Layout, p
 
 
 async def test_a_task_that_publishes_while_its_router_is_closed_is_told(layout: Layout, place: Place) -> None:
-    """Closing is no cancellation: a task that waits for a thread of the router gets an error it can catch."""
+    """Closing is not a cancellation: a task that waits for a thread of the router gets an error it can catch."""
     router = relatum.AsyncContextRouter(layout.super_stream, place.database)
     async with asyncio.timeout(240), await aio_pika.connect(place.amqp) as connection:
         channel = await connection.channel()

@@ -41,7 +41,7 @@ def batch_of(consumer: Any, stream: str) -> Any:
 
 
 def test_a_moved_context_waits_for_its_source_and_no_other_does(stage: Stage) -> None:
-    """What a context has in its target is held until its source is consumed up to the fence; others go on."""
+    """What a context has in its target is held until its source is consumed up to the fence; others continue."""
     bed = stage.bed
     with stage.consumer(batch_s=0) as member:
         bed.publish(0, "a", "a1")
@@ -130,7 +130,7 @@ def test_a_member_that_lost_its_partition_writes_nothing(stage: Stage) -> None:
 
 
 def test_closing_takes_no_longer_than_it_may(stage: Stage) -> None:
-    """Where PostgreSQL does not answer, a consumer closes in time all the same and says so; it leaves when it can."""
+    """Where PostgreSQL does not answer, a consumer closes in time anyway and says so; it leaves when it can."""
     member = stage.made(lease_s=60.0)
     member.start()
     with stage.engine.begin() as connection:
@@ -281,7 +281,7 @@ def test_the_first_consumer_opens_the_super_stream(stage: Stage) -> None:
 
 
 def test_a_name_is_forgotten_when_nobody_uses_it(stage: Stage) -> None:
-    """While a member is up its name is kept; forgotten, it begins anew, and nothing of it is left."""
+    """While a member is up its name is kept; forgotten, it begins again, and nothing of it is left."""
     bed = stage.bed
     bed.publish(0, "a", "a1")
     with stage.consumer() as member:

@@ -21,7 +21,7 @@ PARTITIONS = 2
 
 
 def let_frozen_lapse(engine: sa.Engine) -> None:
-    """Have the member's lease run out. The line may have been frozen amid its renewal, which holds the row."""
+    """Have the member's lease run out. The line may have been frozen during its renewal, which holds the row."""
     query = (
         "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database()"
         " AND state = 'idle in transaction' AND query LIKE '%relatum.serial_%'"
@@ -32,7 +32,7 @@ def let_frozen_lapse(engine: sa.Engine) -> None:
 
 
 def freeze_amid_commit(engine: sa.Engine, proxy: Proxy, outcome: str, release: Callable[[], object]) -> None:
-    """Freeze the member amid a commit that is held up, until the commit has ended with this outcome."""
+    """Freeze the member during a commit that is held up, until the commit has ended with this outcome."""
     wait_until(lambda: committing(engine), what="the commit is under way")
     proxy.mode = "frozen"
     if outcome.startswith("rolled back"):
@@ -90,7 +90,7 @@ def test_each_message_is_written_once_whatever_became_of_the_commit(stage: Stage
 
 
 def test_a_hold_whose_commit_was_rolled_back_is_not_forgotten(stage: Stage) -> None:
-    """The messages of a moved context are delivered though the member stood still as it stored their hold."""
+    """The messages of a moved context are delivered though the member was suspended as it stored their hold."""
     bed, engine = stage.bed, stage.engine
     make_commits_wait(engine)
     stage.sql(

@@ -77,7 +77,7 @@ class Traffic:
 def test_moves_in_circles_come_to_an_end_however_little_may_be_held(
     stage: Stage, held: int, batch: int, seed: int
 ) -> None:
-    """Partitions that wait for each other do not stand still; batches given back and restarts change nothing."""
+    """Partitions that wait for each other do not deadlock; batches given back and restarts change nothing."""
     bed = stage.bed
     traffic = Traffic(bed, seed)
     for _ in range(8):
@@ -133,7 +133,7 @@ def test_names_that_begin_amid_moves_miss_nothing_from_then_on(stage: Stage) -> 
 
 
 def test_moves_that_retention_dropped_hold_nothing_back(stage: Stage) -> None:
-    """A consumer that is behind what retention kept goes on with what is there; pauses are measured from then."""
+    """A consumer that is behind what retention kept continues with what is there; pauses are measured from then."""
     bed = stage.bed
     short = {"x-queue-type": "stream", "x-max-length-bytes": 400_000, "x-stream-max-segment-size-bytes": 100_000}
     with broker_connection(stage.amqp_url) as connection:

@@ -1,4 +1,4 @@
-"""The loop of a serial consumer: what closes it from inside, what fails in it, and who keeps it from its lease."""
+"""The loop of a serial consumer: what closes it from inside, what fails in it, and what keeps it from its lease."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""The relationship table and contexts that move: look-ups by the context's header find both sides, in order."""
+"""The relationship table and contexts that move: lookups by the context's header find both sides, in order."""
 
 import time
 
@@ -21,7 +21,7 @@ MESSAGES = 6
 def test_look_ups_find_a_context_on_both_sides_of_its_moves(
     amqp_url: str, broker: Broker, database_url: str, engine: sa.Engine, contexts: SerializationContexts
 ) -> None:
-    """A look-up by the context's header gives every message once, in order over its moves, and nothing of the moves."""
+    """A lookup by the context's header gives every message once, in order over its moves, and nothing of the moves."""
     super_stream = contexts.super_stream
     streams = [f"{super_stream}-{place}" for place in range(2)]
     connection = pika.BlockingConnection(pika.URLParameters(amqp_url))

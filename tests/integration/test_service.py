@@ -1,4 +1,4 @@
-"""Look-ups in a web service: how many at once, what is refused, whether they are well, and when waits end."""
+"""Lookups in a web service: how many at once, what is refused, whether they are well, and when waits end."""
 
 import asyncio
 import threading
@@ -72,7 +72,7 @@ def test_no_more_connections_than_allowed_and_each_is_kept(place: Place, recorde
 def test_each_of_many_at_once_has_its_own_answer_and_the_broker_few_connections(
     place: Place, recorded: str, face: str
 ) -> None:
-    """With default settings 200 look-ups at once are all answered, over 16 connections at most."""
+    """With default settings 200 lookups at once are all answered, over 16 connections at most."""
     with Proxy.to(place.stream_url) as proxy:
         address = Broker(place.amqp, stream_url=proxy.url(place.stream_url))
         ask = _in_threads if face == "blocking" else lambda *urls: asyncio.run(_in_tasks(*urls))
@@ -106,7 +106,7 @@ async def _in_tasks(address: Broker, database_url: str) -> tuple[list[list[int]]
 
 
 def test_who_waits_for_a_message_takes_nobodys_place(place: Place, recorded: str) -> None:
-    """A look-up that waits for a message holds no connection."""
+    """A lookup that waits for a message holds no connection."""
     with (
         ThreadPoolExecutor(1) as threads,
         Relations(place.amqp, place.database, database_connections_max=1, timeout_s=LONG_S) as relations,
@@ -122,7 +122,7 @@ def test_who_waits_for_a_message_takes_nobodys_place(place: Place, recorded: str
 
 
 async def test_one_connection_is_enough_for_many_at_once_that_ask_several_times(place: Place, recorded: str) -> None:
-    """One connection serves many look-ups at once that need several answers each."""
+    """One connection serves many lookups at once that need several answers each."""
     async with AsyncRelations(place.amqp, place.database, database_connections_max=1, timeout_s=LONG_S) as relations:
         message = await relations.read(recorded, 0)
         asked = [
@@ -163,7 +163,7 @@ def test_a_database_that_does_not_answer_takes_half_of_a_health_check(place: Pla
 
 
 def test_opening_shows_what_is_wrong_at_once(place: Place) -> None:
-    """Opening look-ups raises what is wrong with either server, or with the arguments."""
+    """Opening lookups raises what is wrong with either server, or with the arguments."""
     with Relations.open(place.amqp, place.database, database_connections_max=2, timeout_s=LONG_S) as relations:
         assert relations.statistics().opened == 1
     with pytest.raises(BrokerUnavailable):
@@ -183,7 +183,7 @@ AT_MOST_S = 1.6
 
 @pytest.fixture(params=FACES)
 def relations(place: Place, request: pytest.FixtureRequest, proxy: Proxy) -> Iterator[Relations]:
-    """Look-ups by way of the proxy, through each face."""
+    """Lookups by way of the proxy, through each face."""
     address = Broker(place.amqp, stream_url=proxy.url(place.stream_url))
     with open_relations(request.param, address, place.database) as relations:
         yield relations

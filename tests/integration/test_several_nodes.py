@@ -1,4 +1,4 @@
-"""Recorders that know several nodes: recording goes on by the next one. Here the nodes are ways to one broker."""
+"""Recorders that know several nodes: recording continues by the next one. Here the nodes are ways to one broker."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

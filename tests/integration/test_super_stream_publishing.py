@@ -108,7 +108,7 @@ def test_it_publishes_without_interception(
 def test_what_has_no_key_or_is_given_wrongly_is_not_sent(
     channel: BlockingChannel, orders: relatum.SuperStream, broker: Broker, placed: Placed
 ) -> None:
-    """Without a key or a channel, an argument given twice or too many: one error each, and the channel goes on."""
+    """Without a key or a channel, an argument given twice or too many: one error each, and the channel continues."""
     relatum.intercept(channel.connection)
     publish: Any = channel.basic_publish
     for properties in (None, pika.BasicProperties(), pika.BasicProperties(headers={"tale": "hello1"})):
@@ -249,7 +249,7 @@ async def test_aio_pika_publishes_to_a_super_stream(
 async def test_a_set_goes_on_from_pika_to_aio_pika_by_its_token(
     amqp_url: str, orders: relatum.SuperStream, layout: Layout, stream_url: str
 ) -> None:
-    """A handle places its set once, on a channel of either client; whoever has its token publishes there as well."""
+    """A handle places its set once, on a channel of either client; any process with its token publishes there, too."""
     with broker_connection(amqp_url) as connection, orders.affinity() as handle:
         handle.publish(connection.channel(), b"0")
     async with asyncio.timeout(240), await aio_pika.connect(amqp_url) as connection:

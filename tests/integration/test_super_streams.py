@@ -262,7 +262,7 @@ def test_a_stream_alone_is_no_super_stream(connection: BlockingConnection, strea
 
 
 def test_errors_say_whose_fault_it_is(amqp_url: str, stream_url: str) -> None:
-    """A broker that is away, a wrong password and a wrong argument are told apart, without showing the password."""
+    """A broker that is away, a wrong password and a wrong argument are distinguished, without showing the password."""
     with pytest.raises(BrokerUnavailable):
         declare_super_stream(Broker(NOWHERE, stream_url=NO_STREAMS), "orders")
     host = amqp_url.rpartition("@")[2]

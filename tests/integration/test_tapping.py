@@ -40,7 +40,7 @@ declare the exchange, too."""
 
 @dataclass(frozen=True)
 class Bed:
-    """A broker of this module, somebody who publishes there and knows nothing of taps, and a database."""
+    """A broker of this module, a publisher there that knows nothing of taps, and a database."""
 
     server: LocalRabbitMQ
     database: str

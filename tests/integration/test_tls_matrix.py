@@ -1,4 +1,4 @@
-"""Every way to tell how to log in to a broker with TLS, through every component that connects to one."""
+"""Every way to configure a TLS login to a broker, through every component that connects to one."""
 
 import asyncio
 import contextlib
@@ -235,7 +235,7 @@ READERS = ("reader", "async-reader")
 """They log in in each of the ways; all others only have to hand on what they are given. Twins that are made: once."""
 
 HANDED_ON = ("ca-context", "wrong-ca", "external-context")
-"""What works and what logs in by the certificate, as options in code tell it, and what is refused, as a URL does."""
+"""What works and what logs in by certificate, by options in code; and what is refused, by URL."""
 
 
 def _cases() -> Iterator[Any]:

@@ -319,7 +319,7 @@ def test_where_a_stream_begins_is_asked_only_where_a_proof_needs_it(
 def test_what_the_page_shows_works(
     place: Place, streams: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each block of docs/traces.md, as it stands there, with names of our own."""
+    """Each block of docs/traces.md, unchanged, with names of our own."""
     publish(place, {streams[0]: [said(1, id="a", order_id=4711), said(2, order_id=4711, cause="a")]})
     monkeypatch.setenv("RELATUM_BROKER_URL", place.amqp)
     monkeypatch.setenv("RELATUM_DATABASE_URL", place.database)

@@ -119,7 +119,7 @@ def test_another_brokers_stream_is_one_clear_error(two: Two, database_url: str) 
 
 
 def test_lookups_name_another_brokers_stream_or_leave_it_out(two: Two) -> None:
-    """A look-up that names another broker's stream is an error; one of all streams names it and is unproven."""
+    """A lookup that names another broker's stream is an error; one of all streams names it and is unproven."""
     stream, alone = two.stream, two.alone
     two.record(two.there)
     two.record(two.here, alone)
@@ -192,7 +192,7 @@ def test_a_broker_that_has_lost_its_id_is_another_one_until_somebody_says_so(two
 
 
 def test_a_stream_that_is_declared_again_is_replaced(two: Two) -> None:
-    """A stream declared again on its broker is a new generation of that broker, which open look-ups follow."""
+    """A stream declared again on its broker is a new generation of that broker, which open lookups follow."""
     two.record(two.here)
     with Relations(two.here, two.engine.url) as relations:
         assert relations.find("order_id", "o3", streams=two.stream).ids == ((two.stream, 3),)
@@ -211,7 +211,7 @@ def test_a_stream_that_is_declared_again_is_replaced(two: Two) -> None:
 
 
 def test_who_has_no_rights_to_the_id_records_as_before(two: Two, own_broker: LocalRabbitMQ) -> None:
-    """Without rights to its id a broker is unknown and recorded all the same, until a recorder that has them comes."""
+    """Without rights to its id a broker is unknown and recorded anyway, until a recorder that has them comes."""
     add_users(own_broker, {"narrow": ("^both", "^both", "^both")})
     narrow = as_user(two.there, "narrow")
     delete_stream(two.there, IDENTITY_STREAM)

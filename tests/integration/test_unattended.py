@@ -73,7 +73,7 @@ def test_the_status_of_many_streams_takes_as_many_statements_as_that_of_one(plac
 def test_a_message_without_the_key_is_told_from_one_without_relata(
     place: Place, relations: Relations, relatum: Relatum, recorded: str
 ) -> None:
-    """Each look-up that takes a value from a message, and the command, name the keys that it lacks, and why."""
+    """Each lookup that takes a value from a message, and the command, name the keys that it lacks, and why."""
     add_keys(place.engine, [KeyDefinition("call", source="property:correlation_id")])
     order, other, impossible = (relations.read(recorded, offset) for offset in range(3))
     for answer in (
@@ -102,7 +102,7 @@ def test_a_message_without_the_key_is_told_from_one_without_relata(
 def test_nobody_records_is_told_from_a_recorder_behind(
     place: Place, relations: Relations, relatum: Relatum, recorded: str
 ) -> None:
-    """A stream that is behind and has no recorder is named by look-ups, after a wait, and by the command."""
+    """A stream that is behind and has no recorder is named by lookups, after a wait, and by the command."""
     place.put((b"", {"order_id": "b"}))
     order = relations.read(recorded, 0)
     answer = waited(relations, order, "order_id")
@@ -133,7 +133,7 @@ def test_a_status_begins_with_who_records(place: Place, relatum: Relatum, record
 
 
 def test_keys_are_told_as_they_are_defined(place: Place, relatum: Relatum, caplog: pytest.LogCaptureFixture) -> None:
-    """A new key is logged, and names like properties, conflicts and a back-fill of nothing say how to go on."""
+    """A new key is logged, and names like properties, conflicts and a back-fill of nothing say how to continue."""
     with caplog.at_level(logging.INFO, "relatum.keys"):
         for _ in range(2):
             add_keys(place.engine, ["orderid"])
@@ -167,7 +167,7 @@ connection.close()
 
 
 def test_a_process_says_what_it_leaves_unrecorded(place: Place) -> None:
-    """A publisher that only closes its connection is told of `release`; one that releases, or has waited, is not."""
+    """A publisher that only closes its connection gets a hint at `release`; one that releases or waits does not."""
 
     def publish(ending: str) -> str:
         command = [sys.executable, "-c", _PUBLISHER, place.amqp, place.database, place.stream, ending]
@@ -227,7 +227,7 @@ def test_a_trace_says_where_there_may_be_more(place: Place, relations: Relations
 
 
 def test_a_lookup_by_a_new_key_names_it(place: Place, relations: Relations, streams: list[str]) -> None:
-    """A look-up by a new key names the key, is unproven without `complete`, and names unrecorded streams as well."""
+    """A lookup by a new key names the key, is unproven without `complete`, and names unrecorded streams as well."""
     orders = relations.read(streams[0], 0)
     unseen = (NewKey("customer", tuple(streams)),)
     found = relations.find("customer", "ann", complete=True)

@@ -1,4 +1,4 @@
-"""Who looks at an intercepted object sees what he would see of a bare one; a tool that wraps its methods does, too."""
+"""An intercepted object looks like a bare one, also to a tool that wraps its methods."""
 
 import inspect
 from collections.abc import Awaitable, Callable

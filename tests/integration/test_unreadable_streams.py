@@ -1,4 +1,4 @@
-"""One stream that cannot be read stops nothing that is about others, and is named by whatever leaves it out."""
+"""One stream that cannot be read does not affect the others, and is named by every answer that leaves it out."""
 
 from datetime import datetime
 
@@ -91,7 +91,7 @@ def test_a_publishers_recorder_that_is_closed_records_the_others_to_their_end(
 
 @pytest.mark.parametrize("face", FACES)
 def test_look_ups_go_on_with_the_others_and_say_no_false_absent(face: str, reader_url: str, database_url: str) -> None:
-    """Look-ups find what is in readable streams, are unproven where an unreadable one may have more, and name it."""
+    """Lookups find what is in readable streams, are unproven where an unreadable one may have more, and name it."""
     with open_relations(face, reader_url, database_url) as relations:
         found = relations.find("order_id", f"only {OPEN}")
         assert (found.status, [each.stream for each in found.ids]) == (Status.FOUND, [OPEN])
@@ -146,7 +146,7 @@ def test_a_stream_that_this_user_may_not_read_is_not_written(
 
 @pytest.mark.differs
 def test_a_recorded_stream_that_is_a_queue_now_stops_no_other(place: Place) -> None:
-    """A recorded stream that is a queue now is shown with its reason, and look-ups treat it as deleted."""
+    """A recorded stream that is a queue now is shown with its reason, and lookups treat it as deleted."""
     with new_streams(place.amqp, 1) as (name,), broker_connection(place.amqp) as connection:
         for each in (name, place.stream):
             place.put((b"", {"order_id": each}), to=each)

@@ -73,7 +73,7 @@ class World(Place):
         return [each for stream in self.verify().streams for each in stream.differences]
 
     def tables(self) -> dict[str, Any]:
-        """What look-ups, receipts and groups depend on: rows, coverage by key, holes, and the tail's end."""
+        """What lookups, receipts and groups depend on: rows, coverage by key, holes, and the tail's end."""
         covered: Counter[tuple[int, int]] = Counter()
         ranges = self.sql("SELECT from_offset, to_offset, key_ids, with_time, kind FROM relatum.coverage")
         for start, end, key_ids, with_time, kind in ranges:
@@ -183,7 +183,7 @@ def hurt(world: World, table: str, damage: Damage, chance: random.Random) -> Non
 
 
 CONSEQUENCES = {"coverage", "duplicate"}
-"""What may be wrong besides: a range that is damaged may be the tail, end before what it remembers, or lie on another;
+"""What may be wrong besides: a range that is damaged may be the tail, end before what it remembers, or overlap another;
 a block with other offsets may hold what another one does."""
 
 
@@ -264,7 +264,7 @@ def publish_hosts(place: Place, *counts: int) -> None:
 
 
 def test_what_retention_takes_meanwhile_is_no_difference(fleeting: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of messages that retention drops during the comparison are no differences, listed or only counted."""
+    """Rows of messages that retention drops during the comparison are not differences, listed or only counted."""
     count = 1_100
     publish_hosts(fleeting, count)
     fleeting.record(keys=["host"])
@@ -318,7 +318,7 @@ def test_a_recorder_beside_it_is_no_difference(world: World) -> None:
 
 
 def test_verify_beside_a_back_fill_finds_no_difference(place: Place) -> None:
-    """`verify` compares rows and coverage as of one moment, so that a back-fill beside it is no difference."""
+    """`verify` compares rows and coverage as of one moment, so that a back-fill beside it is not a difference."""
     publish_hosts(place, *[1000] * 21)
     place.record(keys=[])
     add_keys(place.engine, ["host"])

@@ -283,7 +283,7 @@ def test_recorders_and_lookups_go_on(before: str) -> None:
 
 
 def test_a_long_reader_is_not_waited_for_longer_than_told(before: str) -> None:
-    """A migration waits for a long reader no longer than told, and goes on where it was when it is repeated."""
+    """A migration waits for a long reader no longer than told, and continues where it was when it is repeated."""
     # The first step changes `relationships`; once it has succeeded, it is not repeated.
     for table, is_begun in (("relationships", False), ("coverage", True)):
         with psycopg.connect(before) as reader:
@@ -297,7 +297,7 @@ def test_a_long_reader_is_not_waited_for_longer_than_told(before: str) -> None:
 
 
 def test_rights_that_somebody_gave_are_those_of_the_parts(before: str) -> None:
-    """A user of its own, granted by name and not by a role, goes on."""
+    """A user of its own, granted by name and not by a role, continues."""
     name = "relatum_test_granted"
     with psycopg.connect(before, autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {name}".encode())

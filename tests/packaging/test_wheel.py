@@ -213,7 +213,7 @@ ANY = st.builds(bytes.__add__, st.sampled_from(STARTS), st.binary(max_size=200))
 
 @st.composite
 def changed(draw: st.DrawFn) -> bytes:
-    """A good message with one byte changed, wherever it lies, or cut off there."""
+    """A good message with one byte changed, wherever it is, or cut off there."""
     sample, place = draw(st.sampled_from([SAMPLE, TYPED])), draw(st.integers(0, 90))
     return sample[:place] + draw(
         st.just(b"") | st.binary(min_size=1, max_size=1).map(lambda byte: byte + sample[place + 1 :])

@@ -1,4 +1,4 @@
-"""A publisher of the stream protocol that sends whatever bytes it is given, as a client nobody knows might."""
+"""A publisher of the stream protocol that sends any given bytes, as an unknown client might."""
 
 import socket
 import struct

@@ -39,7 +39,7 @@ def broker_connection(amqp_url: str) -> Iterator[BlockingConnection]:
 
 
 def declare_stream(amqp_url: str, name: str, **arguments: Any) -> None:
-    """Declare a stream; underscores in the names of `arguments` stand for dashes (`x_max_length_bytes`)."""
+    """Declare a stream; underscores in the names of `arguments` mean dashes (`x_max_length_bytes`)."""
     queue = {"x-queue-type": "stream"} | {key.replace("_", "-"): value for key, value in arguments.items()}
     with broker_connection(amqp_url) as connection:
         connection.channel().queue_declare(name, durable=True, arguments=queue)

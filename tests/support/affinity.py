@@ -1,4 +1,4 @@
-"""Routers behind one blocking interface, so that a test runs against both faces; and what lies in the partitions."""
+"""Routers behind one blocking interface, so that a test runs against both faces; and what is in the partitions."""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -133,7 +133,7 @@ _OF_EXECUTORS = {each.name for each in fields(ExecutorOptions)}
 
 
 class Consumer:
-    """An executor that notes its bulks, and answers as it is told."""
+    """An executor that notes its bulks, and answers as configured."""
 
     def __init__(self, answer: Callable[[Bulk], Any] = lambda bulk: None) -> None:
         self.bulks: list[tuple[FlushReason, list[str]]] = []

@@ -26,7 +26,7 @@ WHERE c.relkind = 'r' AND c.oid >= 16384 AND n.nspname !~ '^pg_' AND pg_relation
 """The tables that anything was ever written to, and their sizes in bytes."""
 
 LARGE: Final = 1 << 19
-"""Bytes of a table from which on its files are made anew, and with them those of all that refer to it."""
+"""Bytes of a table from which on its files are made again, and with them those of all that refer to it."""
 
 _SEQUENCES: Final = """
 SELECT setval(format('%I.%I', schemaname, sequencename)::regclass, start_value, false) FROM pg_sequences
@@ -37,7 +37,7 @@ _CATALOGS: Final = (
     "attribute", "attrdef", "constraint", "default_acl", "event_trigger", "extension", "index", "inherits", "policy",
     "proc", "publication", "rewrite", "statistic_ext", "trigger",
 )  # fmt: skip
-"""Catalogs (`pg_…`) of which no row changes where a table is emptied, so that the transactions that wrote them tell."""
+"""Catalogs (`pg_…`) of which no row changes where a table is emptied, so that their transaction ids show changes."""
 
 _SHAPE: Final = [
     *(f"SELECT count(*)::text || ' ' || coalesce(sum(xmin::text::bigint), 0) FROM pg_{name}" for name in _CATALOGS),
@@ -120,7 +120,7 @@ class Databases:
         return named(self._server_url, name)
 
     def give_back(self, url: str) -> bool:
-        """Make one ready for another test, whoever is connected; False where it was dropped."""
+        """Make one ready for another test, even if others are connected; False if it was dropped."""
         old, new = urlsplit(url).path[1:], database_name()
         self._server.execute(_ENDS, [old])
         try:

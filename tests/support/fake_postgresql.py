@@ -1,4 +1,4 @@
-"""A server that says what a test has it say to whoever connects, as PostgreSQL would in a state hard to bring about."""
+"""A server that answers clients as a test wants, as PostgreSQL would in a state that is hard to produce."""
 
 import socket
 import socketserver

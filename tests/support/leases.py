@@ -20,7 +20,7 @@ NOW: Final = sa.func.clock_timestamp()
 AGO: Final = NOW - timedelta(seconds=1)
 
 LEASE_S: Final = 30.0
-"""Seconds no test's machine stands still for: a lease of a test ends by `let_lapse` alone."""
+"""Seconds no test's machine is suspended for: a lease of a test ends by `let_lapse` alone."""
 
 
 def let_lapse(engine: sa.Engine, holder: str | None = None) -> None:
@@ -33,7 +33,7 @@ def let_lapse(engine: sa.Engine, holder: str | None = None) -> None:
 
 
 def let_last(engine: sa.Engine) -> None:
-    """Have the leases that there are go on for an hour: as if who holds them were heard of again and again."""
+    """Have the leases that there are continue for an hour: as if their holders renewed them again and again."""
     with engine.begin() as connection:
         for table in _LEASED:
             has_one = table.c.lease_expires_at.is_not(None)

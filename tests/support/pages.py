@@ -1,4 +1,4 @@
-"""The Python that pages of docs show, to be run as it stands there."""
+"""The Python that pages of docs show, to be run unchanged."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""Both faces of look-ups behind one interface, for tests that hold of each."""
+"""Both faces of lookups behind one interface, for tests that hold of each."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ def open_relations(face: str, broker: str | Broker, database: str, **options: An
 
 @contextmanager
 def questions() -> Iterator[list[dict[str, Any]]]:
-    """What look-ups in the block, of this process, ask of servers: the log `relatum.lookups`."""
+    """What lookups in the block, of this process, ask of servers: the log `relatum.lookups`."""
     asked: list[dict[str, Any]] = []
     logger, handler = logging.getLogger("relatum.lookups"), logging.Handler()
     handler.emit = lambda record: asked.append(record.args)  # type: ignore[assignment,method-assign,arg-type,return-value]

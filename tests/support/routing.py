@@ -1,4 +1,4 @@
-"""Moves that stand still where a test wants them to, publishers that sleep, and what consumers make of it."""
+"""Moves that pause where a test wants them to, publishers that sleep, and what consumers make of it."""
 
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -62,7 +62,7 @@ def other_than(layout: Layout, stream: str) -> str:
 
 
 class HeldMove:
-    """A move of contexts that stops in a state ("fencing" or "fenced") until `go`. Meanwhile nobody resumes it."""
+    """A move of contexts that stops in a state ("fencing" or "fenced") until `go`. Nobody resumes it before."""
 
     def __init__(self, contexts: Any, names: list[str], to: str, state: str, engine: sa.Engine) -> None:
         self._state = state

@@ -43,7 +43,7 @@ from relatum.errors import BrokerUnavailable, DatabaseUnavailable, MoveConflict,
 
 PARTITIONS = ("p0", "p1", "p2")
 STEP_S = 0.002
-"""Seconds that right clocks go on with each step of anybody."""
+"""Seconds that right clocks continue with each step of anybody."""
 TIMEOUT_S = 0.5
 """Seconds after which a publisher does not wait any longer."""
 RATES = (1 + DRIFT, 1 - DRIFT, 1.0)
@@ -51,7 +51,7 @@ RATES = (1 + DRIFT, 1 - DRIFT, 1.0)
 AT_ONCE = 1e9
 """How fast the clock of a mover is that does not wait."""
 STALL = int(STALL_S / STEP_S)
-"""Steps for which a publisher's clock may stand still."""
+"""Steps for which a publisher's clock may be suspended."""
 
 LONG_AGO = datetime.fromtimestamp(0, UTC)
 
@@ -86,7 +86,7 @@ _of_this_thread = threading.local()
 
 
 def stepwise(code: Callable[..., T], *given: Any) -> Generator[Asked, Any, T]:
-    """Plain code as an actor. Its thread goes on only while its driver waits for the next request."""
+    """Plain code as an actor. Its thread continues only while its driver waits for the next request."""
     asks: SimpleQueue[tuple[Any, bool, BaseException | None]] = SimpleQueue()
     answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
 
@@ -215,7 +215,7 @@ class Consumer:
 
 
 class World:
-    """Partitions, a database, and those who act.
+    """Partitions, a database, and the actors.
 
     `omit` leaves rules out, `log` and `publications` replace real code, and `wait` shortens movers' waits, all in
     checks of the model itself. Without `trust` no publisher relies on its clock.
@@ -280,7 +280,7 @@ class World:
         return running
 
     def step(self, index: int, choice: int = 1, *, late: bool = False) -> None:
-        """Let an actor perform the request it waits with, and go on to its next; where it is late, in another step."""
+        """Let an actor perform the request it waits with, and continue to its next; if it is late, in another step."""
         if self.running:
             self._perform(self.running[index % len(self.running)], choice, late=late)
 
@@ -323,7 +323,7 @@ class World:
             self._end(each)
 
     def cancel(self, index: int, *, arrives: bool = False) -> None:
-        """End one publication of a process that goes on; what it was about to send may have arrived."""
+        """End one publication of a process that continues; what it was about to send may have arrived."""
         running = self.running[index % len(self.running)] if self.running else None
         if running is None or running.kind != "publisher":
             return
@@ -677,7 +677,7 @@ class World:
             self._end(running)
 
     def finish(self) -> None:
-        """Let all go on until nothing is left to do, and check what came of it."""
+        """Let all continue until nothing is left to do, and check what came of it."""
         while self.in_flight:
             self.arrive(0)
         self._run_out("mover", "aborter", "creator")
@@ -761,7 +761,7 @@ class World:
         return False
 
     def canonical(self) -> dict[str, list[Placed]]:
-        """The messages of each context that count, by epoch and offset. Said anew, without `PartitionLog`."""
+        """The messages of each context that count, by epoch and offset. Said again, without `PartitionLog`."""
         found: dict[str, list[tuple[int, int, Placed]]] = defaultdict(list)
         for entries in self.streams.values():
             floors: dict[str, int] = defaultdict(int)
@@ -786,7 +786,7 @@ class Router:
         self.world = world
         self._rate = RATES[place % len(RATES)]
         self.stood_still = 0
-        """Steps for which its clock did not go on."""
+        """Steps for which its clock did not continue."""
         trust_clock = world.trust and self._rate != 1
         asking = world.asking
         options = ContextOptions(timeout_s=TIMEOUT_S, trust_clock=trust_clock)

@@ -1,4 +1,4 @@
-"""A Spark session for tests, on this machine; and what stands for one where a test needs no job."""
+"""A Spark session for tests, on this machine; and what represents one where a test needs no job."""
 
 import logging
 import os
@@ -39,7 +39,7 @@ def fixed_settings(directory: Path) -> dict[str, str]:
 
 
 def make_session(directory: Path, master: str = "local[2]", **settings: str) -> SparkSession:
-    """Start a session whose files lie in `directory`; underscores in the names of settings stand for dots."""
+    """Start a session whose files are in `directory`; underscores in the names of settings mean dots."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = str(spark_python())
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.Builder().master(master).appName("relatum tests")
@@ -86,7 +86,7 @@ class Frame:
 
 
 class Here:
-    """Stands for a session whose two tasks at once run in this process, one after the other."""
+    """Represents a session whose two tasks at once run in this process, one after the other."""
 
     defaultParallelism = 2  # noqa: N815
 

@@ -1,4 +1,4 @@
-"""PostgreSQL that is there and says nothing: a locked table, a line that stands still, a listener that never speaks."""
+"""PostgreSQL that is there and says nothing: a locked table, a line that is suspended, a listener that never speaks."""
 
 import os
 import signal
@@ -12,12 +12,12 @@ import psycopg
 from tests.support._waiting import wait_until
 
 SLACK_S = 15.0
-"""Seconds by which a busy machine may be late; whoever waits without an end, or for a default of 30 s, is later."""
+"""Seconds by which a busy machine may be late; waits without an end, or with a default of 30 s, may be later."""
 
 
 @contextmanager
 def locked(database_url: str, *tables: str) -> Iterator[psycopg.Connection]:
-    """Nobody reads or writes these tables of the schema `relatum` meanwhile."""
+    """Nobody reads or writes these tables of the schema `relatum` in the meantime."""
     with psycopg.connect(database_url) as session:
         for table in tables:
             session.execute(f"LOCK TABLE relatum.{table} IN ACCESS EXCLUSIVE MODE")  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ def end_sessions(database_url: str) -> None:
 
 
 def nobody_waits(database_url: str) -> None:
-    """Wait until no session waits for a lock any more: the server was told that nobody wants the answer."""
+    """Wait until no session waits for a lock any more: the server has received that nobody wants the answer."""
     _wait_for(False, database_url)
 
 

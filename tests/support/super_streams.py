@@ -1,4 +1,4 @@
-"""Super streams of the tests, and where their messages lie."""
+"""Super streams of the tests, and where their messages are."""
 
 import contextlib
 from collections.abc import Iterator

@@ -14,7 +14,7 @@ class Threads:
         return [each for each in threading.enumerate() if each not in self._earlier]
 
     def told(self, record: logging.LogRecord) -> bool:
-        """Whether a line of a log may be a later one's: no component that ran before has told it."""
+        """Whether a line of a log may be a later one's: no earlier component logged it."""
         # The number of a thread that has ended may belong to another by now.
         return not any(
             each.ident == record.thread and each.is_alive() for each in self._earlier if each.name.startswith("relatum")

@@ -1,4 +1,4 @@
-"""Look-ups by time, done the slow way: every message is looked at."""
+"""Lookups by time, done the slow way: every message is looked at."""
 
 from collections.abc import Iterable
 from typing import Literal

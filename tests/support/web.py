@@ -1,4 +1,4 @@
-"""The page without a server, on a loop in a thread: one that stood still would take servers for silent."""
+"""The page without a server, on a loop in a thread: one that was suspended would take servers for silent."""
 
 import asyncio
 from collections.abc import Iterator

@@ -68,7 +68,7 @@ class Zygote:
 
 
 def serve(owner: int, *others: int) -> None:
-    """Fork for each request of the owner, and of those who connect to the other sockets, until the owner ends."""
+    """Fork for each request of the owner, and of clients of the other sockets, until the owner ends."""
     with ExitStack() as until_asked:
         asked, *listening = (until_asked.enter_context(socket.socket(fileno=number)) for number in (owner, *others))
         told = json.loads(asked.recv(1 << 20))

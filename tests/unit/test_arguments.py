@@ -129,7 +129,7 @@ def test_a_time_is_read_as_it_is_meant(text: str, meant: datetime) -> None:
     ["", "tomorrow", "12", "25:00", "2026-02-30", "yesterday", "12:03 Europe/Berlin", "-5y", "-99999999999d", "UTC"],
 )
 def test_what_is_no_time_is_refused_with_the_ways_to_write_one(text: str) -> None:
-    """Text that is no time is an error of usage that shows how to write one."""
+    """Text that is not a time is an error of usage that shows how to write one."""
     with pytest.raises(typer.BadParameter, match=r"12:03|span of time"):
         parse_moment(text, NOW)
 

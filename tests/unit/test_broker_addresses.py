@@ -217,7 +217,7 @@ def test_a_function_is_asked_at_each_login() -> None:
 
 @pytest.mark.parametrize("given", [None, 7, b"bytes", "a\0b", "\udc80"])
 def test_what_is_no_password_is_one_error(given: Any) -> None:
-    """A result that is no password is an error that names its type alone."""
+    """A result that is not a password is an error that names its type alone."""
     with pytest.raises(ConfigurationError, match=f"returned {type(given).__name__}"):
         address(lambda: given).secret()
 

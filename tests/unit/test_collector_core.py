@@ -1,4 +1,4 @@
-"""What a collector flushes when, and who has to wait: held against a model that is naive."""
+"""What a collector flushes when, and who has to wait, compared with a naive model."""
 
 from dataclasses import dataclass, field
 

@@ -198,7 +198,7 @@ def test_coroutine_functions_are_for_asyncio() -> None:
 
 
 def test_an_executor_is_tested_without_a_server() -> None:
-    """A bulk of messages that were made, and of them alone, is what an executor is handed, and tells what it noted."""
+    """A bulk of messages that were made, and of them alone, is what an executor gets; it returns the noted results."""
     properties = [BasicProperties(type="order", message_id=f"m{n}") for n in (1, 2)]
     made = [Message.from_amqp("orders", n, each, b"%d" % n) for n, each in enumerate(properties, 1)]
 

@@ -65,7 +65,7 @@ def test_calls_and_coroutines_run_in_its_thread(loop: ComponentLoop) -> None:
 
 
 def test_a_defect_or_an_exit_ends_nothing_else(loop: ComponentLoop, caplog: pytest.LogCaptureFixture) -> None:
-    """An error of a call or a task, and even SystemExit, is logged by the component's logger, and the loop goes on."""
+    """An error of a call or a task, and even SystemExit, is logged by the component's logger; the loop continues."""
 
     async def fail(error: BaseException) -> None:
         raise error
@@ -184,7 +184,7 @@ def test_a_call_that_is_cancelled_is_cancelled_in_the_loop(loop: ComponentLoop) 
 
 
 def test_a_call_that_a_loop_never_comes_to_is_cancelled() -> None:
-    """Nobody waits for ever who called while it ended."""
+    """A caller waits no longer than the loop's end, even if it called while the loop ended."""
     loop = ComponentLoop("relatum-test", logger)
     loop.start()
     futures = []
@@ -299,7 +299,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_outage_is_a_line_and_one_at_its_end(case: str, outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
-    """An outage is logged once at its start and once at its end, whoever waits for the server."""
+    """An outage is logged once at its start and once at its end, regardless of how many parts wait for the server."""
     steps, expected = CASES[case]
     for who, what in steps:
         if isinstance(what, Exception):
@@ -313,7 +313,7 @@ def test_an_outage_is_a_line_and_one_at_its_end(case: str, outages: Outages, cap
 
 
 def test_a_pool_that_others_use_up_is_no_outage(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
-    """An exhausted pool is no outage, and does not end one."""
+    """An exhausted pool is not an outage, and does not end one."""
     used_up = errors.DatabaseUnavailable("no connection became free", reason="pool")
     outages.answered(Server.DATABASE)
     outages.failed("a", used_up)
@@ -364,7 +364,7 @@ def test_a_server_never_asked_or_silent_is_not_up(outages: Outages, monkeypatch:
 
 
 def test_what_a_stop_ends_says_nothing_of_the_broker(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
-    """A read that a stop ended is no outage; a database's silence is one."""
+    """A read that a stop ended is not an outage; a database's silence is one."""
     stop = threading.Event()
     outages = Outages(outage_logger, broker="amqp://u@b:1", database="d:2/n", stop=stop)
     stop.set()

@@ -74,7 +74,7 @@ def test_a_gap_is_what_is_not_recorded_of_some_key(recorded: list[Any], retained
 
 
 def test_what_was_recorded_over_amqp_is_no_proof() -> None:
-    """It is a gap for whoever proves that there is nothing, and none for whoever takes what there is."""
+    """It is a gap for a proof of absence, but not for a read of what there is."""
     rows = [covers(0, 5, 1)._replace(over_amqp=True), covers(5, 8, 1)]
     assert gaps(StreamBounds(0, 9, is_proven=True), rows, [1]) == [(0, 5), (8, 10)]
     assert gaps(StreamBounds(0, 9, is_proven=True), rows, [1], recorded_as=covered) == [(8, 10)]
@@ -160,7 +160,7 @@ def expired(*, is_proven: bool) -> OffsetExpired:
 
 
 def test_a_row_without_its_message_has_expired_or_belongs_to_another_stream() -> None:
-    """Retention says where the stream begins; what a node alone says is no proof, or no answer at all."""
+    """Retention says where the stream begins; what a node alone says is not proof, or no answer at all."""
     where, gone = MessageId("s", 4), StreamNotFound("", stream="s")
     assert first_retained(where, expired(is_proven=True), is_named=True) == 7
     assert first_retained(where, expired(is_proven=False), is_named=True) == 7

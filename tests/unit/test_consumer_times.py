@@ -1,4 +1,4 @@
-"""Look-ups by time, without servers: against a table of blocks and messages in memory."""
+"""Lookups by time, without servers: against a table of blocks and messages in memory."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What README and docs show in Python can be run as it stands there, and the page and the board show all metrics."""
+"""What README and docs show in Python can be run unchanged, and the page and the board show all metrics."""
 
 import builtins
 import json

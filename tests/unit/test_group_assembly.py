@@ -64,7 +64,7 @@ def test_an_expired_number_that_is_there_again_is_there() -> None:
 
 
 def test_large_groups_behind_small_ones_do_not_make_a_batch_large() -> None:
-    """How large groups were says little of those to come: a batch goes beyond its size by one look-up at most."""
+    """How large groups were says little of those to come: a batch goes beyond its size by one lookup at most."""
     groups = [(f"{number:048x}", size) for number, size in enumerate([1] * 3_000 + [50] * 6_500)]
     sizes = dict(groups)
     firsts = [(f"{id_}|1|{'true' if size == 1 else 'false'}", at, None) for at, (id_, size) in enumerate(groups)]

@@ -350,6 +350,6 @@ def test_what_cannot_be_meant_is_refused_by_its_name(case: str) -> None:
     "ids", [[value] for value in (*OTHERS, ("s",), (1, 1), (None, 1), ("s", "1"), ([], 1), ("", 1))]
 )
 def test_ids_are_pairs(ids: Any) -> None:
-    """What is no pair of a name and an offset is refused, before a connection is taken for it."""
+    """What is not a pair of a name and an offset is refused, before a connection is taken for it."""
     with pytest.raises(errors.InvalidInput):
         Part(ids)

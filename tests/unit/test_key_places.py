@@ -55,7 +55,7 @@ def read(
     ],
 )
 def test_a_path_finds_what_lies_there(source: Any, body: Any, expected: list[str]) -> None:
-    """A path finds members, indexes and each item of an array; a missing or null one is no value and no error."""
+    """A path finds members, indexes and each item of an array; a missing or null one is not a value and no error."""
     assert read(source, body) == (expected, [])
 
 
@@ -70,7 +70,7 @@ def test_a_path_finds_what_lies_there(source: Any, body: Any, expected: list[str
     ],
 )
 def test_what_json_says_in_its_own_way(value: bytes, reasons: list[str]) -> None:
-    """Numbers beyond 64 bits, minus zero, and what is no JSON: what a header of the same value gives, or the reason."""
+    """Numbers beyond 64 bits, minus zero, and what is not JSON: as a header of that value, or the reason."""
     found = read("body:$.id", b'{"id": %b}' % value)
     assert found[1] == reasons
     if reasons != ["not_json"]:
@@ -237,7 +237,7 @@ def test_walking_never_fails(value: Any, data: st.DataObject) -> None:
     ],
 )
 def test_what_is_no_place_is_refused(source: Any) -> None:
-    """A source that is no place is an error that names the key."""
+    """A source that is not a place is an error that names the key."""
     with pytest.raises(InvalidKeyDefinition) as caught:
         KeyDefinition("k", source=source)
     assert caught.value.key == "k"

@@ -130,7 +130,7 @@ def test_a_definition_takes_headers_properties_and_composites() -> None:
 @pytest.mark.parametrize("value", ["-1", "0", "1795442400000000"])
 @pytest.mark.parametrize("key_type", list(KeyType))
 def test_a_canonical_value_can_be_searched_for(key_type: KeyType, value: str) -> None:
-    """What lists of values, the page and SQL show finds its messages; in a message, digits are no timestamp."""
+    """What lists of values, the page and SQL show finds its messages; in a message, digits are not a timestamp."""
     key = KeyDefinition("k", type=key_type)
     assert key.canonical_query(value) == value
     read, _ = key.read(bases({"k": value}, {}.get, bytes))

@@ -32,7 +32,7 @@ def test_a_free_port_is_free_with_its_neighbours() -> None:
 
 
 def test_claimed_ports_are_nobody_elses_though_nothing_listens(tmp_path: Path) -> None:
-    """A server that was killed comes back to its ports: others choose none of them meanwhile, nor the same at once."""
+    """A server that was killed comes back to its ports: others choose none of them before, nor the same at once."""
     file = tmp_path / "identity.json"
     first = Identity.of(file, offsets=(0, -120))
     with claim(first.port, (0, -120)):

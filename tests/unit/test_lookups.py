@@ -89,7 +89,7 @@ LIMIT_S = 80.0
 
 @pytest.fixture
 def waiting(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is waited for, once for each who has begun to wait."""
+    """What is waited for, once for each waiting caller."""
     begun: list[Any] = []
     wait = servers.wait_for
 

@@ -49,7 +49,7 @@ class Thing:
 
 
 def page(name: str) -> dict[str, float]:
-    """What is told of things of a name, as Prometheus writes it: values by series, and by their other labels."""
+    """The metrics of things of a name, as Prometheus writes them: values by series, and by their other labels."""
     told = {}
     for family in text_string_to_metric_families(metrics.exposition()):
         for sample in family.samples:
@@ -62,7 +62,7 @@ def page(name: str) -> dict[str, float]:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """A name that no other test's things have: counters go on being told."""
+    """A name that no other test's things have: its counters are still reported."""
     return str(request.node.name)
 
 
@@ -140,7 +140,7 @@ def test_a_component_may_be_told_of_in_the_applications_own_registry(things: lis
 
 
 def test_one_that_cannot_answer_silences_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    """It is left out and named once; what the others tell, and closing it, is as ever."""
+    """It is left out and named once; what the others report, and closing it, are unaffected."""
 
     class Broken(Thing):
         def statistics(self) -> _ThingStatistics:

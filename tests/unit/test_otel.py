@@ -1,4 +1,4 @@
-"""Spans are there where somebody has set a provider, and only there; they tell no values that nobody allowed."""
+"""There are spans only if a provider is set; they show no values that nobody allowed."""
 
 import asyncio
 import logging
@@ -159,7 +159,7 @@ def test_a_span_that_could_not_be_made_tells_its_neighbours_nothing(spans: Spans
 
 
 def test_a_provider_that_is_replaced_or_shut_down(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that is set now has the spans; one that was shut down is no error."""
+    """The one that is set now has the spans; one that was shut down is not an error."""
     with otel.span(Part.LOOKUPS, described):
         pass
     assert len(spans.ours) == 1
@@ -204,7 +204,7 @@ async def test_spans_of_tasks_and_threads_are_their_own(spans: Spans) -> None:
 
 
 async def test_a_block_that_another_context_ends_ends_its_span(spans: Spans, caplog: pytest.LogCaptureFixture) -> None:
-    """A span whose generator is closed in another context, as by a task that drops it, ends all the same."""
+    """A span whose generator is closed in another context, as by a task that drops it, ends anyway."""
 
     async def reading() -> Any:
         with otel.span(Part.LOOKUPS, described):
@@ -218,7 +218,7 @@ async def test_a_block_that_another_context_ends_ends_its_span(spans: Spans, cap
 
 
 class Choosy(TextMapPropagator):
-    """A propagator that raises for what it does not like, and whose fields are no set."""
+    """A propagator that raises for what it does not like, and whose fields are not a set."""
 
     fields = ["traceparent", "odd"]  # type: ignore[assignment]  # noqa: RUF012 - as applications write them
     inject = broken

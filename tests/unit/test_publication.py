@@ -1,4 +1,4 @@
-"""Publications, performed step by step in memory: where the message goes, what is told, and what becomes of strays."""
+"""Publications, performed step by step in memory: where messages go, what is reported, and strays."""
 
 import os
 from collections.abc import Generator
@@ -107,7 +107,7 @@ def world() -> _World:
 
 
 def routed(world: _World, **options: Any) -> Publications:
-    """The publications of one router, which asks after each message where it is not told to trust its clock."""
+    """The publications of one router, which asks after each message unless it trusts its clock."""
     given: dict[str, Any] = {"trust_clock": False, "when_database_away": "wait"} | options
     return Publications(world.asking, lambda: world.time, AffinityOptions(**given))
 
@@ -151,7 +151,7 @@ def test_a_first_message_is_placed_sent_and_checked(world: _World) -> None:
 
 
 def test_an_older_look_is_repeated_before_the_message(world: _World) -> None:
-    """A router that stood still looks before it sends, so that a move it missed makes no stray."""
+    """A router that was suspended looks before it sends, so that a move it missed makes no stray."""
     publications = started(world)
     world.move("x", "p1")
     world.time += 1.0
@@ -185,7 +185,7 @@ ENDS: dict[str, tuple[dict[str, Any], bool]] = {
     "before a fence, or dropped with it": ({"fence_offset": 5}, True),
     "not known": ({}, False),
 }
-"""What is known of the end of a placement, and whether an offset alone tells then what is a stray."""
+"""What is known about the end of a placement, and whether an offset alone then shows what is a stray."""
 
 
 @pytest.mark.parametrize("what", ENDS)
@@ -265,7 +265,7 @@ def test_a_look_serves_for_a_moment(world: _World) -> None:
 
 
 def test_where_the_database_is_far_away_each_message_asks(world: _World) -> None:
-    """No look is ever young enough then: messages take two of them, and count all the same."""
+    """No look is ever young enough then: messages take two of them, and count anyway."""
     publications = started(world, trust_clock=True)
     for _ in range(3):
         world.time += 1.0

@@ -207,7 +207,7 @@ def test_a_part_holds_bounded_bytes_and_reading_still_ends(asked: list[int], byt
 
 
 def test_ids_are_read_in_parts_that_can_be_held() -> None:
-    """One part shows what can be held; those after it are as large as that, and none is begun in vain."""
+    """One part shows what can be held; those after it are as large as that, and none is begun needlessly."""
     asked = [("s", offset) for offset in random.Random(1).sample(range(1_000), 1_000)]
     given, are_full = read(asked, 1_000, 250_000, bytes(2_000))
     assert given == asked
@@ -216,7 +216,7 @@ def test_ids_are_read_in_parts_that_can_be_held() -> None:
 
 
 def test_numbers_that_are_no_offsets_are_answered_at_once() -> None:
-    """They are never asked for, and what is no message comes by itself."""
+    """They are never asked for, and what is not a message comes by itself."""
     part = Part([("s", 5), ("s", -1), ("s", 5), ("s", 2**63)])
     assert part.wanted == {"s": [5]}
     part.put_records("s", [5], [b""], 7)

@@ -1,4 +1,4 @@
-"""What a recorder tells of its progress, and what an embedded one asks about names."""
+"""What a recorder reports of its progress, and what an embedded one asks about names."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -198,7 +198,7 @@ def test_what_is_new_has_its_turn_first() -> None:
 
 
 def test_what_is_no_name_is_passed_over() -> None:
-    """A value that is no name, or a name of the broker's own, is not asked about."""
+    """A value that is not a name, or a name of the broker's own, is not asked about."""
     watched = Watched()
     wrong = [5, None, "\ud800", b"\xff", "x" * 256, ["a"], "", "amq.rabbitmq.reply-to.g1h2", b"amq.rabbitmq.log"]
     for name in wrong:

@@ -77,7 +77,7 @@ def test_some_messages_are_followed_by_a_look(core: Any) -> None:
 
 
 def test_looks_go_on_after_one_that_failed(core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks go on after some that failed while the database was away."""
+    """Looks continue after some that failed while the database was away."""
     monkeypatch.setattr("relatum.contexts._router_core.AWAY_S", 0.001)
     fails = [DatabaseUnavailable("away"), KeyError("a defect"), DatabaseUnavailable("away")]
     looked = threading.Event()

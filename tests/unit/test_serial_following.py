@@ -98,7 +98,7 @@ def test_a_batch_waits_for_more_until_it_is_full_or_old() -> None:
 
 
 def test_a_batch_given_back_while_it_was_committed_is_not_handed_out_again() -> None:
-    """A task that is cancelled as its commit is under way gives the batch back, and the commit counts all the same."""
+    """A task that is cancelled as its commit is under way gives the batch back, and the commit counts anyway."""
     partition = following()
     put(partition, data("a", 1, "a1"))
     step = partition.take(1.0)
@@ -236,7 +236,7 @@ def test_however_it_is_cut_the_log_alone_decides(records: Sequence[bytes], cuts:
 
 @given(st.text(max_size=40), st.integers(0, 2**63), st.binary(max_size=9))
 def test_entries_are_told_without_decoding_all(context: str, epoch: int, body: bytes) -> None:
-    """What a record is, is told the same by a look at its headers as by decoding it."""
+    """A look at a record's headers classifies it in the same way as decoding it."""
     raw = record({"other": "x", CONTEXT_HEADER: context, PLACED_HEADER: str(Placed(epoch, "ab", 1))}, body)
     message = Message.from_record("p", 0, raw)
     assert EntryReader(CONTEXT_HEADER)(message) == entry_of(message.headers, message.body, CONTEXT_HEADER)
@@ -357,7 +357,7 @@ def test_what_is_encoded_is_decoded(entry: Control) -> None:
 
 @given(kind, fields)
 def test_what_is_decoded_can_be_stored(kind: object, facts: dict[str, Any]) -> None:
-    """A foreign body is no controls message, or one that can be written and read again."""
+    """A foreign body is not a control message, or one that can be written and read again."""
     entry = decode(kind, json.dumps(facts).encode())
     if entry is not None:
         headers, body = encode(entry)

@@ -18,7 +18,7 @@ from tests.support.serial_world import PARTITIONS, STALL, STEP_S, Router, World,
 EXAMPLES = int(os.environ.get("RELATUM_MODEL_EXAMPLES", "25"))
 CONTEXTS = ("a", "b")
 APART = int(1.1 * MOVE_WAIT_S / STEP_S)
-"""Steps between two times at which a clock stands still: one move waits for one of them."""
+"""Steps between two times at which a clock is suspended: one move waits for one of them."""
 
 
 def start_move(world: World, moved: frozenset[str], target: str) -> None:
@@ -54,7 +54,7 @@ def act(  # noqa: C901 - one case for each thing that can happen
     late: float = 0.0,
     stalls: bool = False,
 ) -> None:
-    """Let chance decide who does what; releases and failures are as frequent as is said, of about 115.
+    """Choose actors and actions at random; releases and failures are as frequent as is said, of about 115.
 
     One actor at a time is `frozen` for so many choices, a share of answers is `late`, and `stalls` stops clocks.
     """
@@ -318,7 +318,7 @@ def test_a_move_waits_for_a_clock_that_stood_still(wait: float) -> None:
 
 
 def test_a_fence_of_an_earlier_release_is_not_taken_for_the_moves() -> None:
-    """A mover of that release published one without an epoch, and says where it lies once the move has its own."""
+    """A mover of that release published one without an epoch, and says where it is once the move has its own."""
     world = World(("a",))
     go_on(world, begun(world, world.publish, 0, "a", "p0"))
     mover = begun(world, start_move, world, frozenset("a"), "p1")

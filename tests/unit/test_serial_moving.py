@@ -55,7 +55,7 @@ class _World:
 
 
 def stopped(found: MoveStep) -> tuple[Any, StreamUnavailable]:
-    """A world in which somebody went on with a move whose fence does not show, and the error of that."""
+    """A world in which another mover continued a move whose fence does not show, and the error of that."""
     world: Any = _World(found)
     with pytest.raises(StreamUnavailable, match="is confirmed, but is not found") as caught:
         moving.go_on(world, 7)
@@ -63,13 +63,13 @@ def stopped(found: MoveStep) -> tuple[Any, StreamUnavailable]:
 
 
 def waited(found: MoveStep) -> float:
-    """How long is slept before somebody who goes on with a move publishes its fence."""
+    """How long another mover waits before it publishes its fence."""
     fenced_at: float = stopped(found)[0].fenced_at
     return fenced_at - 100.0
 
 
 def test_a_fence_waits_for_as_long_as_a_look_serves() -> None:
-    """A fence waits until no clock trusts an earlier look, whoever began the move; one with an epoch has waited."""
+    """A fence waits until no clock trusts an earlier look, whichever mover began the move; an epoch means it did."""
     assert TRUST_S * 1.01 / 0.99 + 0.1 < waited(STOPPED) < 0.36
     assert waited(BEGUN) == 0
 

@@ -120,14 +120,14 @@ def test_a_stray_adoption_adopts_nothing() -> None:
 
 
 def test_what_no_router_published_is_in_no_order() -> None:
-    """It counts where it lies, fence or not."""
+    """It counts where it is, with a fence or without."""
     report, counted = read({"s-0": [Data("c", None), data(1, 1), fence(7, 2), Data("c", None), Data(None, None)]})
     assert [each.epoch for each in counted] == [0, 1, 1, 0]
     assert report.ok
 
 
 def test_floors_from_before_the_first_offset_count() -> None:
-    """Where retention has dropped the fence, what was published behind it is a stray all the same."""
+    """Where retention has dropped the fence, what was published behind it is a stray anyway."""
     partitions: Partitions = {"s-0": [data(1, 2), data(5, 1)]}
     assert [each.epoch for each in read(partitions, floors={"s-0": {"c": 4}})[1]] == [5]
 

@@ -1,4 +1,4 @@
-"""Many who wait are asked for together, by one thread; each ends by its own time, and none is overlooked."""
+"""Many waits are polled together, by one thread; each ends at its own time, and none is overlooked."""
 
 import asyncio
 import random
@@ -66,7 +66,7 @@ def test_one_thread_asks_for_all_and_ends_with_them(table: Table, waits: SharedW
 
 
 def test_each_ends_by_its_own_time_while_the_server_stands_still(table: Table, waits: SharedWait[int, str]) -> None:
-    """A poll that hangs ends as well, and is no error of those who wait."""
+    """A poll that hangs ends as well, and is not an error of the waiting callers."""
     table.takes_s = LIMIT_S
     table.error = DatabaseUnavailable("no answer in time", reason="timeout")
     began = time.monotonic()
@@ -141,7 +141,7 @@ def test_none_is_missed_who_comes_as_the_last_one_leaves(table: Table, waits: Sh
 
 
 def test_an_error_is_raised_to_each_who_waits(table: Table, waits: SharedWait[int, str]) -> None:
-    """Each has an error of its own; who comes next is asked for anew."""
+    """Each gets its own error; the next caller is asked for again."""
     table.error = AccessRefused("no")
     with ThreadPoolExecutor(3) as threads:
         errors = [threads.submit(waits.wait, waits.ask(1), in_time(LIMIT_S)) for _ in range(3)]
@@ -201,7 +201,7 @@ def test_the_poll_that_nobody_waits_for_can_be_waited_for(table: Table) -> None:
 
 
 def test_ended_loops_get_nothing(table: Table, waits: SharedWait[int, str], caplog: pytest.LogCaptureFixture) -> None:
-    """The thread goes on for others, and nothing is logged."""
+    """The thread continues for others, and nothing is logged."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(waits.wait_in_task(waits.ask(1), in_time(LIMIT_S)))
     loop.run_until_complete(asyncio.sleep(0))
@@ -216,7 +216,7 @@ def test_ended_loops_get_nothing(table: Table, waits: SharedWait[int, str], capl
 
 
 def test_a_child_waits_by_a_thread_of_its_own(table: Table, waits: SharedWait[int, str]) -> None:
-    """A forked child polls by its own thread, and the parent's waits go on in the parent."""
+    """A forked child polls by its own thread, and the parent's waits continue in the parent."""
     answer = waits.ask(1)
     wait_until(lambda: table.polls, what="a poll")
 

@@ -220,7 +220,7 @@ class Calls(RuleBasedStateMachine):
 
     @invariant()
     def within_bounds(self) -> None:
-        """No more turns than there are, and no call waits that could go on."""
+        """No more turns than there are, and no call waits that could continue."""
         lent = self.held.count(Use.LENT)
         assert (self.turns.in_use, self.turns.lent, self.turns.waiting) == (len(self.held), lent, len(self.waiting))
         assert len(self.held) <= 5

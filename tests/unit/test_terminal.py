@@ -150,7 +150,7 @@ TERMINAL = {"force_terminal": True, "color_system": None}
 
 
 def test_names_are_never_cut_off(printed: Any) -> None:
-    """A long name goes on in the next line; what is short stays whole."""
+    """A long name continues in the next line; what is short stays whole."""
     row = ("orders-of-last-year-0", "orders-of-last-year-1", "switched")
     options = {**TERMINAL, "width": 36}
     shown = printed(show.print_table, [row], ("from", "to", "state"), whole=("state",), options=options)
@@ -162,7 +162,7 @@ def test_names_are_never_cut_off(printed: Any) -> None:
 
 
 def test_a_piped_table_is_tab_separated_and_whole(printed: Any) -> None:
-    """Where stdout is no terminal, a row is a line, without boxes, cuts or markup; without rows a header is left."""
+    """Where stdout is not a terminal, a row is a line, without boxes, cuts or markup; without rows a header is left."""
     columns, long = ("stream", "body"), "x" * 300
     assert printed(show.print_table, [], columns).splitlines() == ["stream\tbody"]
     rows = [("orders", f"[red]{long}"), ("a name", "two\nlines\tand a tab"), (1000, None)]
@@ -214,7 +214,7 @@ def test_the_list_of_commands_imports_none_of_them(argument: str) -> None:
 
 
 def test_a_name_that_is_misspelt_is_an_error_of_use() -> None:
-    """What is no command ends with the code of wrong usage, and names what is alike."""
+    """What is not a command ends with the code of wrong usage, and names what is alike."""
     ended = CliRunner().invoke(app, ["super-streams"])
     assert ended.exit_code == ExitCode.USAGE
     assert "super-stream" in ended.output
@@ -248,7 +248,7 @@ def test_the_demo_names_a_missing_extra(monkeypatch: pytest.MonkeyPatch, option:
     [(SkipReason.NOT_INTEGER, "42"), (SkipReason.NOT_TIMESTAMP, "ISO 8601"), (SkipReason.FLOAT, "text")],
 )
 def test_a_value_of_another_type_is_refused_with_one_that_would_do(reason: SkipReason, form: str) -> None:
-    """The reason is the word by which the recorder counts; who asks is shown what the type takes."""
+    """The reason is the word by which the recorder counts; the user sees what the type takes."""
     assert described(reason).startswith(reason.value)
     assert form in described(reason)
     assert described(SkipReason.TOO_LONG) == "too_long"
@@ -293,5 +293,5 @@ def test_values_have_one_form(value: Any, expected: Any) -> None:
 
 
 def test_texts_can_be_changed_wherever_they_are() -> None:
-    """Names, too: whoever shows them may have to show what cannot be seen."""
+    """Also names: showing them may mean showing invisible characters."""
     assert document({"a": [_Colour.RED, b"x"]}, str.upper) == {"A": ["RED", "X"]}

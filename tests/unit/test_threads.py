@@ -1,4 +1,4 @@
-"""Blocking calls that tasks make in threads: how many there are, what ends them, and what becomes of what they took."""
+"""Blocking calls that tasks make in threads: how many there are, what ends them, and how their results are released."""
 
 import asyncio
 import contextlib
@@ -50,7 +50,7 @@ def test_threads_are_started_as_needed_and_used_again(gate: threading.Event) -> 
 
 
 def test_what_a_call_raises_comes_back_and_the_thread_goes_on() -> None:
-    """A call's error, even SystemExit, is raised to its caller, and the thread goes on."""
+    """A call's error, even SystemExit, is raised to its caller, and the thread continues."""
     threads = Threads(1, "relatum-test")
     for error in (KeyError("no"), SystemExit(1)):
 
@@ -142,7 +142,7 @@ async def test_what_a_cancelled_call_returns_is_given_back() -> None:
 
 
 class Taking:
-    """A call that looks at no deadline and takes a connection when it may go on; `back` has what is given back."""
+    """A call that looks at no deadline and takes a connection when it may continue; `back` has what is given back."""
 
     def __init__(self) -> None:
         self.begun, self.go_on, self.back = threading.Event(), threading.Event(), Queue[bool]()
@@ -249,7 +249,7 @@ def test_a_thread_that_would_wait_for_itself_is_refused() -> None:
 
 
 def test_a_child_has_threads_of_its_own(gate: threading.Event) -> None:
-    """Those of the parent are not there, and go on in the parent."""
+    """Those of the parent are not there, and continue in the parent."""
     threads = Threads(1, "relatum-test")
     held = threads.submit(gate.wait, LIMIT_S)
     threads.submit(abs, -2)
@@ -276,6 +276,6 @@ threads.submit(print, "begun", flush=True).result()
 
 
 def test_threads_work_as_the_interpreter_ends_and_do_not_hold_it() -> None:
-    """One hangs; handlers of `atexit` submit; the program ends all the same."""
+    """One hangs; handlers of `atexit` submit; the program ends anyway."""
     done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=40, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("begun\n1 2\n1 2\n", "", 0)

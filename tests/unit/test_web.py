@@ -81,7 +81,7 @@ def test_all_answers_have_the_headers_of_safety() -> None:
 
 
 def test_files_of_the_page_are_kept_by_their_sum_and_weigh_little() -> None:
-    """A present path is kept for ever, another is asked for again; all files together are under 200 kB."""
+    """A present path is kept forever, another is asked for again; all files together are under 200 kB."""
     with page() as page_:
         text = page_.get("/nothing").text
         path = text.split('rel="stylesheet" href="')[1].split('"')[0]
@@ -111,7 +111,7 @@ def test_no_option_shows_a_secret() -> None:
 
 
 def test_who_has_the_token_gets_in() -> None:
-    """Others get 401 and no word of what there is; the address with the token sets a cookie and leads on."""
+    """Others get 401 and no other information; the address with the token sets a cookie and leads on."""
     with page(token=TOKEN, root_path="/r", is_https=True) as page_:
         for path in ("/nothing", "/api/openapi.json", "/mcp", "/nothing?token=wrong", "/api/openapi.json?token="):
             refused = page_.get(path)
@@ -181,7 +181,7 @@ def test_a_proxys_path_stands_before_all_links() -> None:
 
 
 def test_no_answer_waits_for_an_acknowledgement() -> None:
-    """A kept connection gets both parts of an answer at once: else 40 ms lie between them."""
+    """A kept connection gets both parts of an answer at once: else 40 ms are between them."""
     with WebServer(WebOptions(*NOWHERE, port=0)) as server:
         host, _, port = server.url.split("/")[2].rpartition(":")
         with socket.create_connection((host, int(port)), timeout=60) as connection:
@@ -246,7 +246,7 @@ def test_half_a_surrogate_pair_stays_escaped() -> None:
 
 
 def test_hexadecimal_is_cut_and_text_has_no_control_characters() -> None:
-    """The beginning is shown; what would move a terminal's or a page's cursor is no text."""
+    """The beginning is shown; what would move a terminal's or a page's cursor is not text."""
     assert len(hex_lines(bytes(2 * HEX_BYTES_MAX))) == HEX_BYTES_MAX // 16
     assert text_of(b"a\x1b[2Jb") is None
     assert text_of(b"before\0after") == "before\0after"

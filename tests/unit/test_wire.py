@@ -234,7 +234,7 @@ def test_close_is_answered_and_raised() -> None:
 
 
 def test_metadata() -> None:
-    """Metadata says where streams lie; a leader that is away is none."""
+    """Metadata says where streams are; a leader that is away is none."""
     body = struct.pack(">I", 2)
     for reference, host in ((0, "a"), (1, "b")):
         body += struct.pack(">H", reference) + frames.string(host) + struct.pack(">I", 5552)
@@ -292,7 +292,7 @@ def test_names_that_are_too_long() -> None:
     ids=["AMQP 0.9.1", "HTTP", "TLS", "PostgreSQL"],
 )
 def test_another_servers_answer_is_known_by_its_first_bytes(answer: bytes) -> None:
-    """The port is wrong, which no waiting cures; bytes that are no frame are a broken protocol once it has greeted."""
+    """The port is wrong, which no waiting cures; bytes that are not a frame break the protocol after the greeting."""
     with pytest.raises(AnotherProtocol):
         StreamSession().receive(answer)
     session = StreamSession()

@@ -35,7 +35,7 @@ def touch(message: Message) -> None:
 
 @given(st.binary(max_size=200))
 def test_random_bytes(raw: bytes) -> None:
-    """Any bytes are a message; what is no AMQP 1.0 is all body."""
+    """Any bytes are a message; what is not AMQP 1.0 is all body."""
     for start in (b"", b"\x00\x53\x74\xc1", b"\x00\x53\x73\xc0", b"\x00\x53\x72\xd1", b"\x00\x53\x77"):
         message = Message.from_record("s", 0, start + raw, 5)
         touch(message)
@@ -154,5 +154,5 @@ def ends(last: int | None, *, is_proven: bool) -> OffsetNotFound:
     ],
 )
 def test_what_an_answer_amounts_to(read: Message | OffsetNotFound, expected: Agreement) -> None:
-    """A node that lags, or that cannot be asked, is no reason to conclude anything."""
+    """A node that lags, or that cannot be asked, is not a reason to conclude anything."""
     assert agreement_of(POSITION, read) is expected

@@ -135,7 +135,7 @@ def expectations(orders: str, payments: str) -> list[Expectation]:
 
 @contextmanager
 def held_up(url: str) -> Iterator[Callable[[], int]]:
-    """A database that answers no look-up; gives what says how many sessions wait for it."""
+    """A database that answers no lookup; gives what says how many sessions wait for it."""
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
     with psycopg.connect(url, autocommit=True) as watching, psycopg.connect(url) as holding:
         holding.execute("LOCK TABLE relatum.relationships IN ACCESS EXCLUSIVE MODE")

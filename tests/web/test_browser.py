@@ -330,7 +330,7 @@ def test_times_are_the_readers_and_utc_is_at_hand(tab: Page) -> None:
 
 
 def test_a_list_is_renewed_and_outlives_its_server(browser: Browser, world: World) -> None:
-    """Who walks it by keyboard is not put back to its beginning; without an answer it says so, and goes on later."""
+    """Keyboard users are not sent back to its beginning; without an answer it says so, and continues later."""
     with WebServer(world.page(port=0)) as server:
         url, port = server.url.rstrip("/"), urlsplit(server.url).port
         context = looking(browser, url)
@@ -358,7 +358,7 @@ def test_over_a_silent_link_what_is_shown_is_said_to_be_old(browser: Browser, se
         page, linked = window.page, f"http://127.0.0.1:{link.port}"
 
         def in_time(shown: Locator, words: str) -> None:
-            """The page's own clock goes on until it says so."""
+            """The page's own clock continues until it says so."""
 
             def is_said() -> bool:
                 page.clock.run_for(2_000)

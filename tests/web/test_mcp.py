@@ -83,7 +83,7 @@ SAME: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def test_a_tool_answers_as_the_api_does(each_agent: Agent, page: Asking, world: World) -> None:
-    """With what is not seen as its number; where a list is not all, or a bound left something out, how to go on."""
+    """With what is not seen as its number; where a list is not all, or a bound left something out, how to continue."""
     for tool, path, arguments in SAME:
         asked = json.loads(json.dumps(arguments).replace("ORDERS", world.orders))
         text = page.get(f"/api{path}?{urlencode(asked, doseq=True)}").text

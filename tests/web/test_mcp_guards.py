@@ -109,7 +109,7 @@ def _texts(value: Any, where: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 def test_masked_values_are_digests_in_each_tool_and_in_the_log(
     serving: Agent, place: Place, masked: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever calls sees which are equal, follows them by a message, and sees neither value nor body."""
+    """The caller sees which are equal, follows them by a message, and sees neither value nor body."""
     caplog.set_level(logging.INFO)
     add_expectations(place.database, Expectation("paid", masked, "card", masked, 60))
     message = {"stream": masked, "offset": 0}

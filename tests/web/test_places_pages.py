@@ -1,4 +1,4 @@
-"""The pages of groups, collectors, contexts and what is missing: what the commands tell, with links, page by page."""
+"""The pages of groups, collectors, contexts and what is missing: what the commands show, with links, page by page."""
 
 import html
 import json
@@ -94,7 +94,7 @@ def test_a_consumer_of_groups_is_shown(own: Asking, place: Place) -> None:
 
 
 def test_collectors_are_shown_with_what_became_of_messages(page: Asking, world: World) -> None:
-    """Counts by state, who collects and how far; a message has its outcome, with a reason unless bodies are masked."""
+    """Counts by state, members and positions; a message has its outcome, with a reason unless bodies are masked."""
     (row,) = page.get("/api/collectors").json()["collectors"]
     counts = {"collected": 0, "forwarded": 0, "succeeded": TAKEN - FAILED, "failed": FAILED, "dead": 0}
     assert row["counts"] == counts

@@ -209,7 +209,7 @@ def test_no_page_and_no_answer_has_a_masked_value(place: Place, masked: str, own
 
 
 def test_a_digest_is_the_same_in_each_process_and_whatever_is_typed(place: Place, masked: str, own: Asking) -> None:
-    """So is that of a value typed in, however it is written; who has a digest goes by its link."""
+    """So is that of a value typed in, however it is written; a digest is followed by its link."""
     with asking(page_of(place)) as other:
         keys = named(own.get(f"/api{at(masked, 0)}").json()["keys"])
         assert named(other.get(f"/api{at(masked, 1)}").json()["keys"]) == keys

@@ -1,4 +1,4 @@
-"""Back-fill by Spark: what it writes is what a recorder would have written, whoever is killed or works beside it."""
+"""Back-fill by Spark: it writes what a recorder would have written, despite kills and concurrent writers."""
 
 import os
 import signal

@@ -101,7 +101,7 @@ def test_a_row_is_given_up_when_it_was_tried_often_enough(job: Job) -> None:
 
 
 def test_a_query_run_again_gives_the_same_rows(job: Job) -> None:
-    """A batch whose write failed, or whose commit was lost, gives the same rows whatever was recorded meanwhile."""
+    """A batch whose write failed, or whose commit was lost, gives the same rows, whatever was recorded since."""
     written: list[tuple[int, list[Row]]] = []
     source, checkpoint = job.directory / "source", job.directory / "checkpoint"
     source.mkdir()

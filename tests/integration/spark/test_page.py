@@ -1,4 +1,4 @@
-"""What docs/spark.md shows is run, as it stands there."""
+"""What docs/spark.md shows is run, unchanged."""
 
 import os
 import subprocess

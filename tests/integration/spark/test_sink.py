@@ -106,7 +106,7 @@ def _streamed(spark: SparkSession, sink: Sink, source: Path, checkpoint: Path) -
 def test_a_micro_batch_replayed_publishes_nothing_twice(
     spark: SparkSession, sink: Sink, tmp_path: Path, replays: int
 ) -> None:
-    """A query whose last commit is lost several times publishes each row once, and goes on with the next batch."""
+    """A query whose last commit is lost several times publishes each row once, and continues with the next batch."""
     source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
     source.mkdir()
     for number in range(2):
@@ -166,7 +166,7 @@ def test_the_recorder_sees_lifted_keys(sink: Sink, place: Place) -> None:
 
 
 def test_keys_and_times_keep_their_types(sink: Sink) -> None:
-    """Numbers stay numbers, moments are microseconds, null is no header; the time is the column's or the headers'."""
+    """Numbers stay numbers, moments are microseconds, null gives no header; the time is a column's or the headers'."""
     given = [{"relatum_time": "5"}, {"relatum_time": "-6"}, {"relatum_receipt": "r"}]
     columns = {
         "value": [b"a", b"b", b"c"],
@@ -247,7 +247,7 @@ def test_a_line_that_broke_while_publishing(sink: Sink, stream_url: str) -> None
 
 
 def test_a_streaming_query_waits_for_a_broker_that_is_away(sink: Sink, stream_url: str) -> None:
-    """Before a batch the broker is asked again, but not for ever; a batch write is refused at once."""
+    """Before a batch the broker is asked again, but not forever; a batch write is refused at once."""
     with Proxy.to(stream_url) as proxy:
         proxy.accepts = False
         options = sink.options | {"streamUrl": proxy.url(stream_url), "pollTimeoutMs": "90000"}

@@ -294,7 +294,7 @@ def test_a_key_of_a_stream_declared_again(source: Source, recorded: Place) -> No
 
 
 def test_a_stream_that_is_deleted_or_declared_again_ends_the_task(source: Source) -> None:
-    """Offsets that were planned and are not there any more are no end of the stream, but a typed error in time."""
+    """Offsets that were planned and are not there any more are not the end of the stream, but a typed error in time."""
     source.put(orders(9))
     reader = source.reader()
     (partition,) = reader.partitions()
@@ -344,7 +344,7 @@ def test_retention_is_noticed(short: Source, caplog: pytest.LogCaptureFixture) -
 
 
 def test_retention_in_the_middle_of_a_read(short: Source, caplog: pytest.LogCaptureFixture) -> None:
-    """What was read before the hole is given; a warning names the hole, and reading goes on behind it."""
+    """What was read before the hole is given; a warning names the hole, and reading continues behind it."""
     stream = short.stream
     short.put([b"x" * 10_000] * 18)
     reader = short.reader(failOnDataLoss="false", batchRows=1, **short.ending(18))

@@ -98,7 +98,7 @@ def run(spark: SparkSession, tmp_path: Path, amqp_url: str, stream_url: str, str
 
 @pytest.mark.skipif(not HAS_ADMISSION, reason="Spark before 4.2 tells a source nothing of triggers")
 def test_a_run_reads_what_is_there_in_batches_within_the_limit(run: Run, amqp_url: str, stream_name: str) -> None:
-    """400 offsets by 100 are four batches; what is published meanwhile is the next run's; progress shows the lag."""
+    """400 offsets by 100 are four batches; messages published since are the next run's; progress shows the lag."""
     publish_plain(amqp_url, stream_name, bodies(0, 400), confirm=False)
 
     def publish_more(batch: int) -> None:
@@ -138,7 +138,7 @@ def test_a_batch_that_was_not_committed_is_read_again_the_same(run: Run, amqp_ur
 
 
 def test_a_query_goes_on_when_the_broker_was_away(run: Run, amqp_url: str, stream_url: str, stream_name: str) -> None:
-    """It reads on; after pollTimeoutMs it ends with an error without credentials, and a later run goes on."""
+    """It reads on; after pollTimeoutMs it ends with an error without credentials, and a later run continues."""
     with Proxy.to(amqp_url) as amqp, Proxy.to(stream_url) as streams:
 
         def go(is_there: bool) -> None:
@@ -346,7 +346,7 @@ def test_a_stream_declared_again_begins_with_its_first_message(make: Make, place
 
 
 def test_what_is_not_there_is_an_error(make: Make, layout: Layout) -> None:
-    """Not a query that reads nothing for ever. A broker is asked for pollTimeoutMs; its error names no credentials."""
+    """Not a query that reads nothing forever. A broker is asked for pollTimeoutMs; its error names no credentials."""
     with pytest.raises(StreamNotFound, match="super stream 'relatum-test-none'"):
         make(superStream="relatum-test-none").initial()
     with pytest.raises(StreamNotFound, match="'relatum-test-none'"):
@@ -373,7 +373,7 @@ def test_retention_that_overtakes_a_query_is_noticed(make: Make, amqp_url: str, 
 
 
 def test_offsets_without_messages_are_passed_over(make: Make, place: Place) -> None:
-    """The broker uses offsets for itself: batches may end in such a gap, or lie in it."""
+    """The broker uses offsets for itself: batches may end in such a gap, or be in it."""
     with RawPublisher(place.stream_url, place.stream) as publisher:
         for number in range(4):
             publish_plain(place.amqp, place.stream, [b"x"] * 5)
