@@ -246,7 +246,7 @@ def forget(
     """Delete everything recorded for streams; the streams themselves stay.
 
     It asks first, and deletes in bounded batches. `--broker` is used only for its virtual host. Stop the recorders of
-    the streams first. Exits with code 6 if nothing of a name is recorded, and with 7 if a stream is still in use;
+    the streams first. Exits with code 6 if nothing is recorded for a name, and with 7 if a stream is still in use;
     nothing is deleted then. `--dry-run` shows the rows of such a stream, too. If it was killed, run it again.
 
     `--origin` deletes nothing, and does not ask. After another broker has replaced the old one, the next recorder

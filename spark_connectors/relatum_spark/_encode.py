@@ -1,4 +1,4 @@
-"""Encoding messages in AMQP 1.0, in the layout that RabbitMQ itself uses for messages published by AMQP 0.9.1.
+"""Encoding messages in AMQP 1.0, in the layout that RabbitMQ itself uses for messages published over AMQP 0.9.1.
 
 A publisher of the stream protocol sends a message as the stream stores it. Properties without a field in AMQP 1.0 go
 where the broker's version keeps them, so that consumers of AMQP 0.9.1 find them. RabbitMQ up to 3.12 has no header

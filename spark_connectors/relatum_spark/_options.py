@@ -261,7 +261,7 @@ def _shared(given: _OptionReader, *streams: str, needs_database: bool = False) -
     found = [name for name in streams if given.text(name) is not None]
     if len(found) != 1:
         what = " and ".join(found) + " are both given" if found else "none is given"
-        raise InvalidInput(f"which stream? Give one of the options {', '.join(streams)}; {what}")
+        raise InvalidInput(f"give exactly one of the options {', '.join(streams)}; {what}")
     database, stream = given.text("database"), given.text("stream")
     names = given.names("streams") if "streams" in streams else ()
     return {

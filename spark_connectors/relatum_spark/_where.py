@@ -120,7 +120,7 @@ def broker_of(broker: GivenBroker, stream_url: str | None = None) -> Broker:
     if broker is None:
         broker, stream_url = os.environ.get(BROKER_VARIABLE), stream_url or os.environ.get(STREAM_VARIABLE)
     if not broker:
-        raise ConfigurationError(f"which RabbitMQ? Give the broker's URL or set {BROKER_VARIABLE}")
+        raise ConfigurationError(f"no broker is named: give the broker's URL or set {BROKER_VARIABLE}")
     return Broker(broker, stream_url=stream_url)
 
 
@@ -134,7 +134,7 @@ def database_url(database: str | None) -> str:
     """Return PostgreSQL's URL: the argument, else RELATUM_DATABASE_URL; raises `ConfigurationError` without either."""
     found = database or os.environ.get(DATABASE_VARIABLE)
     if not found:
-        raise ConfigurationError(f"which PostgreSQL? Give the database's URL or set {DATABASE_VARIABLE}")
+        raise ConfigurationError(f"no database is named: give the database's URL or set {DATABASE_VARIABLE}")
     return found
 
 

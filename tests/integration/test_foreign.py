@@ -285,7 +285,7 @@ def test_what_release_0_4_recorded_is_unproven_and_later_right(empty_database_ur
 
         over_amqp = "SELECT FROM relatum.coverage WHERE over_amqp AND from_offset < to_offset"
         with old.recording(keys=()):
-            wait_until(lambda: not old.sql(over_amqp), what="all by the stream protocol")
+            wait_until(lambda: not old.sql(over_amqp), what="all over the stream protocol")
         assert [row[1:] for row in old.rows()] == [("seen", 1), ("b", 2), ("c", 3), ("last", 4)]
         assert relations.find("order_id", "42").status is Status.ABSENT
         assert relations.find("order_id", "c").ids == ((stream, 3),)

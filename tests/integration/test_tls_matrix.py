@@ -39,7 +39,7 @@ from tests.support.tls import KEY_PASSWORD, TlsBroker
 STREAM, SUPER, LARGE = "tls-stream", "tls-super", "tls-large"
 WAIT_S = 30.0
 BY_STREAMS_SINCE = (3, 12, 1)
-"""The first RabbitMQ that takes EXTERNAL by the stream protocol."""
+"""The first RabbitMQ that takes EXTERNAL over the stream protocol."""
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ def _cases() -> Iterator[Any]:
 
 def _needs_external(broker_version: tuple[int, ...]) -> None:
     if broker_version < BY_STREAMS_SINCE:
-        pytest.skip("this RabbitMQ cannot take EXTERNAL by the stream protocol")
+        pytest.skip("this RabbitMQ cannot take EXTERNAL over the stream protocol")
 
 
 @pytest.mark.parametrize(("component", "name"), list(_cases()))

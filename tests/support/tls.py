@@ -59,7 +59,7 @@ class Authority:
 
 @dataclass(frozen=True)
 class Port:
-    """Where a server listens by AMQP 0.9.1, and 120 below by the stream protocol."""
+    """Where a server listens over AMQP 0.9.1, and 120 below over the stream protocol."""
 
     amqp: int
 

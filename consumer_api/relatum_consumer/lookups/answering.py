@@ -92,7 +92,7 @@ class Gathered:
         self._bytes += MESSAGE_BYTES + len(message.body if message.raw is None else message.raw)
         check_count(len(self._messages), self._advice)
         if self._bytes > ANSWER_BYTES_MAX:
-            raise InvalidInput(f"messages of more than {ANSWER_BYTES_MAX >> 20} MiB: {self._advice}")
+            raise InvalidInput(f"the messages found exceed {ANSWER_BYTES_MAX >> 20} MiB: {self._advice}")
 
 
 def check_count(messages: int, advice: str) -> None:

@@ -306,7 +306,7 @@ class Catalog:
         return self.refused().get(stream.stream) or AccessRefused(stream.reason, stream=stream.stream)
 
     def leave_out(self, error: StreamReplaced) -> bool:
-        """Leave out a stream that is not the recorded one for a while; False if it was left out already."""
+        """Leave out, for a while, a stream that is not the recorded one; False if it was left out already."""
         until = time.monotonic() + UNUSABLE_S
         refused = self.refused()
         new = {each.stream: (each, until) for each in (error, *error.also) if each.stream not in refused}

@@ -51,7 +51,7 @@ class LookupStatistics(ReaderStatistics):
     """The broker connections of lookups, and counts of lookups.
 
     Attributes:
-        lookup_s: Durations of lookups in seconds, failed ones and waiting for messages included, iterations not.
+        lookup_s: Durations of lookups in seconds, including failed ones and waits for messages, but not iterations.
         errors: Numbers of failed lookups, by the error's class.
         asking: Running lookups, except those that wait for a message.
         awaiting: Lookups that wait for a message (`wait_related`).

@@ -1,4 +1,4 @@
-"""Tools for agents over the Model Context Protocol, by stdio and HTTP, made of endpoints. Needs the extra `mcp`."""
+"""Tools for agents over the Model Context Protocol, over stdio and HTTP, made of endpoints. Needs the extra `mcp`."""
 
 import asyncio
 import json

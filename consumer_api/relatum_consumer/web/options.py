@@ -33,7 +33,7 @@ class WebOptions:
             loopback's names on a loopback address, any name elsewhere.
         token: The secret for access: at least 16 random ASCII characters. Send it once in the URL as `?token=…`, or as
             `Authorization: Bearer …`. Default: None, free access, which only a loopback address allows.
-        is_https: Whether a proxy serves the page by https; the cookie is then sent only by https. Default: False.
+        is_https: Whether a proxy serves the page over https; the cookie is then sent only over https. Default: False.
         masked_keys: Names of keys whose values are shown as digests, besides those masked by definition.
         mask_bodies: Whether to hide all bodies. Default: False.
         show_bodies: Whether to show bodies that may contain a masked value. Default: False.

@@ -110,7 +110,7 @@ class LocalServer(ABC):
         return _supervisor.descendants(self._supervisor.pid)
 
     def last_lines(self, count: int = LAST_LINES) -> str:
-        """Return at most `count` last lines of the latest start's output; empty if there was no start."""
+        """Return the last lines of the latest start's output, at most `count`; empty if there was no start."""
         checked_count("count", count, least=0)
         if self._supervisor is None:
             return ""

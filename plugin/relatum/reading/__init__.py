@@ -1,4 +1,4 @@
-"""Reading streams by the stream protocol: one message at an offset, many, or all from a point on."""
+"""Reading streams over the stream protocol: one message at an offset, many, or all from a point on."""
 
 from relatum.ids import BrokerIdentity, Position
 from relatum.reading._address import AnyBroker, Broker, BrokerAddress

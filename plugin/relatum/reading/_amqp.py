@@ -1,4 +1,4 @@
-"""Requests by AMQP 0.9.1: which cluster a guessed stream port must belong to, and whether a name is a queue's.
+"""Requests over AMQP 0.9.1: which cluster a guessed stream port must belong to, and whether a name is a queue's.
 
 A stream port that was not given is a guess, and any server may listen there. Servers of the stream protocol name their
 cluster before the login: credentials are sent only to the cluster that the AMQP port belongs to.
@@ -151,7 +151,7 @@ def _amqp_error(error: BaseException, address: BrokerAddress, port: int) -> Rela
 
 
 def name_missing(error: StreamNotFound, address: BrokerAddress, timeout_s: float) -> NotFound:
-    """Classify a name that a node does not know as a stream: `NotAStream` for another kind of queue, by AMQP 0.9.1.
+    """Classify a name that a node does not know as a stream: `NotAStream` for another kind of queue. Over AMQP 0.9.1.
 
     One request decides, answered by the queue itself, because only streams accept a consumer with an offset. With two
     requests, a stream that is deleted and declared again between them would be missing first, and then look like a

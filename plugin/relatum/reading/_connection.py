@@ -31,7 +31,7 @@ from relatum.wire.session import AnotherProtocol, Answer, Event, StreamMoved, St
 CLIENT_PROPERTIES: Final = {"product": "Relatum", "platform": "Python", "connection_name": "relatum"}
 
 EXTERNAL_SINCE: Final = (3, 12, 1)
-"""The first version that is known to accept EXTERNAL by the stream protocol.
+"""The first version that is known to accept EXTERNAL over the stream protocol.
 
 Before, a connection that asks for it ends with a crash report in the broker's log (seen with 3.10.8). The last versions
 of 3.10 and 3.11 may accept it, and are not asked. Source: rabbitmq-server, pull request 8488.
@@ -43,7 +43,7 @@ class AnotherCluster(BrokerUnavailable):
 
 
 class MechanismNotTaken(ConfigurationError):
-    """The server does not accept the mechanism by the stream protocol."""
+    """The server does not accept the mechanism over the stream protocol."""
 
 
 NOT_BY_STREAMS: Final = (AnotherProtocol, TlsRefused, MechanismNotTaken, NamelessCluster)
@@ -91,8 +91,8 @@ class SocketConnection:
         host, port = address.stream_host, address.stream_port
         if port is None:
             raise ConfigurationError(
-                f"Streams are read by the stream protocol, and its port cannot be guessed from {address.where}: give a "
-                "rabbitmq-stream:// URL."
+                f"Streams are read over the stream protocol, and its port cannot be guessed from {address.where}: give "
+                "a rabbitmq-stream:// URL."
             )
         with within(timeout_s):
             cluster = cluster_meant(address) if address.stream_port_guessed else None
@@ -131,8 +131,8 @@ class SocketConnection:
             raise MechanismNotTaken(f"The broker does not offer {mechanism}, only {', '.join(offered)}.")
         if mechanism == "EXTERNAL" and session.is_older_than(EXTERNAL_SINCE):
             raise MechanismNotTaken(
-                f"RabbitMQ {session.server_properties['version']} cannot take EXTERNAL by the stream protocol: update "
-                "it to 3.12.1 or later, or log in by PLAIN."
+                f"RabbitMQ {session.server_properties['version']} does not accept EXTERNAL over the stream protocol: "
+                "update it to 3.12.1 or later, or log in by PLAIN."
             )
         response = b"" if mechanism == "EXTERNAL" else f"\0{address.user}\0{secret}".encode()
         answer = self.answer(frames.sasl_authenticate, mechanism, response)

@@ -15,7 +15,7 @@ class TimeSource(Enum):
     MESSAGE_ID = "message_id"
     """The property `message_id`, if an intercepted connection made it: microseconds, up to 1.25 too few."""
     CHUNK = "chunk"
-    """When the broker wrote the chunk, milliseconds; not available by AMQP 0.9.1."""
+    """When the broker wrote the chunk, milliseconds; not available over AMQP 0.9.1."""
     UNKNOWN = "unknown"
     """The message has no time."""
 

@@ -2,7 +2,7 @@
 
 A super stream is a durable direct exchange with the argument `x-super-stream`, and streams bound to it, each by a key
 and with the argument `x-stream-partition-order`, as declared by `rabbitmq-streams add_super_stream`. Relatum describes
-it by the stream protocol; if that does not answer, as far as AMQP 0.9.1 can tell.
+it over the stream protocol; if that does not answer, as far as AMQP 0.9.1 can tell.
 """
 
 from collections.abc import Iterator, Sequence
@@ -372,7 +372,7 @@ def _binding_key(reader: StreamReader, name: str, stream: str, place: int) -> st
 
 
 def bound_streams(connection: BlockingConnection, address: BrokerAddress, exchange: str) -> list[str]:
-    """Return the streams bound to an exchange; by AMQP alone, only a super stream's first partition, if it exists."""
+    """Return the streams bound to an exchange; over AMQP alone, only a super stream's first partition, if it exists."""
     with _stream_reader(address) as reader:
         if reader is not None:
             return reader.bound(exchange)
