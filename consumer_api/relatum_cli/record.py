@@ -118,9 +118,7 @@ def backfill(
 def verify(
     *,
     streams: StreamNames = None,
-    sample: float | None = option(
-        None, "Compare this share of each stream, 0 to 1 (one window at least).", min=0, max=1
-    ),
+    sample: float | None = option(None, "Compare a share of each stream, 0 to 1; at least one window.", min=0, max=1),
     seed: int | None = option(None, "With --sample: choose the same sample again."),
     repair_rows: bool = option(False, "Repair differences by recording again; see --dry-run.", "--repair"),
     dry_run: bool = option(True, "With --repair: only show what would be done, or do it.", "--dry-run/--no-dry-run"),

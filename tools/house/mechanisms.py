@@ -27,9 +27,7 @@ def step_drivers(modules: Mapping[str, Module]) -> list[str]:
 
 def sql_runners(modules: Mapping[str, Module]) -> list[str]:
     """Return the modules outside the store that run SQL: they call `execute` or `cursor`."""
-    return _where(
-        modules, lambda module: module.subsystem != "relatum.store" and bool(_calls(module, "execute", "cursor"))
-    )
+    return _where(modules, lambda each: each.subsystem != "relatum.store" and bool(_calls(each, "execute", "cursor")))
 
 
 def leases(modules: Mapping[str, Module]) -> list[str]:
@@ -42,11 +40,9 @@ def followers(modules: Mapping[str, Module]) -> list[str]:
 
     The subsystem of reading does not count: it offers the option, but does not follow streams itself.
     """
-    subsystems = ("relatum.reading", FOLLOWING)
-    subsystem = [FOLLOWING] if FOLLOWING in modules else []
-    return subsystem + _where(
-        modules, lambda module: module.subsystem not in subsystems and any(map(_follows, module.nodes))
-    )
+    left_out = ("relatum.reading", FOLLOWING)
+    own = [FOLLOWING] if FOLLOWING in modules else []
+    return own + _where(modules, lambda each: each.subsystem not in left_out and any(map(_follows, each.nodes)))
 
 
 def rebuilt_functions(modules: Mapping[str, Module]) -> list[str]:

@@ -37,28 +37,22 @@ def drawn(page: str) -> tuple[dict[str, set[str]], set[str]]:
 def differences(page: str, graph: Mapping[str, set[str]]) -> Iterator[str]:
     """Yield a complaint about each subsystem and arrow that is only in the picture or only in the imports."""
     picture, ground = drawn(page)
-    imports = {short(subsystem): {short(other) for other in others} - ground for subsystem, others in graph.items()}
-    for subsystem in sorted({*imports, *picture} - ground):
-        if subsystem not in picture:
-            yield f"{PAGE} does not draw {subsystem}"
-        elif subsystem not in imports:
-            yield f"{PAGE} draws {subsystem}, which does not exist"
+    imports = {short(each): {short(other) for other in others} - ground for each, others in graph.items()}
+    for each in sorted({*imports, *picture} - ground):
+        if each not in picture:
+            yield f"{PAGE} does not draw {each}"
+        elif each not in imports:
+            yield f"{PAGE} draws {each}, which does not exist"
         else:
-            yield from (
-                f"{subsystem} imports {other}: not in {PAGE}"
-                for other in sorted(imports[subsystem] - picture[subsystem])
-            )
-            yield from (
-                f"{PAGE}: {subsystem} -> {other} is not imported"
-                for other in sorted(picture[subsystem] - imports[subsystem])
-            )
+            yield from (f"{each} imports {other}: not in {PAGE}" for other in sorted(imports[each] - picture[each]))
+            yield from (f"{PAGE}: {each} -> {other} is not imported" for other in sorted(picture[each] - imports[each]))
     yield from (
-        f"{PAGE}: {subsystem} belongs to the ground and imports {other}, which does not"
-        for subsystem in sorted(ground)
-        for other in sorted(imports.get(subsystem, set()) - picture.get(subsystem, set()))
+        f"{PAGE}: {each} belongs to the ground and imports {other}, which does not"
+        for each in sorted(ground)
+        for other in sorted(imports.get(each, set()) - picture.get(each, set()))
     )
 
 
-def short(subsystem: str) -> str:
+def short(name: str) -> str:
     """Return a subsystem's name in the picture: without `relatum.`; `relatum` itself stays."""
-    return subsystem.removeprefix("relatum.")
+    return name.removeprefix("relatum.")

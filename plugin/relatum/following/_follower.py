@@ -61,9 +61,7 @@ class FollowerStatistics:
     held_bytes: Annotated[int, Gauge("relatum_follower_held_bytes", "Bytes read and not released")]
     records: Annotated[int, Counter("relatum_follower_records_total", "Records delivered")]
     holes: Annotated[int, Counter("relatum_follower_holes_total", "Times that retention dropped unread records")]
-    replaced: Annotated[
-        int, Counter("relatum_follower_replaced_total", "Times a stream was replaced or truncated")
-    ]
+    replaced: Annotated[int, Counter("relatum_follower_replaced_total", "Times a stream was replaced or truncated")]
     failures: Annotated[int, Counter("relatum_follower_failures_total", "Failed attempts to follow a stream")]
 
 
