@@ -23,10 +23,10 @@ import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError
 
-import relatum
 from relatum.errors import BrokerUnavailable, ConfigurationError
 from relatum.headers import TIME_HEADER
 from relatum.keys import KeyDefinition
+from relatum.publishing import Receipt, intercept, publish, release
 from relatum.reading import Broker, Message, StreamReader
 from relatum.superstreams.connections import queue_exists
 from relatum_consumer import Answer, Relations, Status
@@ -147,9 +147,7 @@ def publish_and_record(servers: Servers, data: Data, progress: Callable[[str], N
     try:
         with pika.BlockingConnection(pika.URLParameters(servers.broker.url)) as connection:
             _declare(connection, servers)
-            relatum.intercept(
-                connection, database=servers.database, keys=KEYS, recorder="embedded", broker=servers.broker
-            )
+            intercept(connection, database=servers.database, keys=KEYS, recorder="embedded", broker=servers.broker)
             try:
                 began = time.perf_counter()
                 last = [_publish(connection.channel(), servers.stream(name), data[name], progress) for name in STREAMS]
@@ -158,21 +156,19 @@ def publish_and_record(servers: Servers, data: Data, progress: Callable[[str], N
                     receipt.wait(RECORDED_S)
                 return published - began, time.perf_counter() - published
             finally:
-                relatum.release(connection)
+                release(connection)
     except AMQPError as error:
         raise BrokerUnavailable(f"RabbitMQ could not be reached, or was lost, to publish: {error!r}") from error
 
 
-def _publish(
-    channel: BlockingChannel, stream: str, rows: Sequence[Row], progress: Callable[[str], None]
-) -> relatum.Receipt:
+def _publish(channel: BlockingChannel, stream: str, rows: Sequence[Row], progress: Callable[[str], None]) -> Receipt:
     """Publish rows in order, which is also the order of recording, and return the last row's receipt."""
     *others, last = rows
     for number, row in enumerate(others, 1):
         channel.basic_publish("", stream, row.body, _properties(row))
         if number % PROGRESS_EVERY == 0:
             progress(f"{stream}: {number:,}")
-    return relatum.publish(channel, "", stream, last.body, _properties(last))
+    return publish(channel, "", stream, last.body, _properties(last))
 
 
 def _properties(row: Row) -> pika.BasicProperties:

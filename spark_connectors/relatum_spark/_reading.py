@@ -11,7 +11,6 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from relatum import MessageId
 from relatum.checks import seconds_text
 from relatum.errors import (
     InvalidInput,
@@ -23,6 +22,7 @@ from relatum.errors import (
     StreamNotFound,
     Transient,
 )
+from relatum.ids import MessageId
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import RecordBatch, StreamBounds, StreamReader
 from relatum.recording.extractor import Extractor

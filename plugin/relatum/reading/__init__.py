@@ -30,6 +30,7 @@ from relatum.reading._message_parts import (
     is_header,
     message_time,
     parts_of_delivery,
+    pika_long,
     property_text,
     reply_to_text,
 )
@@ -91,6 +92,7 @@ __all__ = [
     "message_time",
     "other_nodes",
     "parts_of_delivery",
+    "pika_long",
     "position_of",
     "property_text",
     "refusal",

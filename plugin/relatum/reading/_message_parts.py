@@ -15,11 +15,12 @@ from relatum.uuid7 import time_us_of
 from relatum.wire import amqp10
 
 try:
-    from pika.compat import long as pika_long
+    from pika.compat import long
 except ImportError:
-    # Releases of pika after 1.4 read 64-bit numbers as plain integers.
-    pika_long = int
+    # Releases of pika after 1.4 read 64-bit numbers as plain integers, and write a type by the number's size.
+    long = int
 
+pika_long: type[int] = long
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 SECOND: Final = timedelta(seconds=1)
 MICROSECOND: Final = timedelta(microseconds=1)

@@ -23,7 +23,7 @@ from relatum.errors import (
 )
 from relatum.headers import NAME_BYTES_MAX
 from relatum.limits import PARTITIONS_MAX
-from relatum.reading import NOT_BY_STREAMS, Broker, BrokerAddress, StreamReader
+from relatum.reading import NOT_BY_STREAMS, Broker, BrokerAddress, StreamReader, pika_long
 from relatum.superstreams.connections import (
     TIMEOUT_S,
     StreamOptions,
@@ -35,12 +35,6 @@ from relatum.superstreams.connections import (
     refusals,
 )
 from relatum.superstreams.layout import Layout, Partition, checked_stream_name
-
-try:
-    from pika.compat import long
-except ImportError:
-    # Releases of pika after 1.4 choose the type by the number's size.
-    long = int
 
 BrokerOrConnection: TypeAlias = str | Broker | BlockingConnection | BlockingChannel
 """A URL, a `Broker`, or an open blocking pika connection or channel.
@@ -232,7 +226,7 @@ def unbind_partition(broker: BrokerOrConnection, name: str, stream: str, *, dele
             raise SuperStreamConflict(why, super_stream=name, reason="last partition")
         # Unbinding needs the exact arguments, which no protocol lists: first the most likely, then all possible ones.
         # The order is the place at the time of binding, and stays when others are unbound. RabbitMQ's tools write a
-        # `long`; other clients may write another type of integer, or none. Without such a binding, nothing happens.
+        # long; other clients may write another type of integer, or none. Without such a binding, nothing happens.
         key = partition.binding_key
         likely = (partition.place, int(key)) if _is_place(key) else (partition.place,)
         with _stream_reader(address_of(broker)) as reader, connection.channel() as channel:
@@ -297,7 +291,7 @@ def _check_present(connection: BlockingConnection, present: Layout, wanted: Layo
 
 def _order(place: int) -> dict[str, Any]:
     # A long, as RabbitMQ's own tools write it: bindings are equal only if their arguments have the same type.
-    return {ORDER_ARGUMENT: long(place)}
+    return {ORDER_ARGUMENT: pika_long(place)}
 
 
 def _is_place(binding_key: str) -> bool:
