@@ -86,7 +86,7 @@ def move(
     `--json` prints one document: the list of the moves.
     """
     if not to or bool(names) == (source is not None):
-        raise typer.BadParameter("give names, or --from, and --to")
+        raise typer.BadParameter("give --to, and either names or --from")
     with given.moving(AffinitySets) as sets:
         if source is not None:
             given.show_moves(sets.consolidate, source, to, what="set")

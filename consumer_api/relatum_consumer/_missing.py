@@ -105,7 +105,7 @@ def _expectation_named(catalog: Catalog, name: str | Expectation) -> Expectation
     if isinstance(name, Expectation):
         return name
     if not isinstance(name, str):
-        raise InvalidInput(f"an expectation is named by text, not by {type(name).__name__}")
+        raise InvalidInput(f"an expectation's name must be text, not {type(name).__name__}")
     found = {each.name: each for each in defined(catalog)}
     if name not in found:
         raise not_defined(name, catalog.vhost, meant(name, found))

@@ -60,10 +60,10 @@ class GroupFault(StrEnum):
 _ADVICE: Final = {
     GroupFault.ID_MISSING: "a sequence number or a last flag needs the header group_id",
     GroupFault.SEQUENCE_MISSING: "the header group_id needs the header group_sequence",
-    GroupFault.ID_INVALID: "group_id is 24 bytes as 48 hexadecimal digits in lower case: relatum.new_group_id()",
-    GroupFault.SEQUENCE_NOT_INTEGER: "group_sequence is an integer",
-    GroupFault.SEQUENCE_OUT_OF_RANGE: f"group_sequence is from 1 to {GROUP_SEQUENCE_MAX:,}",
-    GroupFault.LAST_NOT_BOOLEAN: "group_last is True or False",
+    GroupFault.ID_INVALID: "group_id must be 24 bytes as 48 hexadecimal digits in lower case: relatum.new_group_id()",
+    GroupFault.SEQUENCE_NOT_INTEGER: "group_sequence must be an integer",
+    GroupFault.SEQUENCE_OUT_OF_RANGE: f"group_sequence must be from 1 to {GROUP_SEQUENCE_MAX:,}",
+    GroupFault.LAST_NOT_BOOLEAN: "group_last must be True or False",
 }
 
 

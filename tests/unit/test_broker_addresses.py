@@ -113,8 +113,8 @@ def test_a_broker_is_a_value_that_shows_no_password() -> None:
         ("amqp://user:secret@a..b/", "over 63 characters"),
         # They would name other streams, or one is incomplete.
         ("amqp://u:secret@a/v;amqp://u:secret@b/w", "the same virtual host"),
-        ("amqp://u:secret@a;b", "must be whole"),
-        ("amqp://u:secret@a,b:5672/v", "must be whole"),
+        ("amqp://u:secret@a;b", "must be complete"),
+        ("amqp://u:secret@a,b:5672/v", "must be complete"),
     ],
 )
 def test_what_cannot_be_is_one_error(url: str, words: str) -> None:

@@ -43,7 +43,7 @@ def check_limit(limit: int | None, order: Order) -> None:
 def time_us_of(given: Any) -> int:
     """Return a moment in microseconds since 1970, UTC."""
     if not isinstance(given, datetime):
-        raise InvalidInput(f"a moment is a datetime, not {type(given).__name__}")
+        raise InvalidInput(f"a moment must be a datetime, not {type(given).__name__}")
     try:
         return timestamp_us(given)
     except InvalidValue as error:

@@ -197,7 +197,7 @@ class Catalog:
     def definition(self, key: str) -> KeyDefinition:
         """Return a key's definition."""
         if not isinstance(key, str):
-            raise InvalidInput(f"a key is named by text, not by {type(key).__name__}")
+            raise InvalidInput(f"a key's name must be text, not {type(key).__name__}")
         found = self._current().definitions.get(key) or self._current(fresh=True).definitions.get(key)
         if found is None:
             hint = meant(key, self._current().definitions)

@@ -194,7 +194,7 @@ class ExecutorOptions:
             checked_seconds("idle_s", self.idle_s, zero=False)
         checked_choice("when_full", self.when_full, get_args(WhenFull))
         if not isinstance(self.joins_transaction, bool):
-            raise InvalidInput(f"joins_transaction is True or False, not {self.joins_transaction!r}")
+            raise InvalidInput(f"joins_transaction= takes True or False, not {self.joins_transaction!r}")
 
     def backoff_after(self, attempts: int) -> float:
         """Return the seconds to wait after this number of attempts."""

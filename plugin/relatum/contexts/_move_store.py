@@ -218,7 +218,7 @@ class MoveStore(PlacementStore):
             to = _partition(ask, target)
             if to.state == PartitionState.RETIRED:
                 raise SuperStreamConflict(
-                    f"partition {target!r} is retired: no context can go there",
+                    f"partition {target!r} is retired: it takes no contexts",
                     super_stream=self._name,
                     reason="the target is retired",
                 )

@@ -15,9 +15,9 @@ from relatum.keys import InvalidValue, checked_text
 def check_name(name: Any, what: str = "the name of a context or set", *, outcome: str = "nothing was changed") -> str:
     """Check that a name is text of 1 to 1,024 bytes in UTF-8 that PostgreSQL can store; else `InvalidInput`."""
     if not isinstance(name, str):
-        raise InvalidInput(f"{what} is text, not {type(name).__name__}; {outcome}")
+        raise InvalidInput(f"{what} must be text, not {type(name).__name__}; {outcome}")
     if not name:
-        raise InvalidInput(f"{what} is not empty; {outcome}")
+        raise InvalidInput(f"{what} must not be empty; {outcome}")
     try:
         return checked_text(name)
     except InvalidValue as error:

@@ -78,7 +78,7 @@ def set_request_of(headers: Mapping[str, Any] | None, header: str) -> SetRequest
     if name is not None and predecessor is not None:
         why = f"a message names its affinity set ({header}) or a predecessor ({PREDECESSOR_HEADER}), not both"
     elif type(is_last) is not bool:
-        why = f"the header {AFFINITY_LAST_HEADER} is True or False, not {type(is_last).__name__}"
+        why = f"the header {AFFINITY_LAST_HEADER} must be True or False, not {type(is_last).__name__}"
     elif is_last and name is None and predecessor is None:
         why = f"the header {AFFINITY_LAST_HEADER} ends an affinity set, and this message is in none"
     else:

@@ -388,4 +388,4 @@ def _chosen(active: Sequence[PartitionRow], wanted: PartitionRow) -> PartitionRo
     for row in active:
         if row.partition_id == wanted.partition_id:
             return row
-    raise Conflict(f"partition {wanted.stream!r} is retired: no context can go there")
+    raise Conflict(f"partition {wanted.stream!r} is retired: it takes no contexts")

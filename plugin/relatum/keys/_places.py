@@ -214,13 +214,13 @@ def invalid(key: str, why: str) -> InvalidKeyDefinition:
 def check_name(name: Any, *, key: Any) -> None:
     """Check the name of a key or of its source."""
     if not isinstance(name, str):
-        raise InvalidKeyDefinition(f"a key's name is text, not {type(name).__name__}", key=str(key))
+        raise InvalidKeyDefinition(f"a key's name must be text, not {type(name).__name__}", key=str(key))
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
         raise InvalidKeyDefinition("the name of a key or of its source must be Unicode text", key=repr(key)) from None
     if not 1 <= size <= KEY_NAME_BYTES_MAX or "\0" in name:
-        reason = f"key {shown(key)}: the name of a key or of its source has 1 to {KEY_NAME_BYTES_MAX} bytes and no NUL"
+        reason = f"key {shown(key)}: its name or its source's must have 1 to {KEY_NAME_BYTES_MAX} bytes and no NUL"
         raise InvalidKeyDefinition(reason, key=str(key))
 
 

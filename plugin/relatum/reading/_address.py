@@ -294,7 +294,7 @@ def _parted(urls: str) -> list[Any]:
 
 def _split(url: str) -> tuple[SplitResult, int]:
     if not isinstance(url, str):
-        raise ConfigurationError(f"A broker's URL is text, not {type(url).__name__}.")
+        raise ConfigurationError(f"A broker's URL must be text, not {type(url).__name__}.")
     scheme = url.partition("://")[0].lower()
     if scheme not in _PORTS:
         raise ConfigurationError(f"A broker's URL begins with one of {', '.join(f'{name}://' for name in _PORTS)}.")
@@ -314,7 +314,7 @@ def _split(url: str) -> tuple[SplitResult, int]:
             "The port in the broker's URL is not a number from 1 to 65535 (an IPv6 address is written as [::1]:5672)."
         ) from None
     if _BETWEEN.search(parts.hostname or ""):
-        raise ConfigurationError("Each of several URLs of a broker must be whole: amqp://…;amqp://…")
+        raise ConfigurationError("Each of several URLs of a broker must be complete: amqp://…;amqp://…")
     checked_host(parts.hostname or "localhost", "The broker's URL")
     return parts, port if port is not None else _PORTS[parts.scheme]
 

@@ -84,7 +84,7 @@ def check_integers(offsets: Iterable[int]) -> None:
         except TypeError:
             is_integer = False
         if not is_integer:
-            raise InvalidInput(f"An offset is an integer, not {shown(offset)}.")
+            raise InvalidInput(f"An offset must be an integer, not {shown(offset)}.")
 
 
 def check_offset(stream: str, offset: int) -> None:

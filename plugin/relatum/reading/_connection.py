@@ -39,7 +39,7 @@ of 3.10 and 3.11 may accept it, and are not asked. Source: rabbitmq-server, pull
 
 
 class AnotherCluster(BrokerUnavailable):
-    """Another cluster answers, or one that does not give its name; nothing of a login was sent."""
+    """Another cluster answers, or one that does not give its name; no login data was sent."""
 
 
 class MechanismNotTaken(ConfigurationError):

@@ -35,7 +35,7 @@ def partition_of(routing_key: str | bytes, partitions: int) -> int:
         except UnicodeEncodeError:
             raise InvalidInput(f"a key cannot contain a lone surrogate: {shown(routing_key)}") from None
     elif not isinstance(routing_key, bytes):
-        raise InvalidInput(f"a key is text or bytes, not {shown(routing_key)}")
+        raise InvalidInput(f"a key must be text or bytes, not {shown(routing_key)}")
     return mmh3.hash(routing_key, SEED, signed=False) % partitions
 
 
@@ -51,7 +51,7 @@ def checked_stream_name(name: Any, what: str = "A super stream's name") -> str:
             would declare another name than the requested one.
     """
     if not isinstance(name, str):
-        raise InvalidInput(f"{what} is text, not {type(name).__name__}.")
+        raise InvalidInput(f"{what} must be text, not {type(name).__name__}.")
     if not 1 <= len(name.encode(errors="surrogatepass")) <= NAME_BYTES_MAX:
         raise InvalidInput(f"{what} must have 1 to {NAME_BYTES_MAX} bytes, unlike {name[:40]!r}.")
     checked_text(what, name)

@@ -39,7 +39,7 @@ _OUTCOMES: Final = (Command.PUBLISH_CONFIRM, Command.PUBLISH_ERROR)
 
 
 class AnotherProtocol(ConfigurationError):
-    """The server does not speak the stream protocol; nothing of a login was sent."""
+    """The server does not speak the stream protocol; no login data was sent."""
 
 
 class Answer(NamedTuple):
