@@ -176,7 +176,7 @@ def test_results_are_noted_of_this_bulk_s_messages_alone() -> None:
             with pytest.raises(InvalidInput, match="m3" if wrong is other.messages[0] else r"bulk\.messages"):
                 note(wrong)
     for error in (None, 5, ValueError):
-        with pytest.raises(InvalidInput, match="error is"):
+        with pytest.raises(InvalidInput, match="error= takes"):
             bulk.failed(bulk.messages[1], error)  # type: ignore[arg-type]
     assert list(bulk.results.values()) == [Failure("no such order")]
 
