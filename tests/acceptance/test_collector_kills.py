@@ -117,7 +117,7 @@ class Bed:
         return len(ids)
 
 
-def test_despite_all_failures_each_message_has_one_outcome(harm: Harm, tmp_path: Path) -> None:
+def test_whatever_fails_each_message_has_one_outcome(harm: Harm, tmp_path: Path) -> None:
     """Each message has one outcome, which matches what its executor did, despite kills, freezes and cut lines."""
     bed, chance = Bed(harm, tmp_path), harm.chance
     working = taken_over = 0

@@ -315,9 +315,7 @@ def test_two_commands_and_an_exchange_is_looked_up(own_broker: LocalRabbitMQ, da
     assert "the copies stay" in relatum.ok("untap", "amq.headers")
 
 
-def test_expectations_are_defined_and_what_is_missing_is_listed(
-    relatum: Relatum, place: Place, other_stream: str
-) -> None:
+def test_expectations_are_defined_and_what_lacks_is_told(relatum: Relatum, place: Place, other_stream: str) -> None:
     """Nothing is missing, a recorder is behind, something is missing: 0, 8 and 10."""
     two_hours_ago_us = (time.time_ns() // 1_000_000_000 - 7_200) * 1_000_000
 

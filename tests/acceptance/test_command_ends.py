@@ -166,7 +166,7 @@ def test_stdout_that_cannot_be_written(arguments: tuple[str, ...], how: str) -> 
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_a_terminal_without_utf8_is_written_to_anyway(as_json: bool) -> None:
+def test_a_terminal_without_utf8_is_written_to_all_the_same(as_json: bool) -> None:
     """What it has no sign for is replaced, and in JSON escaped, which loses nothing."""
     words = command("super-stream", "route", "flüge", "東", "--partitions", "3", *(["--json"] if as_json else []))
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}

@@ -70,7 +70,7 @@ def test_demo_answers_as_its_data_say(relatum: Relatum, prefix: str) -> None:
     assert "--prefix" in again.stderr
 
 
-def test_demo_on_private_servers_outlasts_a_machine_that_hangs(tmp_path: Path) -> None:
+def test_demo_on_private_servers_outlasts_a_machine_that_stands_still(tmp_path: Path) -> None:
     """It says what it does, RabbitMQ may be slow, and `--web` shows the flights; run again, it names what is there."""
     directory = tmp_path / "servers"
     arguments = [COMMAND, "demo", "--flights", "500", "--checked", "1000", "--directory", str(directory)]

@@ -41,7 +41,7 @@ def mixed(part: int) -> list[Plain]:
     return shuffled(incomplete + [message for number in others for message in whole_group(number, SIZE)], part)
 
 
-def test_despite_all_failures_each_complete_group_is_done_once(harm: Harm, tmp_path: Path) -> None:
+def test_whatever_fails_each_complete_group_is_done_once(harm: Harm, tmp_path: Path) -> None:
     """Members and their recorder are killed, frozen and cut off: those that are left do all that is to be done."""
     stream = unique_name("groups")
     relatum = Relatum(harm.broker_url, harm.stream_url, harm.database_url)

@@ -97,7 +97,7 @@ def assert_recorded(harm: Harm, stream: str) -> int:
     return len(in_stream) // len(KEYS)
 
 
-def test_despite_all_failures_the_table_equals_the_streams(harm: Harm, tmp_path: Path) -> None:
+def test_whatever_fails_the_table_equals_the_streams(harm: Harm, tmp_path: Path) -> None:
     """The table equals the streams after recorders were killed, frozen during commits, cut off and without servers."""
     streams = [unique_name("orders"), unique_name("parcels")]
     relatum = Relatum(harm.broker_url, harm.stream_url, harm.database_url)
@@ -127,7 +127,7 @@ def test_despite_all_failures_the_table_equals_the_streams(harm: Harm, tmp_path:
     print(f"{messages} messages")
 
 
-def test_despite_all_failures_publishers_are_right_about_their_messages(harm: Harm, tmp_path: Path) -> None:
+def test_whatever_fails_publishers_are_right_about_their_messages(harm: Harm, tmp_path: Path) -> None:
     """Every outcome that publishers and their forks got is true, and their messages are recorded, despite all harm."""
     streams = [unique_name("orders"), unique_name("parcels")]
     urls, incarnations = (harm.broker_url, harm.stream_url, harm.database_url), count(1)
@@ -179,9 +179,7 @@ def assert_told_the_truth(harm: Harm, streams: list[str], ledgers: Path) -> dict
     return dict(Counter(kind for kinds in told.values() for kind in kinds))
 
 
-def test_a_broker_that_lost_its_tail_is_recorded_again(
-    servers: LocalServers, engine: sa.Engine, tmp_path: Path
-) -> None:
+def test_a_broker_that_lost_its_tail_is_recorded_anew(servers: LocalServers, engine: sa.Engine, tmp_path: Path) -> None:
     """A stream that lost its tail in a power loss is recorded again, and its groups are those that are whole now."""
     url, both = servers.broker_url, (STREAM, GROUPS)
     declare_stream(url, GROUPS)

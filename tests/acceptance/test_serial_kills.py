@@ -148,7 +148,7 @@ def assert_nothing_lost(bed: Bed) -> tuple[int, int]:
     return count, report.strays
 
 
-def test_despite_all_failures_contexts_that_move_keep_their_order(harm: Harm, tmp_path: Path) -> None:
+def test_whatever_fails_contexts_that_move_keep_their_order(harm: Harm, tmp_path: Path) -> None:
     """Whatever process dies or sleeps: no confirmed message is lost or consumed twice, and each context is in order."""
     bed = Bed(harm, tmp_path)
     with ExitStack() as stack:

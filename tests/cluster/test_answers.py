@@ -182,7 +182,7 @@ def test_what_is_confirmed_is_at_each_node(cluster: Cluster, engine: sa.Engine, 
 
 
 # Faults that need a node to restart come last.
-def test_a_leader_that_moves_or_hangs(cluster: Cluster) -> None:
+def test_a_leader_that_moves_or_stands_still(cluster: Cluster) -> None:
     """While and after it moves nothing is said not to be there; while it does not answer, nothing is proven."""
     stream = unique_name()
     cluster.declare(stream, leader=1)

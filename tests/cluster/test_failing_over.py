@@ -120,7 +120,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 @on_each_cluster
-def test_recorders_continue_elsewhere(cluster: Cluster, publishers: list[Publisher], used: Any, forget: Any) -> None:
+def test_recorders_go_on_elsewhere(cluster: Cluster, publishers: list[Publisher], used: Any, forget: Any) -> None:
     """Whatever happens to their node, a component that continues at another logs it once, and stays there."""
     of_the_killed, late, of_the_frozen = publishers
     forget()

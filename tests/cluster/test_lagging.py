@@ -39,7 +39,7 @@ def face(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
 
 @on_each_cluster
 @pytest.mark.parametrize("joins", [False, True])
-def test_a_replica_that_lags_is_not_another_stream(
+def test_a_replica_that_lags_is_no_other_stream(
     cluster: Cluster, engine: sa.Engine, face: Any, joins: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A member that starts beside a lagging replica continues at the collector's position: each message counts once."""
@@ -127,7 +127,7 @@ def test_a_recorder_at_a_lagging_node_loses_and_doubles_nothing(cluster: Cluster
     assert [value for _, value, _ in rows_of(engine, stream)] == [f"o{n}" for n in range(150)]
 
 
-def test_a_leader_that_shows_nothing_for_long_is_not_another_stream(cluster: Cluster, engine: sa.Engine) -> None:
+def test_a_leader_that_shows_nothing_for_long_is_no_other_stream(cluster: Cluster, engine: sa.Engine) -> None:
     """A leader shows nothing until its replicas answer, for as long as that takes; nothing is concluded from it."""
     stream = unique_name()
     cluster.declare(stream, leader=1)

@@ -68,7 +68,7 @@ def test_strangers_on_the_guessed_port_get_no_password(face_name: str, answer: s
         assert login_in(url) not in stranger.told
 
 
-def test_a_server_on_the_guessed_port_gets_no_password(
+def test_who_takes_the_guessed_port_over_is_told_no_password(
     face_name: str, guessing: tuple[str, int], stream_url: str, stream_name: str
 ) -> None:
     """A reader that connects again asks again: the one that listens now may be another than before."""
@@ -86,7 +86,7 @@ def test_a_server_on_the_guessed_port_gets_no_password(
             assert login_in(url) not in stranger.told
 
 
-def test_a_stranger_with_a_trusted_certificate_gets_no_password(amqp_url: str) -> None:
+def test_a_stranger_with_a_trusted_certificate_is_told_no_password(amqp_url: str) -> None:
     """A trusted certificate alone gets no credentials: the broker must be the one that the AMQP port belongs to."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(FILES / "certificate.pem", FILES / "key.pem")
@@ -199,7 +199,7 @@ def test_a_replica_at_the_given_address_is_read_there(face_name: str, misnamed: 
         assert [message.body for message in reader.iterate("s")] == [b"0", b"1"]
 
 
-def test_a_user_that_may_not_read(face_name: str, misnamed: LocalRabbitMQ) -> None:
+def test_a_user_who_may_not_read(face_name: str, misnamed: LocalRabbitMQ) -> None:
     """Each way of reading a stream without the permission is refused."""
     with open_face(face_name, as_user(misnamed.broker_url, "blind")) as face:
         for attempt in ways(face, "s"):

@@ -238,7 +238,7 @@ def test_the_next_is_used_where_one_does_not_answer(
     assert (nodes[0].opened, nodes[2].opened, told(caplog)) == (asked, 0, 1)
 
 
-def test_a_reader_continues_at_the_next_and_stays(
+def test_a_reader_goes_on_at_the_next_and_stays(
     face_name: str, address: Broker, nodes: list[Proxy], stream: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is asked then is answered; nobody goes back to one that answers again; and where none does, it says so."""
@@ -259,9 +259,7 @@ def test_a_reader_continues_at_the_next_and_stays(
         assert until_answered(lambda: face.read(stream, 1)).body == b"1"
 
 
-def test_a_reader_continues_past_a_silent_node(
-    face_name: str, address: Broker, nodes: list[Proxy], stream: str
-) -> None:
+def test_a_reader_goes_on_past_a_silent_node(face_name: str, address: Broker, nodes: list[Proxy], stream: str) -> None:
     """A call that a silent node does not answer ends in time, and another node answers the next one."""
     with reading(face_name, address, stream, timeout_s=3.0) as face:
         nodes[0].mode = "blackhole"

@@ -117,7 +117,7 @@ def test_a_stream_is_not_caught_up_as_long_as_the_owner_holds_up_the_rest(
         assert owner.wait_event(bed.stream, CaughtUp).next_offset == 200
 
 
-def test_many_lone_messages_are_held_for_an_owner_that_is_seldom_done(bed: Bed) -> None:
+def test_many_lone_messages_are_held_for_an_owner_who_is_seldom_done(bed: Bed) -> None:
     """A thousand chunks of one message each, though the owner is done with none."""
     bed.put(*texts(*range(1_000)))
     with bed.owner(holds=True) as owner:
@@ -125,7 +125,7 @@ def test_many_lone_messages_are_held_for_an_owner_that_is_seldom_done(bed: Bed) 
         wait_until(lambda: owner.statistics().held >= 1_000, what="all of them")
 
 
-def test_more_streams_than_connections_hold_is_not_an_outage(
+def test_more_streams_than_connections_hold_is_no_outage(
     bed: Bed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The stream without room is reported, and is followed once another one is left."""
@@ -164,7 +164,7 @@ def test_streams_are_spread_where_they_wait_for_each_other(
         assert not any(owner.of(name, Failed) for name in [*streams, None])
 
 
-def test_a_stream_continues_behind_what_is_known(owner: Owner, bed: Bed) -> None:
+def test_a_stream_goes_on_behind_what_is_known(owner: Owner, bed: Bed) -> None:
     """What is before the position is not given again; with nothing new, no message has to come."""
     bed.put(*texts(*range(10)))
     owner.follow(bed.stream, start=7, known=bed.known_at(6))
@@ -193,7 +193,7 @@ def test_a_stream_that_is_another_is_replaced(owner: Owner, bed: Bed, count: int
     owner.wait_bodies(bed.stream, another)
 
 
-def test_a_stream_that_is_declared_again_while_it_is_followed_is_replaced(owner: Owner, bed: Bed) -> None:
+def test_a_stream_that_is_declared_anew_while_it_is_followed_is_replaced(owner: Owner, bed: Bed) -> None:
     """Its end is reported, and that the next stream is another one."""
     bed.put(*texts(0, 1))
     owner.follow(bed.stream)
@@ -343,7 +343,7 @@ def test_a_busy_stream_delays_no_other_of_its_connection(bed: Bed) -> None:
     assert sorted(overtaken_by)[4] < 200
 
 
-def test_a_parent_continues_regardless_of_its_child(bed: Bed) -> None:
+def test_a_parent_goes_on_whatever_its_child_does(bed: Bed) -> None:
     """The child closes, drops and collects all it has a copy of."""
     owners = [bed.owner()]
     with owners[0] as owner:

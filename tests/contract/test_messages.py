@@ -133,7 +133,7 @@ def test_messages_of_stream_clients(amqp_url: str, stream_url: str, stream_name:
     assert [(message.body, dict(message.headers)) for message in messages] == given
 
 
-def test_bytes_that_are_not_an_amqp_message(face: Face, stream_url: str, stream_name: str) -> None:
+def test_bytes_that_are_no_amqp_message(face: Face, stream_url: str, stream_name: str) -> None:
     """What a stream client wrote without AMQP's encoding is a message with a body and nothing else."""
     raw: list[object] = [b"not AMQP at all", b"", b"\x00", b"\x00\x53\x75", b"\xff" * 100]
     publish_by_rstream(stream_url, stream_name, raw)

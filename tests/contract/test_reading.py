@@ -370,7 +370,7 @@ def test_recovering_partitions_are_waited_for(face: Face, amqp_url: str, monkeyp
         channel.exchange_delete(exchange)
 
 
-def test_what_is_not_a_stream_leads_nowhere(face: Face) -> None:
+def test_what_is_no_stream_leads_nowhere(face: Face) -> None:
     """Names of no stream, of a direct reply-to, and such as no queue can have: no stream, and no harm."""
     wrong = ["nobody", "amq.rabbitmq.reply-to.g1h2AA5yZXBseUA4", "x" * 300, "x" * 70_000, ""]
     assert [face.routes("", name) for name in wrong] == [[]] * len(wrong)

@@ -188,7 +188,7 @@ def test_a_message_joins_the_set_of_its_predecessor(faces: Faces, partitions: Pa
     assert list(partitions.of_set("s1").values()) == [[b"1", b"2", b"3"]]
 
 
-def test_a_predecessor_is_read_where_it_is(faces: Faces, sets: relatum.AffinitySets, partitions: Partitions) -> None:
+def test_a_predecessor_is_read_where_it_lies(faces: Faces, sets: relatum.AffinitySets, partitions: Partitions) -> None:
     """Another router finds it by partition and offset, and opens a closed set again in that partition."""
     with faces.opened() as router:
         router.publish(b"1", "s1", affinity_last=True)

@@ -118,7 +118,7 @@ async def test_who_waits_or_iterates_holds_no_thread(recorded: Place) -> None:
         assert {(await wait).ids for wait in waits} == {((recorded.stream, 4),)}
 
 
-async def test_waits_end_by_their_own_time_while_the_database_hangs(recorded: Place) -> None:
+async def test_waits_end_by_their_own_time_while_the_database_stands_still(recorded: Place) -> None:
     """Waits end in time as UNPROVEN while PostgreSQL is frozen; longer ones find their message when it continues."""
     recorded.put_recorded((b"alone", {"order_id": 2}))
     with Proxy.to(recorded.database) as proxy:
@@ -182,7 +182,7 @@ async def test_cancelled_reads_free_their_threads(recorded: Place) -> None:
             assert relations.statistics().in_use == 0
 
 
-async def test_a_task_that_finds_no_thread_in_time_gets_an_error(recorded: Place) -> None:
+async def test_who_finds_no_thread_in_time_is_told(recorded: Place) -> None:
     """A call that gets no thread in time fails with `ConnectionsInUse`, and can be repeated."""
     async with AsyncRelations(recorded.amqp, recorded.database, broker_connections_max=2, timeout_s=3.0) as relations:
         assert await relations.keys()

@@ -133,7 +133,7 @@ def by_dramatiq(stack: ExitStack, url: str, options: Any) -> Rotated:
 
 
 @pytest.mark.parametrize("client", [by_celery, by_aio_pika, by_pika, by_new_connections, by_dramatiq])
-def test_the_recorder_continues_by_the_new_password(
+def test_the_recorder_goes_on_by_the_new_password(
     client: Any, rotating: Rotating, database_url: str, engine: sa.Engine, earlier: Threads
 ) -> None:
     """After each of two password changes one recorder of the publishing process records what is published."""

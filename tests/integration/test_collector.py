@@ -240,7 +240,7 @@ def test_raising_fails_what_has_no_result(collecting: Collecting) -> None:
     assert times[2] - times[1] >= 0.4
 
 
-def test_handlers_are_called_for_each_message(collecting: Collecting) -> None:
+def test_handlers_are_told_of_each_message(collecting: Collecting) -> None:
     """Handlers of all, of a type and of a message hear of `collected`, then of the end; a broken one harms nobody."""
     collecting.put("a", "b")
     collecting.put("c", type_="parcel")

@@ -128,7 +128,7 @@ def test_given_up_messages_go_to_the_dead_letter_stream(collecting: Collecting, 
 
 
 @pytest.mark.parametrize(("start", "expected"), [("first", "abcd"), ("next", "d"), (2, "cd")])
-def test_a_stream_is_followed_from_the_given_start(collecting: Collecting, start: Any, expected: str) -> None:
+def test_a_stream_is_followed_from_where_it_is_told(collecting: Collecting, start: Any, expected: str) -> None:
     """A stream that was never followed is followed from its first message, from now on, or from an offset."""
     collecting.put(*"abc")
     consumer = Consumer()
@@ -197,7 +197,7 @@ def test_a_stream_declared_again_is_collected_from_where_both_agree(
     ],
     ids=["declared again", "another's", "another's, and the member is gone"],
 )
-def test_a_stream_that_is_not_what_it_was_is_begun_again_while_it_is_followed(
+def test_a_stream_that_is_not_what_it_was_is_begun_anew_while_it_is_followed(
     collecting: Collecting, tamper: str | None
 ) -> None:
     """A collector that follows a replaced stream, or loses its membership, consumes each new message once."""
@@ -215,7 +215,7 @@ def test_a_stream_that_is_not_what_it_was_is_begun_again_while_it_is_followed(
 
 @pytest.mark.usefixtures("quick_rhythm")
 @pytest.mark.parametrize("collected", [0, 1])
-def test_a_stream_that_another_member_began_again_is_collected_whatever_is_held(
+def test_a_stream_that_another_member_began_anew_is_collected_whatever_is_held(
     collecting: Collecting, collected: int
 ) -> None:
     """Held messages of the old stream are dropped, and those at the same offsets of the new one consumed."""

@@ -362,7 +362,7 @@ def test_a_commit_whose_outcome_is_unknown_is_settled_by_repeating(
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_what_is_reported_of_a_joined_commit_in_doubt_is_what_was_committed(
+def test_what_is_told_of_a_joined_commit_in_doubt_is_what_was_committed(
     member: StoreMember, database: Database, after: bool
 ) -> None:
     """A joined executor is called again only if nothing of its first call was committed."""
@@ -386,7 +386,7 @@ def test_what_is_reported_of_a_joined_commit_in_doubt_is_what_was_committed(
     assert stored.places == places(0)
 
 
-def test_a_stream_declared_again_starts_over(member: StoreMember) -> None:
+def test_a_stream_declared_again_begins_anew(member: StoreMember) -> None:
     """Offsets restart, so the old generation's unfinished messages failed, and its rows answer for nothing new."""
     member.follow("orders", 0)
     member.add(entries(0, 1, 2), Advance("orders", 0, 3, Position(2, 7, 1)))

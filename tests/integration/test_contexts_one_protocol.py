@@ -44,7 +44,7 @@ def test_publishing_needs_amqp_alone(alone: str, layout: Layout, database_url: s
     assert consumed(name, database_url, stream_url, 2) == {"": [b"plain"], "c": [b"1"]}
 
 
-def test_partitions_of_other_names_are_listed_by_the_stream_protocol_alone(
+def test_partitions_of_other_names_are_told_by_the_stream_protocol_alone(
     alone: str, keyed: Layout, database_url: str
 ) -> None:
     """Each component that needs partitions of other names asks for the URL of the stream protocol."""

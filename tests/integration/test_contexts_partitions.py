@@ -143,7 +143,7 @@ def test_the_role_of_routers_is_enough(contexts: SerializationContexts, broker: 
     assert contexts.assignment_of("c").partition == f"{contexts.super_stream}-1"
 
 
-def test_consumers_continue_when_a_partition_is_gone(
+def test_consumers_go_on_when_a_partition_is_gone(
     contexts: SerializationContexts, layout: Layout, amqp_url: str, database_url: str
 ) -> None:
     """What was in a deleted partition was consumed before; consumers of old and new names continue with the rest."""
@@ -199,7 +199,7 @@ def test_a_server_that_is_away_for_a_moment_delays_a_move(
 
 
 @either_away
-def test_a_server_that_stays_away_leaves_the_move_to_be_resumed(
+def test_a_server_that_stays_away_leaves_the_move_to_whoever_resumes_it(
     away: tuple[Proxy, Broker, str], contexts: SerializationContexts, super_stream: str
 ) -> None:
     """The error of a move whose server stays away names the move, which can be resumed."""

@@ -60,7 +60,7 @@ def test_who_publishes_asks_no_more(
         assert asking.statistics().asked == 5
 
 
-def test_moves_continue_as_soon_as_publishers_know(
+def test_moves_go_on_as_soon_as_publishers_know(
     router: ContextRouter, contexts: SerializationContexts, channel: BlockingChannel, layout: Layout, place: Place
 ) -> None:
     """A context that moves while it is published to, by a router that trusts its clock, stays in order."""
@@ -143,7 +143,7 @@ def state_of(c: SerializationContexts, move_id: int) -> MoveState:
     return next(each.state for each in c.moves(latest=9) if each.move_id == move_id)
 
 
-async def test_an_asyncio_router_continues_with_a_move_its_message_waits_for(
+async def test_an_asyncio_router_goes_on_with_a_move_its_message_waits_for(
     move_id: int, c: SerializationContexts, amqp_url: str, database_url: str
 ) -> None:
     """An asyncio router that publishes to a context whose mover died ends the move."""
@@ -160,7 +160,7 @@ def test_a_mover_ends_it_before_its_own(move_id: int, c: SerializationContexts) 
     assert state_of(c, move_id) is back.state is MoveState.SWITCHED
 
 
-def test_one_of_many_continues_with_it(
+def test_one_of_many_goes_on_with_it(
     move_id: int, c: SerializationContexts, amqp_url: str, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One of several publishers that wait for an abandoned move ends it."""
@@ -189,7 +189,7 @@ def test_a_mover_that_lives_says_so(c: SerializationContexts, place: Place, monk
     assert c.moves() == []
 
 
-def test_a_router_that_may_not_continue_leaves_it_to_others(
+def test_a_router_that_may_not_go_on_leaves_it_to_others(
     c: SerializationContexts, channel: BlockingChannel, place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A router without the right to end a move logs that once, and its message fails with `ContextMoving`."""

@@ -71,7 +71,7 @@ LOCK = sql("SELECT FROM relatum.keys FOR UPDATE")
 
 
 @pytest.mark.parametrize("level", [None, "REPEATABLE READ"])
-def test_a_transaction_that_hangs_lets_go_of_its_locks(database_url: str, level: str | None) -> None:
+def test_a_transaction_that_stands_still_lets_go_of_its_locks(database_url: str, level: str | None) -> None:
     """As that of a process that is frozen: others continue, and its writes are gone. The next one works."""
     with closing(Database(database_url, idle_s=0.5)) as frozen, closing(Database(database_url)) as other:
         other.rows(ADD, {"named": "a"})
@@ -161,7 +161,7 @@ async def test_a_task_that_waits_for_a_connection_no_more_leaves_it_to_others(da
 
 
 @pytest.mark.parametrize("style", ["German", "SQL, DMY"])
-def test_moments_are_read_in_any_style_the_database_has(database_url: str, style: str) -> None:
+def test_moments_are_read_whatever_style_the_database_has(database_url: str, style: str) -> None:
     """Times are read correctly in sessions with any `DateStyle`, as `ALTER DATABASE … SET DateStyle` sets it."""
     url = f"{database_url}?options={quote(f'-cDateStyle={style}'.replace(' ', ''))}"
     with as_engine(url) as engine, engine.connect() as connection:

@@ -94,7 +94,7 @@ def test_what_a_user_may_not_do_is_named(
 
 
 @pytest.mark.parametrize("granted", ["relatum_consumer", "relatum_reader"])
-def test_a_user_that_may_only_read_records_nothing_and_gets_an_error(place: Place, role: str, granted: str) -> None:
+def test_who_may_only_read_records_nothing_and_is_told(place: Place, role: str, granted: str) -> None:
     """A recorder that may only read ends at once, and names the role that it needs."""
     administer(place.database, "GRANT {} TO {}", granted, role)
     with pytest.raises(AccessRefused, match="GRANT relatum_recorder") as refused:
@@ -102,7 +102,7 @@ def test_a_user_that_may_only_read_records_nothing_and_gets_an_error(place: Plac
     assert exit_code_of(refused.value) == 3
 
 
-def test_a_user_that_may_not_migrate_gets_an_error(empty_database_url: str, role: str) -> None:
+def test_who_may_not_migrate_is_told_who_may(empty_database_url: str, role: str) -> None:
     """Somebody's own user, where the owner's is needed."""
     with pytest.raises(AccessRefused, match="as the owner"):
         upgrade(changed(empty_database_url, user=role))
@@ -168,7 +168,7 @@ def test_what_a_server_says_at_the_start_is_understood(
         check(url, kind, reason, said)
 
 
-def test_certificates_of_postgresql_are_distinguished(database_url: str, tmp_path: Path) -> None:
+def test_certificates_of_postgresql_are_told_apart(database_url: str, tmp_path: Path) -> None:
     """TLS that is not as the URL asks is configuration, and names the option; as it asks, it works."""
     own = {name: tmp_path / name for name in ("certificate.pem", "key.pem")}
     for name, path in own.items():

@@ -423,7 +423,7 @@ def test_what_is_asked_for_rarely_does_not_hold_the_stop(
 
 
 @pytest.mark.parametrize("face", ["blocking"])
-def test_a_recorder_continues_when_the_database_does(failing: FailingPlace, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_recorder_goes_on_when_the_database_does(failing: FailingPlace, caplog: pytest.LogCaptureFixture) -> None:
     """A recorder logs that PostgreSQL does not answer, and records each message once when it answers again."""
     place, short = failing.place, Database(failing.database, refusing=None, statement_s=WAIT_S)
     thread, stop = _running(failing, Recorder(place.amqp, short, [place.stream], keys=["order_id"]))

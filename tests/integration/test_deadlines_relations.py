@@ -55,7 +55,7 @@ def recorded(place: Place) -> Place:
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_lookups_end_in_their_time_and_continue(failing: FailingPlace, face: str) -> None:
+def test_look_ups_end_in_their_time_and_go_on(failing: FailingPlace, face: str) -> None:
     """Lookups over open connections end in time while a table is locked, or PostgreSQL or the broker is frozen."""
     failing.place.record()
     of_database = [look for look in LOOKS if look not in (*ASK_THE_BROKER, "trace all", "around all")]
@@ -98,7 +98,7 @@ def told(look: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_listener_that_never_speaks_ends_each_lookup_in_its_time(face: str, amqp_url: str) -> None:
+def test_a_listener_that_never_speaks_ends_each_look_up_in_its_time(face: str, amqp_url: str) -> None:
     """A lookup ends within its own time-out while the database does not answer, and closing waits for nothing."""
     with (
         silent_database() as url,
@@ -109,7 +109,7 @@ def test_a_listener_that_never_speaks_ends_each_lookup_in_its_time(face: str, am
         relations.find("order_id", 1)
 
 
-def test_lookups_that_hang_let_others_fail_in_time(recorded: Place) -> None:
+def test_look_ups_that_hang_let_others_fail_in_time(recorded: Place) -> None:
     """Lookups end in time also when every connection of the pool waits for a lock."""
     with open_relations(
         "blocking", recorded.amqp, recorded.database, timeout_s=TIMEOUT_S, database_connections_max=1

@@ -233,7 +233,7 @@ def test_a_receipt_nobody_can_wait_for(place: Place) -> None:
     ]
 
 
-def test_a_time_header_that_is_not_a_time(place: Place) -> None:
+def test_a_time_header_that_is_no_time(place: Place) -> None:
     """The property `timestamp` counts then, for the recorder as for readers, so the row agrees with the message."""
     stamps: list[Any] = [2**62, -(2**63), "soon", True, None]
     for stamp in stamps:

@@ -230,7 +230,7 @@ def test_primary_data_that_refers_to_it_stops_it(place: Place) -> None:
     assert rows_by_table(place) == {}
 
 
-def test_a_super_stream_means_its_partitions(place: Place, layout: Layout) -> None:
+def test_a_super_stream_stands_for_its_partitions(place: Place, layout: Layout) -> None:
     """All partitions are forgotten together, and none while contexts are placed in one."""
     name, partitions = layout.super_stream, [each.stream for each in layout.partitions]
     for partition in partitions:
@@ -296,7 +296,7 @@ def declare_anew(place: Place) -> None:
     place.put_recorded(*[(b"", {"order_id": number}) for number in range(3)])
 
 
-def test_a_stream_that_is_declared_again_in_its_midst_keeps_its_rows(dropped_front: Place) -> None:
+def test_a_stream_that_is_declared_anew_in_its_midst_keeps_its_rows(dropped_front: Place) -> None:
     """`prune` deletes no rows of a stream that was declared again after the broker was asked."""
     done: list[str] = []
 
@@ -312,7 +312,7 @@ def test_a_stream_that_is_declared_again_in_its_midst_keeps_its_rows(dropped_fro
     assert [offset for _, _, offset in dropped_front.rows()] == [0, 1, 2]
 
 
-def test_a_part_of_a_stream_that_was_declared_again_is_not_dropped(dropped_front: Place) -> None:
+def test_a_part_of_a_stream_that_was_declared_anew_is_not_dropped(dropped_front: Place) -> None:
     """`prune` drops no part that holds rows of a stream that was declared again."""
     prune(dropped_front.amqp, dropped_front.database)
     parts = Parts(dropped_front.engine)

@@ -370,7 +370,7 @@ def test_duplicates_by_policy(place: Place, relations: Relations) -> None:
 
 
 @pytest.mark.differs
-def test_a_stream_declared_again_starts_over(place: Place, relations: Relations) -> None:
+def test_a_stream_declared_again_begins_anew(place: Place, relations: Relations) -> None:
     """Its groups are others, whatever became of groups of the same ids before."""
     place.put_recorded(*whole_group(1, 2), of_group(2, 1))
     assert given(relations, place.stream) == ids(1)

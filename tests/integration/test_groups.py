@@ -86,9 +86,7 @@ def test_groups_are_what_a_naive_reader_of_everything_finds(
         place.record(*messages)
 
 
-def test_a_stream_s_own_order_is_that_of_its_offsets_regardless_of_its_times(
-    place: Place, relations: Relations
-) -> None:
+def test_a_stream_s_own_order_is_that_of_its_offsets_whatever_its_times_are(place: Place, relations: Relations) -> None:
     """Times that run backwards change neither the order of groups nor that of arrival."""
     messages = [of_group(n, s, last=s == 2, time_us=1_000 - 10 * n - s) for n, s in [(1, 2), (2, 1), (1, 1), (2, 2)]]
     place.put_recorded(*messages)
@@ -96,7 +94,7 @@ def test_a_stream_s_own_order_is_that_of_its_offsets_regardless_of_its_times(
     assert bodies(relations.groups(place.stream, order="physical")) == [[b"1-2", b"1-1"], [b"2-1", b"2-2"]]
 
 
-def test_reading_begins_with_the_first_group_that_is_at_the_start(place: Place, relations: Relations) -> None:
+def test_reading_begins_with_the_first_group_that_stands_at_the_start(place: Place, relations: Relations) -> None:
     """By offset and by time; a group behind the start is whole though some of it is before."""
     messages = [(1, 1), (2, 2), (1, 2), (2, 1), (3, 1), (3, 2)]
     place.put_recorded(*(of_group(n, s, last=s == 2, time_us=s + n * 1_000_000) for n, s in messages))
@@ -212,7 +210,7 @@ def test_streams_that_are_long_gone_cost_a_look_at_all_recorded_ones_nothing(
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])
-def test_a_group_s_position_says_where_to_continue(
+def test_a_group_s_position_says_where_to_go_on(
     place: Place, streams: list[str], relations: Relations, is_recorded: bool
 ) -> None:
     """Highest contiguous number, what is missing, whether the last was seen; also of what is not recorded."""
@@ -268,7 +266,7 @@ def test_duplicates_are_kept_apart_or_an_error(place: Place, relations: Relation
     assert (error.value.group_id, error.value.anomaly) == (group_id(1), Anomaly.DUPLICATE)
 
 
-def test_a_message_routed_to_two_streams_is_not_a_duplicate(
+def test_a_message_routed_to_two_streams_is_no_duplicate(
     place: Place, streams: list[str], relations: Relations
 ) -> None:
     """Its copies have one message_id; another message with that number is a duplicate anyway."""
@@ -365,7 +363,7 @@ def test_all_groups_are_listed_the_newest_first(place: Place, streams: list[str]
             relations._newest_groups(**wrong)  # type: ignore[arg-type]
 
 
-def test_what_is_before_the_key_was_defined_is_named_and_not_read(
+def test_what_lies_before_the_key_was_defined_is_named_and_not_read(
     place: Place, streams: list[str], relations: Relations
 ) -> None:
     """A list of recorded groups reads no stream and names the messages from before the key was defined."""
@@ -408,7 +406,7 @@ def test_groups_that_are_not_complete_are_listed_with_what_is_missing(
     assert ids_of(only) == ids(5, 2, 4)
 
 
-def test_what_others_write_into_the_headers_means_no_number(place: Place, relations: Relations) -> None:
+def test_what_others_write_into_the_headers_stands_for_no_number(place: Place, relations: Relations) -> None:
     """A group still lacks a number whose only message has headers that no message of a group has."""
     flag, number = of_group(1, 2), of_group(2, 2)
     flag[1]["group_last"], number[1]["group_sequence"] = 0, "02"
@@ -420,7 +418,7 @@ def test_what_others_write_into_the_headers_means_no_number(place: Place, relati
     assert ids_of(relations.groups(place.stream)) == ids(3)
 
 
-def test_large_messages_of_groups_that_are_mixed_come_whole(
+def test_large_messages_of_groups_that_lie_mixed_come_whole(
     place: Place, relations: Relations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though each chunk holds messages of many groups, and they come to more than memory holds: they are read again."""
@@ -482,7 +480,7 @@ def test_a_group_that_is_completed_later_is_not_lost(place: Place, streams: list
 
 
 @pytest.mark.parametrize("one_face", ["blocking"])
-def test_in_any_order_of_messages_each_group_is_given_once_while_following(
+def test_whatever_order_messages_come_in_each_group_is_given_once_while_following(
     place: Place, streams: list[str], relations: Relations
 ) -> None:
     """A follower gets every group once and whole while its messages are published and recorded in any order."""

@@ -78,7 +78,7 @@ async def test_what_is_open_already_is_covered(amqp_url: str, connect: Any) -> N
             assert time_us_of((await get(queue)).message_id)
 
 
-async def test_what_comes_back_is_not_an_error_where_the_channel_says_so(amqp_url: str) -> None:
+async def test_what_comes_back_is_no_error_where_the_channel_says_so(amqp_url: str) -> None:
     """A returned message is the result, and what return callbacks get, as the caller made it."""
     async with open_way(amqp_url) as way:
         returned: list[Any] = []
@@ -94,7 +94,7 @@ async def test_what_comes_back_is_not_an_error_where_the_channel_says_so(amqp_ur
 
 
 @pytest.mark.parametrize("headers", [[("a", 1)], "text", 5])
-async def test_headers_that_are_not_a_table_are_the_clients_error(amqp_url: str, headers: Any) -> None:
+async def test_headers_that_are_no_table_are_the_clients_error(amqp_url: str, headers: Any) -> None:
     """Also where a table could be made of them."""
     async with open_way(amqp_url) as way:
         with pytest.raises(TypeError, match="dict required"):

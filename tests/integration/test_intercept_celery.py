@@ -111,7 +111,7 @@ def test_other_apps_and_released_ones_publish_bare(amqp_url: str, database_url: 
     relatum.release(in_memory)
 
 
-def test_other_definitions_in_the_database_are_reported_before_a_task_is_sent(place: Place, queue: str) -> None:
+def test_other_definitions_in_the_database_are_told_before_a_task_is_sent(place: Place, queue: str) -> None:
     """Every publish with other key definitions than the database's is refused, and the queue stays empty."""
     first = relatum.intercept(new_app(queue, place.amqp), database=place.database, keys=["id"])
     send(first)

@@ -57,7 +57,7 @@ async def test_requests_and_replies_go_as_ever(amqp_url: str, when: str) -> None
         relatum.release(broker)
 
 
-async def test_what_cannot_be_recorded_or_routed_is_reported(amqp_url: str) -> None:
+async def test_what_cannot_be_recorded_or_routed_is_told(amqp_url: str) -> None:
     """Bad values, messages that no queue gets and copies are errors; FastStream's test broker runs handlers as ever."""
     strict = RabbitBroker(amqp_url, logger=None, default_channel=Channel(on_return_raises=True))
     async with relatum.intercept(strict, keys=["order_id"]) as broker:

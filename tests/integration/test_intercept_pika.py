@@ -61,7 +61,7 @@ def test_mistakes_raise_what_pika_raises(connection: BlockingConnection, queue: 
     assert list(errors()) == bare
 
 
-def test_what_is_derived_or_copied_continues(connection: BlockingConnection, queue: Queue) -> None:
+def test_what_is_derived_or_copied_goes_on(connection: BlockingConnection, queue: Queue) -> None:
     """Properties of a subclass encode in their own way, and channels and their methods can be copied."""
 
     class Marked(pika.BasicProperties):

@@ -111,7 +111,7 @@ def test_a_callback_connection_raises_as_soon_as_it_is_known(place: Place, taken
 
 
 @pytest.mark.parametrize("how", ["refused", "frozen"])
-def test_with_the_database_away_publishing_continues_until_it_is_known(
+def test_with_the_database_away_publishing_goes_on_until_it_is_known(
     place: Place, taken: sa.Engine, channel: BlockingChannel, how: str
 ) -> None:
     """Publishing continues without PostgreSQL, is refused once the conflict is known, and continues after it."""
@@ -173,7 +173,7 @@ def test_of_two_that_define_it_at_the_same_moment_one_is_refused(amqp_url: str, 
     assert defined(engine)["order"].sources == first.sources
 
 
-def test_a_key_that_others_redefine_is_noticed(engine: sa.Engine) -> None:
+def test_a_key_that_others_define_anew_is_noticed(engine: sa.Engine) -> None:
     """A key removed while a publisher runs stays removed, and one defined otherwise is a conflict until removed."""
     keys = PublishersKeys(engine, [MINE], defines=True)
     keys.look()
@@ -224,7 +224,7 @@ def test_a_key_may_name_another_that_is_defined_with_it_or_before(engine: sa.Eng
     assert set(names_of(engine)) == {"cause", "id", "reply", "other", "number", "pair"}
 
 
-def test_a_key_is_masked_by_a_definition_that_says_so_and_shown_again_by_name_alone(engine: sa.Engine) -> None:
+def test_a_key_is_masked_by_who_says_so_and_shown_again_by_name_alone(engine: sa.Engine) -> None:
     """A mask stays when a definition leaves it out, and it must be taken off before the key can be removed."""
 
     def masked() -> list[str]:

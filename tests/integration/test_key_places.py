@@ -54,7 +54,7 @@ def expected(broker_version: tuple[int, ...]) -> set[tuple[str, str, int]]:
     return ROWS | ({("deep", "q", 2)} if broker_version >= (3, 13) else set())
 
 
-def test_rows_are_those_of_what_is_at_the_path(place: Place, broker_version: tuple[int, ...]) -> None:
+def test_rows_are_those_of_what_lies_at_the_path(place: Place, broker_version: tuple[int, ...]) -> None:
     """A recorder makes a row of each value at a key's path, and count what cannot be a value."""
     place.put_recorded(*MESSAGES)
     assert sorted(place.rows()) == sorted(expected(broker_version))

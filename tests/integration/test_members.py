@@ -37,7 +37,7 @@ def recorder(name: str = "one", holder: str | None = None) -> Member:
     return Member(RECORDERS, name, lease_s=600.0, holder=holder)
 
 
-def test_a_lease_that_expired_unnoticed_is_taken_again(engine: sa.Engine, ids: list[int]) -> None:
+def test_a_lease_that_ran_out_while_nobody_minded_is_taken_anew(engine: sa.Engine, ids: list[int]) -> None:
     """A member whose lease lapsed unnoticed becomes another member and takes the streams that are still free."""
     member = recorder()
     beat(engine, member, ids)
@@ -68,7 +68,7 @@ def test_who_takes_at_the_same_time_waits_for_nobody(engine: sa.Engine, ids: lis
     assert (look.held, set(look.others.values())) == (frozenset(), {first.holder})
 
 
-def test_what_was_seen_free_is_not_taken_from_a_faster_member(engine: sa.Engine, ids: list[int]) -> None:
+def test_what_was_seen_free_is_not_taken_from_who_was_quicker(engine: sa.Engine, ids: list[int]) -> None:
     """Taking is a compare-and-set on the holder that was seen, so a stream that was taken since is left."""
     first, second = recorder(), recorder()
     with engine.connect() as later:

@@ -129,7 +129,7 @@ def test_a_group_gets_its_id_and_numbers(line: Line, place: Place) -> None:
     assert all(message.time_source for message in found)
 
 
-def test_groups_may_be_in_several_streams_beside_one_another(
+def test_groups_may_lie_in_several_streams_beside_one_another(
     line: Line, place: Place, other_stream: str, channel: BlockingChannel
 ) -> None:
     """Each put may name its own exchange and routing key, and each group's numbers continue across them."""
@@ -218,7 +218,7 @@ def test_a_put_that_failed_leaves_no_gap(line: Line, place: Place, connection: B
 
 @pytest.mark.parametrize("arrives", [True, False])
 @pytest.mark.parametrize("client", CONFIRMING)
-def test_behind_a_lost_confirm_a_group_continues_where_it_was(place: Place, client: str, arrives: bool) -> None:
+def test_behind_a_lost_confirm_a_group_goes_on_where_it_stands(place: Place, client: str, arrives: bool) -> None:
     """A number whose confirm was lost stays taken until the group's position says whether its message arrived."""
     with Proxy.to(place.amqp) as proxy, open_line(client, proxy.url(place.amqp)) as line:
         line.intercept(broker=place.broker)

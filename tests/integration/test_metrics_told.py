@@ -200,7 +200,7 @@ def test_consumers_of_groups_count_groups(place: Place) -> None:
     assert told("relatum_group_consumer_given_total", consumer=name) == 3
 
 
-def test_each_metric_is_reported_by_something(place: Place, layout: Layout, connection: BlockingConnection) -> None:
+def test_each_metric_is_told_by_something(place: Place, layout: Layout, connection: BlockingConnection) -> None:
     """Every declared metric is exposed while a component of each kind runs, except those counted by reason."""
     collector = MessageCollector(unique_name(), database=place.database)
     collector.register_executor("order", lambda bulk: None)

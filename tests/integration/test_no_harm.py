@@ -176,7 +176,7 @@ def test_a_server_that_answers_over_direct_reply_to_harms_no_client(
         assert client.is_open
 
 
-def test_streams_that_cannot_be_found_out_can_be_named(
+def test_streams_that_cannot_be_found_out_can_be_told(
     intercepted: Callable[..., BlockingConnection], engine: sa.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Streams behind chained exchanges are recorded if `streams` names them, and are else reported once."""

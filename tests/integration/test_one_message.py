@@ -187,7 +187,7 @@ def test_a_message_id_that_no_index_holds_stops_no_collector(place: Place, colle
     assert found == {where: (SUCCEEDED, None), "good": (SUCCEEDED, None)}
 
 
-def test_a_message_whose_type_is_unknown_is_passed_over(
+def test_a_message_whose_type_cannot_be_told_is_passed_over(
     place: Place, collector_of: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A message for which `type_of` raises or returns no text is logged and counted, and the next are consumed."""
@@ -224,7 +224,7 @@ def test_an_executor_cannot_take_messages_out_of_its_bulk(place: Place, collecto
     assert all(str(reason).startswith("FrozenInstanceError: ") for _, reason in found.values())
 
 
-def test_an_executor_that_commits_by_itself_gets_an_error(place: Place, collector_of: Callable[..., Any]) -> None:
+def test_an_executor_that_commits_by_itself_is_told(place: Place, collector_of: Callable[..., Any]) -> None:
     """The results of an executor that commits the joined transaction itself are failures with that reason."""
     place.put(*identified("a"))
 

@@ -41,7 +41,7 @@ def linked(span: ReadableSpan) -> list[int]:
     return [link.context.span_id for link in span.links]
 
 
-def test_each_lookup_is_a_span_of_its_name(place: Place, relations: Relations, spans: Spans) -> None:
+def test_each_look_up_is_a_span_of_its_name(place: Place, relations: Relations, spans: Spans) -> None:
     """Each lookup is a span of its name below the current one, with its keys and status but no values."""
     place.put_recorded((b"", {"order_id": "zebra-9", "relatum_time": round(NOW.timestamp() * 1e6)}), keys=["order_id"])
     spans.clear()
@@ -83,7 +83,7 @@ def test_each_lookup_is_a_span_of_its_name(place: Place, relations: Relations, s
     assert "zebra-9" not in repr([each.to_json() for each in spans.ours])
 
 
-def test_a_lookup_that_fails_says_by_what(place: Place, spans: Spans) -> None:
+def test_a_look_up_that_fails_says_by_what(place: Place, spans: Spans) -> None:
     """The span of a lookup that failed has the error's class, and in words which server was away."""
     with Relations(place.amqp, place.database) as relations, pytest.raises(OffsetNotFound):
         relations.read(place.stream, 7)
@@ -98,7 +98,7 @@ def test_a_lookup_that_fails_says_by_what(place: Place, spans: Spans) -> None:
     assert not [*read.events, *keys.events]
 
 
-def test_a_recorders_transaction_links_to_its_publishers(place: Place, spans: Spans) -> None:
+def test_a_recorders_transaction_links_to_who_published(place: Place, spans: Spans) -> None:
     """The span of a transaction counts what it wrote and links to the senders of up to 128 messages."""
     senders = [sender(spans) for _ in range(200)]
     place.put(*[(b"", headers | {"order_id": "zebra-9"}) for _, headers in senders])
@@ -264,7 +264,7 @@ def test_a_batch_that_a_function_is_given_is_a_span(place: Place, spans: Spans) 
     assert "zebra-9" not in span.to_json()
 
 
-def test_values_of_keys_are_reported_nowhere(place: Place, relations: Relations, spans: Spans) -> None:
+def test_values_of_keys_are_told_nowhere(place: Place, relations: Relations, spans: Spans) -> None:
     """Spans name the keys that a lookup searches for, and never show a value."""
     place.put((b"", {"person": "zebra-9", "order_id": "17"}))
     keys = [KeyDefinition("person", masked=True), KeyDefinition("user", "header:person"), "order_id"]

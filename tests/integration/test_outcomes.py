@@ -58,7 +58,7 @@ def outcomes(database_url: str) -> Iterator[Outcomes]:
         yield asked
 
 
-def test_each_state_is_distinguished(collecting: Collecting, outcomes: Outcomes) -> None:
+def test_each_state_is_told_apart(collecting: Collecting, outcomes: Outcomes) -> None:
     """Each state of a message is distinguished, and a failed wait carries the outcome so far."""
     assert outcomes.of("id") == Outcome("id", UNKNOWN)
     steps = {UNKNOWN: lambda: None, COLLECTED: lambda: collecting.collect("id"), FORWARDED: collecting.hand_on}
@@ -132,7 +132,7 @@ def test_a_database_that_is_away_is_waited_for() -> None:
         assert time.monotonic() - started >= 0.3
 
 
-def test_handlers_get_each_status_until_it_is_final(collecting: Collecting, outcomes: Outcomes) -> None:
+def test_handlers_are_told_each_status_until_it_is_final(collecting: Collecting, outcomes: Outcomes) -> None:
     """Each handler of an id is called once with every status, and a late one with the final status."""
     first: list[OutcomeStatus] = []
     second: list[OutcomeStatus] = []
@@ -213,7 +213,7 @@ def test_closing_ends_the_thread(database_url: str, earlier: Threads) -> None:
             ask()
 
 
-def test_a_database_that_is_not_there_is_not_a_server_that_is_away(database_url: str) -> None:
+def test_a_database_that_is_not_there_is_no_server_that_is_away(database_url: str) -> None:
     """Waiting would not cure it: the error comes at once."""
     nowhere = sa.make_url(database_url).set(database="relatum_nothing")
     with Outcomes(nowhere) as asked, pytest.raises(ConfigurationError, match="relatum_nothing"):

@@ -111,7 +111,7 @@ def test_a_part_that_is_written_is_not_closed(parts: Parts) -> None:
     assert parts.offsets(2) == list(range(MESSAGES, MESSAGES + 3))
 
 
-def test_a_writer_of_a_part_that_was_closed_writes_into_another(parts: Parts, database_url: str) -> None:
+def test_who_chose_a_part_that_is_closed_meanwhile_writes_into_another(parts: Parts, database_url: str) -> None:
     """A recorder that waited for a part's row while the part was closed writes into the next one."""
     turn_parts(parts.engine)
     with parts.engine.begin() as closing, ThreadPoolExecutor(1) as pool:
@@ -125,7 +125,7 @@ def test_a_writer_of_a_part_that_was_closed_writes_into_another(parts: Parts, da
     assert parts.offsets() == list(range(MESSAGES))
 
 
-def test_rows_of_one_transaction_are_in_the_order_of_values(parts: Parts) -> None:
+def test_rows_of_one_transaction_lie_in_the_order_of_values(parts: Parts) -> None:
     """Whatever order they come in, and whatever is in a value: so each page of the index is come to once."""
     turn_parts(parts.engine)
     values = [f"{n * 7919 % 1009:04d}" for n in range(1009)] + ["line\nend", "line\u2028end\x85", "tab\tand\\"]
@@ -231,7 +231,7 @@ def test_a_stream_that_is_kept_for_long_keeps_no_part_of_others(parts: Parts) ->
     assert parts.offsets() == [2, 3, MESSAGES]
 
 
-def test_lookups_continue_while_parts_go(parts: Parts) -> None:
+def test_look_ups_go_on_while_parts_go(parts: Parts) -> None:
     """A retained message is found each time it is asked for while parts are made, closed and dropped."""
     over = threading.Event()
     parts.write([10**6])
@@ -340,7 +340,7 @@ def test_a_part_is_closed_by_what_was_committed_alone(parts: Parts) -> None:
     assert parts.all()[1].is_closed
 
 
-def test_a_recorder_of_the_release_before_continues(closed: Parts) -> None:
+def test_a_recorder_of_the_release_before_goes_on(closed: Parts) -> None:
     """A recorder of the release before writes into part 0 and deletes no row of another part by its `ctid`."""
     columns = "stream_offset, time_us, stream_id, key_id, value"
     retention = (

@@ -147,7 +147,7 @@ def test_statements_are_prepared_where_no_pooler_is(database_url: str, tmp_path:
                 assert driver.prepare_threshold == expected
 
 
-def test_a_callers_engine_that_prepares_gets_advice(pooled_url: str) -> None:
+def test_a_callers_engine_that_prepares_is_told_what_to_do(pooled_url: str) -> None:
     """An engine that prepares statements behind a pooler gets an error that says what to set, and then works."""
     for arguments, outcome in (
         ({}, pytest.raises(ConfigurationError, match="pgbouncer=true")),

@@ -126,7 +126,7 @@ def moves(store: MoveStore, database_url: str) -> Iterator[Moves]:
         yield Moves(store, contexts)
 
 
-def test_the_offset_of_a_fence_without_an_epoch_is_not_stored(store: MoveStore, moves: Moves) -> None:
+def test_where_a_fence_without_an_epoch_lies_is_not_stored(store: MoveStore, moves: Moves) -> None:
     """The offset of a fence without an epoch, as of an earlier release's mover, is not stored."""
     store.place(["x"], in_place(0))
     move_id = moves.begin("x", 1)
@@ -168,7 +168,7 @@ def test_placing_and_releasing_at_once_keeps_the_counts(database_url: str, store
     assert all(max(epochs) < last[name] for name, epochs in seen.items())
 
 
-def test_a_released_name_is_placed_again_with_a_higher_epoch(store: MoveStore) -> None:
+def test_a_released_name_is_placed_anew_with_a_higher_epoch(store: MoveStore) -> None:
     """A released name shows up as a change and may be placed elsewhere, where its old release has no effect."""
     first = store.place(["a"], in_place(0))["a"]
     since = store.generation()
@@ -272,7 +272,7 @@ def test_nothing_new_is_placed_in_a_retired_partition(store: MoveStore) -> None:
     assert store.find(["a"])["a"].stream == "orders-2"
 
 
-def test_more_changes_than_can_be_sent_are_everything(store: MoveStore) -> None:
+def test_more_changes_than_can_be_told_are_everything(store: MoveStore) -> None:
     """A publisher that missed more changes than the limit must forget everything."""
     row = "INSERT INTO relatum.placements (super_stream_id, name, partition_id, epoch, first_epoch, generation) "
     rows = row + f"SELECT {store.super_stream_id}, 'n' || n, {store.partitions()[0].partition_id}, n, n, 2 + n % 2 "

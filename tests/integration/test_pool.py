@@ -162,7 +162,7 @@ def test_threads_that_are_interrupted_leave_no_connection_behind(database: Datab
 
 @pytest.mark.parametrize("answered", range(4))
 @pytest.mark.parametrize("is_hung_up", [False, True])
-def test_a_call_that_ends_during_the_first_questions_about_a_server_gives_its_connection_back(
+def test_a_call_that_ends_amid_the_first_questions_about_a_server_gives_its_connection_back(
     database_url: str, monkeypatch: pytest.MonkeyPatch, answered: int, is_hung_up: bool
 ) -> None:
     """A call that ends during SQLAlchemy's first questions about the server gives its connection back."""

@@ -53,7 +53,7 @@ def test_commands_that_write_say_that_the_database_is_read_only(place: Place, em
         assert "Traceback" not in ended.output
 
 
-def test_work_continues_at_a_standby(amqp_url: str, stream_name: str, other_stream: str, tmp_path: Path) -> None:
+def test_work_goes_on_at_a_standby(amqp_url: str, stream_name: str, other_stream: str, tmp_path: Path) -> None:
     """A standby answers lookups, and recorders that reach it continue once it is promoted."""
     with LocalPostgreSQL(tmp_path / "primary", durable=False, start_timeout_s=START_S) as primary:
         upgrade(primary.database_url)

@@ -75,7 +75,7 @@ def test_a_body_that_is_none_is_refused_before_it_is_sent(channel: BlockingChann
     assert at.offset == 0
 
 
-def test_what_is_in_no_stream_is_confirmed_without_places(
+def test_what_lies_in_no_stream_is_confirmed_without_places(
     channel: BlockingChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A message that reached no stream is confirmed without places, and a classic queue is warned of once."""

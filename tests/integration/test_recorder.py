@@ -120,7 +120,7 @@ def test_a_stream_is_the_same_whatever_was_published_since_its_bounds_were_asked
         assert is_same(reader, place.stream, tail.position, StreamBounds(None, None))
 
 
-def test_what_is_not_a_stream_is_waited_for_and_not_written(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_no_stream_is_waited_for_and_not_written(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """A missing stream and a queue are each logged once, and are in the table only once they are streams."""
     missing, queue = unique_name("missing"), unique_name("queue")
     with broker_connection(place.amqp) as connection:
@@ -200,7 +200,7 @@ def test_retention_that_overtakes_the_recorder_is_recorded_as_a_hole(fleeting: P
     assert fleeting.verify().ok
 
 
-def test_what_retention_had_dropped_before_recording_began_is_not_a_gap(fleeting: Place) -> None:
+def test_what_retention_had_dropped_before_recording_began_is_no_gap(fleeting: Place) -> None:
     """What retention dropped before a stream was first recorded is neither a gap nor a hole."""
     fleeting.put(*BIG)
     with fleeting.recording(keys=["order_id"]) as recorder:
@@ -212,7 +212,7 @@ def test_what_retention_had_dropped_before_recording_began_is_not_a_gap(fleeting
     assert fleeting.sql("SELECT FROM relatum.streams WHERE first_offset IS NOT NULL")
 
 
-def test_a_name_that_becomes_a_super_streams_is_not_a_missing_stream_any_more(
+def test_a_name_that_becomes_a_super_streams_is_no_missing_stream_any_more(
     amqp_url: str, engine: sa.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The partitions of a super stream are recorded although its name was first missed as a stream."""
@@ -276,7 +276,7 @@ def test_a_new_stream_does_not_wait_for_thousands_of_known_names(amqp_url: str, 
         in_a_try(lambda: is_soon_recorded(next(left)), len(streams), what="the first row of a new stream")
 
 
-def test_nothing_is_left_when_waits_for_a_receipt_are_reported(place: Place) -> None:
+def test_nothing_is_left_when_waits_for_a_receipt_are_told(place: Place) -> None:
     """A process that ends once it has its receipt is not warned of messages that it leaves."""
     left = list[dict[str, int | None]]()
 

@@ -94,7 +94,7 @@ def test_two_that_commit_the_same_streams_at_once_write_each_row_once(
 
 
 @pytest.mark.parametrize("amid", ["psycopg.Copy.write", "relatum.recording.commit.add_checkpoints"])
-def test_one_that_hangs_during_a_commit_holds_up_nobody(
+def test_one_that_stands_still_amid_a_commit_holds_up_nobody(
     engine: sa.Engine, tails: Tails, shares_of: SharesOf, amid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another recorder records the streams of one that is suspended, whether it has sent its rows or not."""

@@ -155,7 +155,7 @@ def test_one_that_is_stopped_at_its_first_question_logs_no_outage(
 
 
 @pytest.mark.parametrize("is_standby", [False, True], ids=["holder", "standby"])
-def test_at_rest_a_process_asks_little_with_any_number_of_streams(
+def test_at_rest_a_process_asks_little_whatever_the_number_of_streams(
     engine: sa.Engine, database_url: str, streams: Streams, is_standby: bool
 ) -> None:
     """A recorder at rest makes at most two transactions a second, and rolls none back."""

@@ -256,7 +256,7 @@ def test_a_deleted_stream_is_not_found_by_name_and_holds_nothing_otherwise(
         relations.find("order_id", "none")
 
 
-def test_a_wait_that_times_out_gives_the_answer_of_that_moment(place: Place, relations: Relations) -> None:
+def test_waiting_in_vain_gives_the_answer_of_that_moment(place: Place, relations: Relations) -> None:
     """A wait that finds nothing gives what is known when its time is over."""
     place.put_recorded(order("a"), (b"", {}))
     first = relations.read(place.stream, 0)

@@ -42,7 +42,7 @@ def shapes() -> dict[str, list[int]]:
     }
 
 
-def test_every_lookup_by_time_is_exact(place: Place, chance: random.Random) -> None:
+def test_every_look_up_by_time_is_exact(place: Place, chance: random.Random) -> None:
     """From messages and from datetimes, in any stream, with and without a key, against looking at every message."""
     with new_streams(place.amqp, len(shapes())) as streams, Relations(place.amqp, place.database) as relations:
         times = dict(zip(streams, shapes().values(), strict=True))

@@ -314,7 +314,7 @@ def test_a_moving_context_is_waited_for_and_no_other(moves: Moves) -> None:
     assert bodies[moves.target][-1] == b"3"
 
 
-def test_a_stray_of_a_move_that_pauses_is_settled_later(moves: Moves) -> None:
+def test_a_stray_of_a_move_that_stands_still_is_settled_later(moves: Moves) -> None:
     """A stray's outcome is unknown until `settle` adopts it, and nothing of its context overtakes it."""
     with moves.router() as router:
         router.publish(b"1", "x")
@@ -342,9 +342,7 @@ def test_a_stray_of_a_move_that_pauses_is_settled_later(moves: Moves) -> None:
     ],
     indirect=["faces"],
 )
-def test_known_names_continue_without_the_database(
-    faces: Faces, database_url: str, when_away: str, goes_on: bool
-) -> None:
+def test_known_names_go_on_without_the_database(faces: Faces, database_url: str, when_away: str, goes_on: bool) -> None:
     """With "known", a known name's messages are published; else they are a retryable error, as a new name's are."""
     with Proxy.to(database_url) as proxy:
         options = {"when_database_away": when_away, "timeout_s": 0.5}
@@ -465,7 +463,7 @@ def test_partitions_are_known_until_the_broker_was_asked_again(layout: Layout, p
         assert core.unnamed("x").stream in {each.stream for each in layout}
 
 
-async def test_a_task_that_publishes_while_its_router_is_closed_gets_an_error(layout: Layout, place: Place) -> None:
+async def test_a_task_that_publishes_while_its_router_is_closed_is_told(layout: Layout, place: Place) -> None:
     """Closing is not a cancellation: a task that waits for a thread of the router gets an error it can catch."""
     router = relatum.AsyncContextRouter(layout.super_stream, place.database)
     async with asyncio.timeout(240), await aio_pika.connect(place.amqp) as connection:

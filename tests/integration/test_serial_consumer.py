@@ -179,7 +179,7 @@ def test_a_new_partition_is_noticed(stage: Stage) -> None:
         assert len(member.partitions) == 3
 
 
-def test_a_stream_that_was_declared_again_starts_over(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stream_that_was_declared_again_begins_anew(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     """A partition that was deleted and declared again is read from its beginning, and that is logged."""
     bed = stage.bed
     bed.publish(0, "a", "a1", "a2", "a3")

@@ -99,7 +99,7 @@ def test_moves_in_circles_come_to_an_end_however_little_may_be_held(
         wait_for_no_holds(stage)
 
 
-def test_names_that_begin_during_moves_miss_nothing_from_then_on(stage: Stage) -> None:
+def test_names_that_begin_amid_moves_miss_nothing_from_then_on(stage: Stage) -> None:
     """Begun at "next", a name gets each context's messages from there on, in order, without a hole."""
     bed = stage.bed
     traffic = Traffic(bed, 4)
@@ -231,7 +231,7 @@ def test_batches_are_acknowledged_late_in_any_order_and_once(stage: Stage) -> No
     assert found == [f"{place}{number}" for place in range(3) for number in range(4)]
 
 
-def test_a_context_with_any_name_moves_and_keeps_its_order(stage: Stage, broker: Broker) -> None:
+def test_whatever_a_context_is_named_it_moves_and_keeps_its_order(stage: Stage, broker: Broker) -> None:
     """Names of any characters, and of the greatest length, go through router, move and consumer."""
     bed = stage.bed
     found: defaultdict[str | None, list[str]] = defaultdict(list)

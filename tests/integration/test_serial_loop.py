@@ -76,7 +76,7 @@ def test_what_asks_postgresql_is_asked_again_after_a_defect(
 
 
 @pytest.mark.parametrize("call", ["_receive", "_committed", "give_back", "_look"])
-def test_a_partition_is_opened_again_after_a_defect_in_the_loop(
+def test_a_partition_is_opened_anew_after_a_defect_in_the_loop(
     stage: Stage, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a defect in the loop no message is lost, and none comes out of order."""

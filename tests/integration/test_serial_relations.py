@@ -18,7 +18,7 @@ MESSAGES = 6
 """Messages before each of the two moves and behind them."""
 
 
-def test_lookups_find_a_context_on_both_sides_of_its_moves(
+def test_look_ups_find_a_context_on_both_sides_of_its_moves(
     amqp_url: str, broker: Broker, database_url: str, engine: sa.Engine, contexts: SerializationContexts
 ) -> None:
     """A lookup by the context's header gives every message once, in order over its moves, and nothing of the moves."""

@@ -206,7 +206,7 @@ def message(place: Place, relations: Relations) -> Message:
         ("slow", True, True),  # the index names it, its body does not arrive
     ],
 )
-def test_what_cannot_be_proven_or_read_in_time_is_neither_an_error_nor_an_absence(
+def test_what_cannot_be_proven_or_read_in_time_is_no_error_and_no_absence(
     relations: Relations, message: Message, proxy: Proxy, place: Place, fault: str, is_there: bool, is_recorded: bool
 ) -> None:
     """A wait on a slow line or a silent broker ends in time, unproven, and names what it found and could not read."""

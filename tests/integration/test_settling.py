@@ -141,7 +141,7 @@ def test_what_the_server_refuses_is_not_in_doubt(engine: sa.Engine) -> None:
     assert tokens_left(engine) == 0
 
 
-def test_a_server_that_hangs_is_not_waited_for_without_end(lost_line: tuple[Proxy, sa.Engine]) -> None:
+def test_a_server_that_stands_still_is_not_waited_for_without_end(lost_line: tuple[Proxy, sa.Engine]) -> None:
     """Settling ends in its time where the server takes connections and answers nothing."""
     proxy, far = lost_line
     token = Tokens.new()

@@ -246,7 +246,7 @@ async def test_aio_pika_publishes_to_a_super_stream(
     assert placed() == EXPECTED
 
 
-async def test_a_set_continues_from_pika_to_aio_pika_by_its_token(
+async def test_a_set_goes_on_from_pika_to_aio_pika_by_its_token(
     amqp_url: str, orders: relatum.SuperStream, layout: Layout, stream_url: str
 ) -> None:
     """A handle places its set once, on a channel of either client; any process with its token publishes there, too."""

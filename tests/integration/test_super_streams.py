@@ -250,7 +250,7 @@ def test_amqp_alone_does(amqp_url: str, name: str) -> None:
             describe_super_stream(alone, name)
 
 
-def test_a_stream_alone_is_not_a_super_stream(connection: BlockingConnection, stream_name: str) -> None:
+def test_a_stream_alone_is_no_super_stream(connection: BlockingConnection, stream_name: str) -> None:
     """A stream of that name, and an exchange that leads to no stream, are none; asking costs no channel."""
     channel = connection.channel()
     for asked in (connection, channel):

@@ -104,7 +104,7 @@ def test_a_trace_is_what_is_connected(place: Place, relations: Relations, stream
             assert all_there or {"hops", "limit"} & {stop.reason for stop in trace.stopped}
 
 
-def test_causes_and_effects_are_reported(place: Place, relations: Relations, streams: list[str]) -> None:
+def test_causes_and_effects_are_told(place: Place, relations: Relations, streams: list[str]) -> None:
     """From the middle of a chain to what it came from and all that came from it; a cause that is nowhere is named."""
     orders, payments, letters = streams
     publish(
@@ -159,7 +159,7 @@ def test_a_value_of_too_many_messages_is_named_and_not_followed(
     assert (len(alone), alone.status) == (1, "found")
 
 
-def test_what_each_bound_left_out_is_reported(place: Place, relations: Relations, streams: list[str]) -> None:
+def test_what_each_bound_left_out_is_told(place: Place, relations: Relations, streams: list[str]) -> None:
     """Hops, messages and time: where it stopped, and how much of it is known."""
     messages = [said(n, id=f"m{n}", cause=f"m{n - 1}") for n in range(1, 9)]
     publish(place, {streams[0]: messages})
@@ -202,7 +202,7 @@ def test_what_is_not_recorded_is_said_and_read_where_asked(
 
 
 @pytest.mark.parametrize("ask", ["trace", "find"])
-def test_a_stream_that_is_redeclared_is_no_longer_answered_for(
+def test_a_stream_that_is_begun_anew_meanwhile_is_no_longer_answered_for(
     place: Place, streams: list[str], ask: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The index leaves out what was recorded of it, so the proof from before says nothing of it."""

@@ -160,9 +160,7 @@ def test_a_stream_that_was_forgotten_is_anybodys(two: Two) -> None:
     assert verify(two.there, two.engine.url, [two.stream]).ok
 
 
-def test_a_recorder_of_others_continues_beside_another_brokers_stream(
-    two: Two, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_recorder_of_others_goes_on_beside_another_brokers_stream(two: Two, caplog: pytest.LogCaptureFixture) -> None:
     """A recorder of several streams records its own, and leaves another broker's to that one, with a log line."""
     two.record(two.there)
     before = rows_of(two.engine, two.stream)

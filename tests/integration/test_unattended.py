@@ -70,7 +70,7 @@ def test_the_status_of_many_streams_takes_as_many_statements_as_that_of_one(plac
     assert counts[0] == counts[1]
 
 
-def test_a_message_without_the_key_differs_from_one_without_relata(
+def test_a_message_without_the_key_is_told_from_one_without_relata(
     place: Place, relations: Relations, relatum: Relatum, recorded: str
 ) -> None:
     """Each lookup that takes a value from a message, and the command, name the keys that it lacks, and why."""
@@ -99,7 +99,7 @@ def test_a_message_without_the_key_differs_from_one_without_relata(
     assert relatum.json(*asked)["missing_keys"] == [{"key": "order_id", "reason": "no header:order_id"}]
 
 
-def test_nobody_records_differs_from_a_recorder_behind(
+def test_nobody_records_is_told_from_a_recorder_behind(
     place: Place, relations: Relations, relatum: Relatum, recorded: str
 ) -> None:
     """A stream that is behind and has no recorder is named by lookups, after a wait, and by the command."""
@@ -118,7 +118,7 @@ def test_nobody_records_differs_from_a_recorder_behind(
     assert (answer.status, answer.unrecorded_streams, answer.explanation) == (Status.NOT_RECORDED_YET, (), "")
 
 
-def test_a_status_begins_with_the_recorder(place: Place, relatum: Relatum, recorded: str) -> None:
+def test_a_status_begins_with_who_records(place: Place, relatum: Relatum, recorded: str) -> None:
     """`recording` is said while somebody does; else the first line says that nobody does."""
     found = place.status()
     assert (found.state, found.recorder) == ("unattended", None)
@@ -132,9 +132,7 @@ def test_a_status_begins_with_the_recorder(place: Place, relatum: Relatum, recor
     assert found.recorder is not None
 
 
-def test_keys_are_reported_as_they_are_defined(
-    place: Place, relatum: Relatum, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_keys_are_told_as_they_are_defined(place: Place, relatum: Relatum, caplog: pytest.LogCaptureFixture) -> None:
     """A new key is logged, and names like properties, conflicts and a back-fill of nothing say how to continue."""
     with caplog.at_level(logging.INFO, "relatum.keys"):
         for _ in range(2):

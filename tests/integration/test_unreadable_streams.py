@@ -54,7 +54,7 @@ def reader_url(owner_url: str, engine: sa.Engine) -> str:
     return as_user(owner_url, "reader")
 
 
-def test_status_prune_and_verify_continue_with_the_others(reader_url: str, owner_url: str, engine: sa.Engine) -> None:
+def test_status_prune_and_verify_go_on_with_the_others(reader_url: str, owner_url: str, engine: sa.Engine) -> None:
     """A stream that this user may not read has a row with its reason, and does not affect the other one."""
     closed, opened = status(reader_url, engine.url)
     assert (closed.stream, closed.state, closed.lag_offsets, closed.last) == (CLOSED, "refused", None, None)
@@ -90,9 +90,7 @@ def test_a_publishers_recorder_that_is_closed_records_the_others_to_their_end(
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_lookups_continue_with_the_others_and_say_no_false_absent(
-    face: str, reader_url: str, database_url: str
-) -> None:
+def test_look_ups_go_on_with_the_others_and_say_no_false_absent(face: str, reader_url: str, database_url: str) -> None:
     """Lookups find what is in readable streams, are unproven where an unreadable one may have more, and name it."""
     with open_relations(face, reader_url, database_url) as relations:
         found = relations.find("order_id", f"only {OPEN}")
@@ -123,7 +121,7 @@ def test_lookups_continue_with_the_others_and_say_no_false_absent(
                 relations.find("order_id", value, streams=[OPEN, CLOSED])
 
 
-def test_groups_continue_with_the_others(
+def test_groups_go_on_with_the_others(
     one_face: str, reader_url: str, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Groups of readable streams are given whole, and a position that leaves out a stream says so."""

@@ -263,7 +263,7 @@ def publish_hosts(place: Place, *counts: int) -> None:
             publisher.publish(uncompressed(coded[:count]))
 
 
-def test_what_retention_takes_during_it_is_not_a_difference(fleeting: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_retention_takes_meanwhile_is_no_difference(fleeting: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of messages that retention drops during the comparison are not differences, listed or only counted."""
     count = 1_100
     publish_hosts(fleeting, count)
@@ -305,7 +305,7 @@ def test_a_repair_mends_more_than_it_lists(world: World) -> None:
     assert not before & set(world.sql(ranges))
 
 
-def test_a_recorder_beside_it_is_not_a_difference(world: World) -> None:
+def test_a_recorder_beside_it_is_no_difference(world: World) -> None:
     """`verify` finds no difference while a recorder records the stream."""
     with world.recording(), ThreadPoolExecutor(1) as pool:
         published = pool.submit(world.put, *map(message, range(1000, 2000)))

@@ -245,7 +245,7 @@ def counted(database_url: str, query: str) -> int:
     return int(number)
 
 
-def test_recorders_and_lookups_continue(before: str) -> None:
+def test_recorders_and_lookups_go_on(before: str) -> None:
     """Nobody fails, no row is lost, given twice or rewritten; statements that were prepared answer as before."""
     over = threading.Event()
     of_table = "SELECT pg_relation_filenode('relatum.relationships{}')"
@@ -282,7 +282,7 @@ def test_recorders_and_lookups_continue(before: str) -> None:
     assert [counted(before, of_table.format(name)) for name in ("_0", "_0_lookup")] == files
 
 
-def test_a_long_reader_is_not_waited_for_longer_than_allowed(before: str) -> None:
+def test_a_long_reader_is_not_waited_for_longer_than_told(before: str) -> None:
     """A migration waits for a long reader no longer than told, and continues where it was when it is repeated."""
     # The first step changes `relationships`; once it has succeeded, it is not repeated.
     for table, is_begun in (("relationships", False), ("coverage", True)):

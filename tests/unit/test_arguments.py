@@ -30,7 +30,7 @@ NAMES: list[Any] = ["", "a\0b", "\ud800", b"orders", 7, None, ["orders"], "é" *
         (checked_name, "stream", "^stream= takes a name", NAMES),
     ],
 )
-def test_what_is_not_a_count_a_time_or_a_name(
+def test_what_is_no_count_no_time_and_no_name(
     check: Callable[[str, Any], Any], argument: str, said: str, values: list[Any]
 ) -> None:
     """It is refused by its argument's name, in a line that any terminal can show, and never whole."""
@@ -128,7 +128,7 @@ def test_a_time_is_read_as_it_is_meant(text: str, meant: datetime) -> None:
     "text",
     ["", "tomorrow", "12", "25:00", "2026-02-30", "yesterday", "12:03 Europe/Berlin", "-5y", "-99999999999d", "UTC"],
 )
-def test_what_is_not_a_time_is_refused_with_the_ways_to_write_one(text: str) -> None:
+def test_what_is_no_time_is_refused_with_the_ways_to_write_one(text: str) -> None:
     """Text that is not a time is an error of usage that shows how to write one."""
     with pytest.raises(typer.BadParameter, match=r"12:03|span of time"):
         parse_moment(text, NOW)

@@ -165,7 +165,7 @@ def test_names_of_files_can_be_sent_and_a_context_cannot() -> None:
             pickle.dumps(unsendable)
 
 
-def test_a_file_that_was_rewritten_is_read_again(tmp_path: Path) -> None:
+def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
     """A renewed certificate is taken from the next connection on; until then one context serves all."""
     ca = tmp_path / "ca.pem"
     ca.write_text(CERTIFICATE.read_text())
@@ -216,7 +216,7 @@ def test_a_function_is_asked_at_each_login() -> None:
 
 
 @pytest.mark.parametrize("given", [None, 7, b"bytes", "a\0b", "\udc80"])
-def test_what_is_not_a_password_is_one_error(given: Any) -> None:
+def test_what_is_no_password_is_one_error(given: Any) -> None:
     """A result that is not a password is an error that names its type alone."""
     with pytest.raises(ConfigurationError, match=f"returned {type(given).__name__}"):
         address(lambda: given).secret()
@@ -292,7 +292,7 @@ def test_the_last_change_counts_and_outlives_its_connection() -> None:
     assert not here.is_joined_by(BrokerAddress("other", "u", "second", amqp_port=1))
 
 
-def test_kombu_is_asked_only_at_a_login() -> None:
+def test_kombu_is_asked_by_who_logs_in_alone() -> None:
     """Kombu's password function is called at the login and not by the thread that publishes."""
     password = raising(OSError())
     connection = kombu.Connection(hostname="h;amqp://v:own@g//", userid="u", password=password)

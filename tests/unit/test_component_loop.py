@@ -312,7 +312,7 @@ def test_an_outage_is_a_line_and_one_at_its_end(case: str, outages: Outages, cap
         assert outages.is_up(server) == (len(expected) > 1)
 
 
-def test_a_pool_that_others_use_up_is_not_an_outage(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pool_that_others_use_up_is_no_outage(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
     """An exhausted pool is not an outage, and does not end one."""
     used_up = errors.DatabaseUnavailable("no connection became free", reason="pool")
     outages.answered(Server.DATABASE)
@@ -326,7 +326,7 @@ def test_a_pool_that_others_use_up_is_not_an_outage(outages: Outages, caplog: py
 
 
 @pytest.mark.parametrize("kind", [errors.StreamUnavailable, errors.StreamNotFound])
-def test_a_stream_that_starts_after_its_broker_is_not_news_unless_it_lasts(
+def test_a_stream_that_starts_after_its_broker_is_no_news_unless_it_lasts(
     outages: Outages, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     """A stream that is not ready just after its broker is back is logged only if that lasts."""
@@ -342,7 +342,7 @@ def test_a_stream_that_starts_after_its_broker_is_not_news_unless_it_lasts(
     assert lines(caplog)[2:] == [f"WARNING s is waiting and will retry: {kind.__name__}: starts"]
 
 
-def test_a_defect_is_reported_with_its_traceback_once(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_defect_is_told_with_its_traceback_once(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
     """An unforeseen error is logged once, with its traceback."""
     for _ in range(3):
         outages.failed("leases", KeyError("x"))

@@ -73,7 +73,7 @@ def test_a_gap_is_what_is_not_recorded_of_some_key(recorded: list[Any], retained
     assert found == sorted(found)
 
 
-def test_what_was_recorded_over_amqp_is_not_proof() -> None:
+def test_what_was_recorded_over_amqp_is_no_proof() -> None:
     """It is a gap for a proof of absence, but not for a read of what there is."""
     rows = [covers(0, 5, 1)._replace(over_amqp=True), covers(5, 8, 1)]
     assert gaps(StreamBounds(0, 9, is_proven=True), rows, [1]) == [(0, 5), (8, 10)]

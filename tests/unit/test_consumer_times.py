@@ -135,7 +135,7 @@ def offsets_of(answer: Answer) -> list[int]:
 
 
 @given(any_times, any_times, st.sampled_from([1, 50, 128, 300, 1000]), st.data())
-def test_lookups_by_time_give_what_looking_at_every_message_gives(
+def test_look_ups_by_time_give_what_looking_at_every_message_gives(
     own: list[int | None], other: list[int | None], batch: int, data: st.DataObject
 ) -> None:
     """Lookups by time, from a message or a datetime and in either stream, agree with a scan of all messages."""
@@ -243,7 +243,7 @@ some_times = st.lists(st.integers(-(10**7), 10**7) | st.integers(0, 100), min_si
 
 
 @given(some_times, st.none() | st.integers(-(10**7), 10**7))
-def test_every_message_is_in_a_block_whose_ends_are_real(values: list[int], high: int | None) -> None:
+def test_every_message_lies_in_a_block_whose_ends_are_real(values: list[int], high: int | None) -> None:
     """Each message is in a block, and a block's ends are times of its messages."""
     offsets = [3 * place + 7 for place in range(len(values))]
     blocks, after = time_blocks(offsets, values, high)

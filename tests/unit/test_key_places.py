@@ -54,7 +54,7 @@ def read(
         (("body:$.a", "body:$.b"), {"a": 1}, []),
     ],
 )
-def test_a_path_finds_what_is_there(source: Any, body: Any, expected: list[str]) -> None:
+def test_a_path_finds_what_lies_there(source: Any, body: Any, expected: list[str]) -> None:
     """A path finds members, indexes and each item of an array; a missing or null one is not a value and no error."""
     assert read(source, body) == (expected, [])
 
@@ -236,14 +236,14 @@ def test_walking_never_fails(value: Any, data: st.DataObject) -> None:
         " or ".join(["header:a"] * 9),
     ],
 )
-def test_what_is_not_a_place_is_refused(source: Any) -> None:
+def test_what_is_no_place_is_refused(source: Any) -> None:
     """A source that is not a place is an error that names the key."""
     with pytest.raises(InvalidKeyDefinition) as caught:
         KeyDefinition("k", source=source)
     assert caught.value.key == "k"
 
 
-def test_a_publisher_gets_an_error_for_what_cannot_be_recorded() -> None:
+def test_a_publisher_is_told_what_cannot_be_recorded() -> None:
     """A bad value in headers or properties is refused before sending; bodies are sent as they are."""
     definitions = [
         KeyDefinition("order", source="body:$.order.id"),

@@ -233,7 +233,7 @@ def test_a_stream_is_known_from_its_beginning_on() -> None:
 
 
 @pytest.mark.parametrize(("key_id", "spans"), [(1, ((ALWAYS, 100),)), (2, ())])
-def test_a_key_that_was_redefined_proves_nothing(key_id: int, spans: tuple[tuple[int, int], ...]) -> None:
+def test_a_key_that_was_defined_anew_proves_nothing(key_id: int, spans: tuple[tuple[int, int], ...]) -> None:
     """Spans stay known only while the key has its id and the stream retains what it did."""
     rows = [(key_id, "order_id", ["header:order_id"], "text", datetime.now(UTC), None, False)]
     reader: Any = _Broker()

@@ -76,7 +76,7 @@ def things(name: str) -> Iterator[list[Thing]]:
         metrics.retire(thing)
 
 
-def test_components_of_one_name_are_reported_together(things: list[Thing], name: str) -> None:
+def test_components_of_one_name_are_told_together(things: list[Thing], name: str) -> None:
     """Components of one name are merged: sums of numbers, the greatest age, the least truth value."""
     first, second = things
     first.done, second.done, first.open, second.open, second.is_up = 3, 4, 1, 1, False
@@ -106,7 +106,7 @@ def test_counters_never_fall(things: list[Thing], name: str) -> None:
     assert "open_bytes" not in page(name)
 
 
-def test_what_is_dropped_without_being_closed_had_counted_what_it_reported_last(name: str) -> None:
+def test_what_is_dropped_without_being_closed_had_counted_what_it_told_last(name: str) -> None:
     """A dropped component keeps the counts of its last scrape; one with an owner is counted in full."""
     thing = Thing()
     metrics.report(thing, name=name)
@@ -131,7 +131,7 @@ def test_a_scrape_in_a_child_tells_nothing_of_the_parents(things: list[Thing], n
     assert page(name)["done_total"] == 2.0
 
 
-def test_a_component_may_be_reported_in_the_applications_own_registry(things: list[Thing], name: str) -> None:
+def test_a_component_may_be_told_of_in_the_applications_own_registry(things: list[Thing], name: str) -> None:
     """The collector can be registered with the application's own Prometheus registry."""
     registry: Any = CollectorRegistry()
     registry.register(metrics.collector())
@@ -177,7 +177,7 @@ class _Counted(Histogram):
         return seen
 
 
-def test_what_ends_while_others_are_reported_waits_for_nobody(things: list[Thing], name: str) -> None:
+def test_what_ends_while_others_are_told_waits_for_nobody(things: list[Thing], name: str) -> None:
     """A component that is retired during a scrape, in any thread, waits for no lock and is counted afterwards."""
     first, second = things
     first.done, second.done = 3, 4
@@ -209,7 +209,7 @@ class _Ending(Thing):
         return seen
 
 
-def test_what_ends_while_it_is_asked_is_reported_to_the_last(name: str) -> None:
+def test_what_ends_while_it_is_asked_is_told_to_the_last(name: str) -> None:
     """The final counts of a component that ends during its own scrape are exposed by the next one."""
     thing = _Ending()
     metrics.report(thing, name=name)

@@ -189,7 +189,7 @@ ENDS: dict[str, tuple[dict[str, Any], bool]] = {
 
 
 @pytest.mark.parametrize("what", ENDS)
-def test_what_is_behind_an_end_is_a_stray(world: _World, what: str) -> None:
+def test_what_lies_behind_an_end_is_a_stray(world: _World, what: str) -> None:
     """A message behind a known end of its placement is a stray; for an unknown end the partition is searched."""
     facts, is_known = ENDS[what]
     run = slept(world, **facts)
@@ -296,7 +296,7 @@ def test_a_child_has_looked_at_nothing(world: _World) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_known_placements_continue_without_the_database(world: _World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_placements_go_on_without_the_database(world: _World, monkeypatch: pytest.MonkeyPatch) -> None:
     """With "known", so many messages of known names go out unchecked; they are checked when the database is back."""
     monkeypatch.setattr("relatum.contexts._publication.UNCHECKED_MAX", 2)
     publications = started(world, when_database_away="known")
@@ -417,7 +417,7 @@ def test_a_look_forgets_what_was_confirmed_before_it_and_counts() -> None:
     assert unchecked.of("x") == [old, doubtful]
 
 
-def test_what_replaces_another_keeps_its_place_and_is_confirmed_again() -> None:
+def test_what_replaces_another_keeps_its_place_and_is_confirmed_anew() -> None:
     """An adoption stands where its message stood; a look that began before its confirm says nothing about it."""
     cache, unchecked = PlacementCache(10), Unchecked(10)
     cache.advance(1, None)

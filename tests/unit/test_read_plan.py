@@ -215,7 +215,7 @@ def test_ids_are_read_in_parts_that_can_be_held() -> None:
     assert len(are_full) < 4 * 1_000 * 2_000 / 250_000
 
 
-def test_numbers_that_are_not_offsets_are_answered_at_once() -> None:
+def test_numbers_that_are_no_offsets_are_answered_at_once() -> None:
     """They are never asked for, and what is not a message comes by itself."""
     part = Part([("s", 5), ("s", -1), ("s", 5), ("s", 2**63)])
     assert part.wanted == {"s": [5]}

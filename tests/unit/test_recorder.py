@@ -86,7 +86,7 @@ def test_a_backlog_counts_from_what_was_recorded_last(clock: Any, progress: Prog
     assert lag(progress)[0] == 60.0
 
 
-def test_a_standby_reports_no_lag(clock: Any, progress: Progress) -> None:
+def test_who_stands_by_tells_nothing_of_the_lag(clock: Any, progress: Progress) -> None:
     """A standby reports no lag; after a takeover its lag counts from the takeover."""
     progress.begin(9, lambda: 990.0)
     progress.show(12)
@@ -98,7 +98,7 @@ def test_a_standby_reports_no_lag(clock: Any, progress: Progress) -> None:
     assert lag(progress)[0] == 5.0
 
 
-def test_a_hole_is_reported_for_a_day(clock: Any, progress: Progress) -> None:
+def test_a_hole_is_told_of_for_a_day(clock: Any, progress: Progress) -> None:
     """A hole counts for a day after it was noticed, and the number is 0 before."""
     assert progress.statistics().hole_offsets == 0
     progress.lost(7)
@@ -197,7 +197,7 @@ def test_what_is_new_has_its_turn_first() -> None:
     assert due(watched, 1.5) == [*known, EXCHANGE]
 
 
-def test_what_is_not_a_name_is_passed_over() -> None:
+def test_what_is_no_name_is_passed_over() -> None:
     """A value that is not a name, or a name of the broker's own, is not asked about."""
     watched = Watched()
     wrong = [5, None, "\ud800", b"\xff", "x" * 256, ["a"], "", "amq.rabbitmq.reply-to.g1h2", b"amq.rabbitmq.log"]

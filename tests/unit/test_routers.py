@@ -76,7 +76,7 @@ def test_some_messages_are_followed_by_a_look(core: Any) -> None:
     assert not looked.is_set()
 
 
-def test_looks_continue_after_one_that_failed(core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looks_go_on_after_one_that_failed(core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks continue after some that failed while the database was away."""
     monkeypatch.setattr("relatum.contexts._router_core.AWAY_S", 0.001)
     fails = [DatabaseUnavailable("away"), KeyError("a defect"), DatabaseUnavailable("away")]
@@ -103,7 +103,7 @@ def test_the_thread_that_looks_rests_without_messages(core: Any, monkeypatch: py
     publish_until(core, looked)
 
 
-async def test_a_names_lock_is_given_in_order_of_arrival() -> None:
+async def test_a_names_lock_goes_to_those_who_came_first() -> None:
     """Tasks get a name's lock in the order they asked; other names are free; no lock is kept afterwards."""
     locks, order, may_end = NameLocks(asyncio.Lock), [], asyncio.Event()
 

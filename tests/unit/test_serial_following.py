@@ -235,7 +235,7 @@ def test_however_it_is_cut_the_log_alone_decides(records: Sequence[bytes], cuts:
 
 
 @given(st.text(max_size=40), st.integers(0, 2**63), st.binary(max_size=9))
-def test_entries_are_classified_without_decoding_all(context: str, epoch: int, body: bytes) -> None:
+def test_entries_are_told_without_decoding_all(context: str, epoch: int, body: bytes) -> None:
     """A look at a record's headers classifies it in the same way as decoding it."""
     raw = record({"other": "x", CONTEXT_HEADER: context, PLACED_HEADER: str(Placed(epoch, "ab", 1))}, body)
     message = Message.from_record("p", 0, raw)

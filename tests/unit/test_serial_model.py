@@ -300,7 +300,7 @@ def test_a_look_serves_from_where_it_began(publications: Any) -> None:
 
 
 @pytest.mark.parametrize("wait", [1.0, 1 - STALL_S / MOVE_WAIT_S], ids=["with the margin", "without"])
-def test_a_move_waits_for_a_clock_that_stopped(wait: float) -> None:
+def test_a_move_waits_for_a_clock_that_stood_still(wait: float) -> None:
     """A publisher's machine is paused with its clock between look and confirm, for as long as that may be."""
     world = World(("a",), wait=wait)
     world.add_consumer("first", at_end=False)

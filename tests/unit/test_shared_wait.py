@@ -65,7 +65,7 @@ def test_one_thread_asks_for_all_and_ends_with_them(table: Table, waits: SharedW
     wait_until(lambda: not polling(), what="the thread's end")
 
 
-def test_each_ends_by_its_own_time_while_the_server_hangs(table: Table, waits: SharedWait[int, str]) -> None:
+def test_each_ends_by_its_own_time_while_the_server_stands_still(table: Table, waits: SharedWait[int, str]) -> None:
     """A poll that hangs ends as well, and is not an error of the waiting callers."""
     table.takes_s = LIMIT_S
     table.error = DatabaseUnavailable("no answer in time", reason="timeout")
@@ -112,7 +112,7 @@ async def test_who_is_cancelled_is_nobody_elses_business(table: Table, waits: Sh
     assert await kept == "v-1"
 
 
-def test_two_waits_for_the_same_are_answered_separately(table: Table, waits: SharedWait[int, str]) -> None:
+def test_two_who_wait_for_the_same_are_told_by_themselves(table: Table, waits: SharedWait[int, str]) -> None:
     """Of two waits for one value, cancelling one leaves the other its answer."""
     gone, stays = waits.ask(1), waits.ask(1)
     assert gone.cancel()
@@ -120,7 +120,7 @@ def test_two_waits_for_the_same_are_answered_separately(table: Table, waits: Sha
     assert stays.result(LIMIT_S) == "v1"
 
 
-def test_no_wait_is_missed_that_begins_as_the_last_one_leaves(table: Table, waits: SharedWait[int, str]) -> None:
+def test_none_is_missed_who_comes_as_the_last_one_leaves(table: Table, waits: SharedWait[int, str]) -> None:
     """No wait is missed that begins as the last one ends."""
     table.there.add(1)
     until = in_time(3.0)
@@ -140,7 +140,7 @@ def test_no_wait_is_missed_that_begins_as_the_last_one_leaves(table: Table, wait
     assert len(waits) == 0
 
 
-def test_an_error_is_raised_to_each_waiting_caller(table: Table, waits: SharedWait[int, str]) -> None:
+def test_an_error_is_raised_to_each_who_waits(table: Table, waits: SharedWait[int, str]) -> None:
     """Each gets its own error; the next caller is asked for again."""
     table.error = AccessRefused("no")
     with ThreadPoolExecutor(3) as threads:

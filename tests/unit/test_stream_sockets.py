@@ -232,7 +232,7 @@ class Calls(RuleBasedStateMachine):
 TestCalls = Calls.TestCase
 
 
-def test_a_turn_that_comes_as_its_owner_gives_up_continues_to_the_next() -> None:
+def test_a_turn_that_comes_as_its_owner_gives_up_goes_on_to_the_next() -> None:
     """A turn that is given to a call that gives up goes to the next one."""
     turns = Turns(2)
     assert [turns.enter(Use.ANSWER) for _ in range(2)] == [None, None]

@@ -113,14 +113,14 @@ def test_spans_are_seconds_or_have_a_unit(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "m", "-1", "1w", "1 h", "inf", "nan", "1e9", "99999999999d"])
-def test_what_is_not_a_span_is_refused(text: str) -> None:
+def test_what_is_no_span_is_refused(text: str) -> None:
     """One clear error of usage."""
     with pytest.raises(typer.BadParameter):
         parse_span(text)
 
 
 @pytest.mark.parametrize("answer", ["y\n", "n\n", "\n", ""], ids=["yes", "no", "default", "nobody"])
-def test_only_yes_continues(answer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_yes_goes_on(answer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Any other answer ends it with a code of its own, and it says that nothing was done."""
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
     if answer == "y\n":

@@ -49,7 +49,7 @@ def test_threads_are_started_as_needed_and_used_again(gate: threading.Event) -> 
     assert len({call.result(LIMIT_S) for call in calls}) <= 2
 
 
-def test_what_a_call_raises_comes_back_and_the_thread_continues() -> None:
+def test_what_a_call_raises_comes_back_and_the_thread_goes_on() -> None:
     """A call's error, even SystemExit, is raised to its caller, and the thread continues."""
     threads = Threads(1, "relatum-test")
     for error in (KeyError("no"), SystemExit(1)):

@@ -169,7 +169,7 @@ def test_who_asked_what_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_a_proxys_path_comes_before_all_links() -> None:
+def test_a_proxys_path_stands_before_all_links() -> None:
     """Whether the proxy takes it off or not; what the page links to begins with it."""
     with page(root_path="/relatum") as page_:
         for path in ("/api/openapi.json", "/relatum/api/openapi.json"):

@@ -115,7 +115,7 @@ def test_all_answers_are_those_of_without_it(world: World, reader_url: str, tmp_
                 assert given.json().get(part) == expected[path].get(part)
 
 
-def test_a_pooler_that_refuses_its_sessions_is_reported(world: World, reader_url: str, tmp_path: Path) -> None:
+def test_a_pooler_that_refuses_its_sessions_is_told_of(world: World, reader_url: str, tmp_path: Path) -> None:
     """Without `ignore_startup_parameters` there is no answer, and the error says which setting is missing."""
     with pgbouncer(reader_url, tmp_path) as pooled, asking(world.page(database=pooled)) as page:
         given = page.get("/api/search?key=host&value=busy")

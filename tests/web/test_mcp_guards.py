@@ -39,7 +39,7 @@ WIDE = 24
 """Keys of which each message has a value of a thousand bytes: one message in a list takes most of an answer."""
 
 
-def test_an_answer_is_never_too_long_and_says_how_to_continue(serving: Agent, place: Place) -> None:
+def test_an_answer_is_never_too_long_and_says_how_to_go_on(serving: Agent, place: Place) -> None:
     """Pages get smaller until they fit, and together have each message once; a message that is too long is cut."""
     keys = [f"k{number}" for number in range(WIDE)]
     headers = {key: key + "\u202e" * 330 for key in keys}
@@ -153,7 +153,7 @@ def test_a_key_is_masked_by_an_option(place: Place, masked: str) -> None:
         assert answer["body"]["kind"] == "masked"
 
 
-def test_unavailable_servers_are_reported_and_come_back(
+def test_servers_that_are_away_are_told_of_and_come_back(
     world: World, amqp_url: str, stream_url: str, web_database_url: str
 ) -> None:
     """It starts without them; a call says that it may pass, and is answered once they are there again."""

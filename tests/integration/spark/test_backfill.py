@@ -76,7 +76,7 @@ def test_it_writes_what_the_recorder_would_have_written(spark: SparkSession, pla
     assert fill(place)[0].messages == 0
 
 
-def test_live_recording_and_other_back_fills_continue_beside_it(spark: SparkSession, place: Place) -> None:
+def test_live_recording_and_other_back_fills_go_on_beside_it(spark: SparkSession, place: Place) -> None:
     """A recorder, a kernel's back-fill and Spark's at once: no row twice, none missing, no hole at the hand-over."""
     publish(place, 2000)
     with place.recording(keys=["order_id"]):
@@ -145,7 +145,7 @@ def test_what_is_wrong_is_said_before_any_job(place: Place, monkeypatch: pytest.
         fill(place, database=None)
 
 
-def test_a_worker_killed_in_the_middle_leaves_the_table_equal_and_the_next_run_continues(
+def test_a_worker_killed_in_the_middle_leaves_the_table_equal_and_the_next_run_goes_on(
     spark: SparkSession, place: Place
 ) -> None:
     """Killed by SIGKILL between two commits: what is covered is right, the rest is filled by running it again."""

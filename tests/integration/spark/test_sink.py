@@ -199,7 +199,7 @@ def test_super_streams_are_routed_as_by_other_clients(sink: Sink, layout: Layout
         assert sink.bodies(each.stream) == expected
 
 
-def test_a_task_that_ended_half_way_continues_in_its_order(sink: Sink) -> None:
+def test_a_task_that_ended_half_way_goes_on_in_its_order(sink: Sink) -> None:
     """The next attempt sends the rest; rows reordered, fewer or changed are refused, and so is an earlier batch."""
     assert sink.write_bodies(rows(100)) == (100, 0)
     good = rows(ROWS)

@@ -137,7 +137,7 @@ def test_a_batch_that_was_not_committed_is_read_again_the_same(run: Run, amqp_ur
         run.forget_commit()
 
 
-def test_a_query_continues_when_the_broker_was_away(run: Run, amqp_url: str, stream_url: str, stream_name: str) -> None:
+def test_a_query_goes_on_when_the_broker_was_away(run: Run, amqp_url: str, stream_url: str, stream_name: str) -> None:
     """It reads on; after pollTimeoutMs it ends with an error without credentials, and a later run continues."""
     with Proxy.to(amqp_url) as amqp, Proxy.to(stream_url) as streams:
 
