@@ -16,6 +16,9 @@ from relatum.keys import KeyDefinition
 from relatum.membership import membership
 from relatum.outcomes import Outcome
 from relatum.reading import Message
+from relatum.store.database import sql
+from relatum_consumer.lookups.by_key import rows_of, span_parameters, streams_with
+from relatum_consumer.lookups.catalog import streams_meant
 from relatum_consumer.web.collectors import outcomes_of
 from relatum_consumer.web.endpoint import endpoint, gathered, words_of
 from relatum_consumer.web.messages import (
@@ -41,6 +44,20 @@ RELATED_SHOWN: Final = 6
 
 NEAREST_SHOWN: Final = 2
 """How many of these are earlier, and how many later, for other streams and for the message's own."""
+
+COUNTED_MAX: Final = 1_000
+"""The most recorded messages of a value that are counted: in a few milliseconds."""
+
+_COUNT: Final = sql(
+    f"""
+    WITH RECURSIVE {streams_with(":key_id::smallint", ":value::text", "")}
+    SELECT count(*) FROM (
+      SELECT FROM with_value JOIN relatum.streams s USING (stream_id)
+      CROSS JOIN LATERAL {rows_of("oldest", ("key_id", "value", "stream_id"), floor="coalesce(s.retained_from, 0)")} r
+      WHERE {streams_meant(None)} LIMIT :limit::bigint) AS counted
+    """
+)
+"""Counts the rows of a value in present streams of `vhost`, without those that retention dropped, up to `limit`."""
 
 _STRIDES: Final = (1, 16, 256, 4_096)
 """How many offsets before a message are searched for its neighbour, step by step: gaps are mostly small."""
@@ -75,7 +92,8 @@ class Body:
 class RelatedByKey:
     """The messages that share a key's value with this one, by time. If there are many, the nearest in time.
 
-    `status` and `words` are as in a search. If the lookup failed, `status` is `failed`.
+    `status` and `words` are as in a search. If the lookup failed, `status` is `failed`. `recorded` counts the recorded
+    messages with the value, up to 1,001, if `has_more`; None if they were not counted.
     """
 
     key: KeyValue
@@ -83,6 +101,7 @@ class RelatedByKey:
     words: str
     results: tuple[MessageRow, ...]
     has_more: bool
+    recorded: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +178,22 @@ async def _related(site: Site, found: Message, key: KeyValue) -> RelatedByKey:
         answer = await site.relations.related(found, by=key.key, limit=RELATED_SHOWN + 1)
     except RelatumError as error:
         return RelatedByKey(key, "failed", words_of(site, error), (), has_more=False)
-    has_more = len(answer) > RELATED_SHOWN
     messages: Sequence[Message] = answer.messages
+    recorded, has_more = None, len(answer) > RELATED_SHOWN
     if has_more:
-        messages = await _nearest(site, site.masking.definitions[key.key], found) or answer[:RELATED_SHOWN]
+        definition = site.masking.definitions[key.key]
+        messages = await _nearest(site, definition, found) or answer[:RELATED_SHOWN]
+        with suppress(RelatumError):
+            recorded = await site.in_thread(_recorded, site, definition, found)
     by_time = sorted(messages, key=lambda each: (each.time_us or 0, each.stream, each.offset))
-    return RelatedByKey(key, answer.status.value, answer.words, message_rows(site, by_time), has_more)
+    return RelatedByKey(key, answer.status.value, answer.words, message_rows(site, by_time), has_more, recorded)
+
+
+def _recorded(site: Site, definition: KeyDefinition, found: Message) -> int | None:
+    """Return how many recorded messages have the message's value; None if it has several."""
+    (value, *others) = definition.values_of(found)
+    wanted = {"vhost": site.address.vhost, "key_id": definition.key_id, "value": value, "limit": COUNTED_MAX + 1}
+    return None if others else site.database.rows(_COUNT, wanted | span_parameters(None, None))[0][0]
 
 
 async def _nearest(site: Site, definition: KeyDefinition, found: Message) -> tuple[Message, ...]:
