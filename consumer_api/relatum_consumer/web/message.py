@@ -20,7 +20,7 @@ from relatum.store.database import sql
 from relatum_consumer.lookups.by_key import rows_of, span_parameters, streams_with
 from relatum_consumer.lookups.catalog import streams_meant
 from relatum_consumer.web.collectors import outcomes_of
-from relatum_consumer.web.endpoint import endpoint, gathered, words_of
+from relatum_consumer.web.endpoint import endpoint, gathered, in_patience, words_of
 from relatum_consumer.web.messages import (
     BodyKind,
     KeyValue,
@@ -51,8 +51,7 @@ COUNTED_MAX: Final = 1_000
 _COUNT: Final = sql(
     f"""
     WITH RECURSIVE {streams_with(":key_id::smallint", ":value::text", "")}
-    SELECT count(*) FROM (
-      SELECT FROM with_value JOIN relatum.streams s USING (stream_id)
+    SELECT count(*) FROM (SELECT FROM with_value JOIN relatum.streams s USING (stream_id)
       CROSS JOIN LATERAL {rows_of("oldest", ("key_id", "value", "stream_id"), floor="coalesce(s.retained_from, 0)")} r
       WHERE {streams_meant(None)} LIMIT :limit::bigint) AS counted
     """
@@ -141,7 +140,7 @@ async def message(site: Site, asked: MessageParameters) -> MessageAnswer:
     # One lookup for each key covers all its values.
     related = gathered([partial(_related, site, found, key) for key in keys if not key.of_value])
     rows, outcomes, (previous, following) = await asyncio.gather(
-        related, _outcomes(site, found), _neighbours(site, found)
+        related, in_patience(site.in_thread(outcomes_of, site, found)), _neighbours(site, found)
     )
     return MessageAnswer(
         stream=found.stream,
@@ -160,16 +159,8 @@ async def message(site: Site, asked: MessageParameters) -> MessageAnswer:
         # A value that few messages share says more.
         related=tuple(sorted(rows, key=lambda row: row.has_more)),
         is_in_group=membership(found.headers) is not None,
-        outcomes=outcomes,
+        outcomes=outcomes or (),
     )
-
-
-async def _outcomes(site: Site, found: Message) -> tuple[Outcome, ...]:
-    """Return what became of the message in collectors; nothing if the database cannot answer."""
-    try:
-        return await site.in_thread(outcomes_of, site, found)
-    except RelatumError:
-        return ()
 
 
 async def _related(site: Site, found: Message, key: KeyValue) -> RelatedByKey:
@@ -182,9 +173,8 @@ async def _related(site: Site, found: Message, key: KeyValue) -> RelatedByKey:
     recorded, has_more = None, len(answer) > RELATED_SHOWN
     if has_more:
         definition = site.masking.definitions[key.key]
-        messages = await _nearest(site, definition, found) or answer[:RELATED_SHOWN]
-        with suppress(RelatumError):
-            recorded = await site.in_thread(_recorded, site, definition, found)
+        messages = await in_patience(_nearest(site, definition, found)) or answer[:RELATED_SHOWN]
+        recorded = await in_patience(site.in_thread(_recorded, site, definition, found))
     by_time = sorted(messages, key=lambda each: (each.time_us or 0, each.stream, each.offset))
     return RelatedByKey(key, answer.status.value, answer.words, message_rows(site, by_time), has_more, recorded)
 
@@ -202,22 +192,16 @@ async def _nearest(site: Site, definition: KeyDefinition, found: Message) -> tup
     if at is None or len(values) > 1:
         return ()
     near: list[Message] = []
-    try:
-        others = [name for name in await site.relations.streams() if name != found.stream]
-        if 0 < len(others) <= STREAMS_ASKED_MAX:
-            # A lookup refuses the name of a deleted stream.
-            gone = await (await site.reader()).missing(others)
-            others = [name for name in others if name not in gone]
-        for streams in (others, [found.stream]):
-            if not streams or len(streams) > STREAMS_ASKED_MAX:
-                continue
-            ask = partial(site.relations.find, definition.name, values[0], streams=streams)
-            # The message itself is one of its own stream's.
-            later = just_after(at)
-            near += await ask(until=later, order="newest", limit=NEAREST_SHOWN + (streams is not others))
-            near += await ask(since=later, limit=NEAREST_SHOWN) if later else ()
-    except RelatumError:
-        return ()
+    others = [name for name in await site.relations.streams() if name != found.stream]
+    # A lookup refuses the name of a deleted stream.
+    gone = await (await site.reader()).missing(others) if 0 < len(others) <= STREAMS_ASKED_MAX else others
+    others = [name for name in others if name not in gone]
+    for streams in filter(None, (others, [found.stream])):
+        ask = partial(site.relations.find, definition.name, values[0], streams=streams)
+        # The message itself is one of its own stream's.
+        later = just_after(at)
+        near += await ask(until=later, order="newest", limit=NEAREST_SHOWN + (streams is not others))
+        near += await ask(since=later, limit=NEAREST_SHOWN) if later else ()
     return tuple(each for each in near if each.id != found.id)
 
 

@@ -1,7 +1,6 @@
 """Search: messages by a key's value, by the value of another message, or around a moment, ordered by time."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -10,29 +9,18 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from relatum.errors import InvalidInput, RelatumError
+from relatum.errors import InvalidInput
 from relatum.reading import Message
 from relatum_consumer import Answer, Status
 from relatum_consumer.lookups.answer import Covered
-from relatum_consumer.web.endpoint import endpoint, gathered
+from relatum_consumer.web.endpoint import endpoint, gathered, in_patience
 from relatum_consumer.web.messages import MessageRow, covered, given_value, message_rows, sought_text, values_of
-from relatum_consumer.web.parameters import (
-    Moment,
-    Number,
-    Parameters,
-    Several,
-    cursor_of,
-    just_after,
-    read_cursor,
-)
+from relatum_consumer.web.parameters import Moment, Number, Parameters, Several, cursor_of, just_after, read_cursor
 from relatum_consumer.web.site import Site
 from relatum_consumer.web.streams import newest
 
-_ALIKE: Final = 5
-"""The most similar values of a search that finds nothing."""
-
 _KEYS_TRIED: Final = 20
-"""The most other keys in which its value is looked up."""
+"""The most other keys in which a value without messages is looked up."""
 
 
 class SearchParameters(Parameters):
@@ -90,7 +78,6 @@ async def search(site: Site, asked: SearchParameters) -> SearchAnswer:
         )
         answer = answer if others else others
     is_absent = answer.status is Status.ABSENT and len(asked.value) == 1
-    similar, other_keys = await _instead(site, asked.key, *asked.value) if is_absent else ((), ())
     return SearchAnswer(
         status=answer.status,
         words=_words(answer, page, beside),
@@ -100,27 +87,26 @@ async def search(site: Site, asked: SearchParameters) -> SearchAnswer:
         results=message_rows(site, page),
         next=cursor,
         streams_count=len(answer.streams),
-        similar=similar,
-        other_keys=other_keys,
+        **(await _instead(site, asked.key, *asked.value) if is_absent else {}),
         **covered(answer),
     )
 
 
-async def _instead(site: Site, key: str, value: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+async def _instead(site: Site, key: str, value: str) -> dict[str, Any]:
     """Return recorded values of the key that are like one, and other keys that have it; none of masked keys."""
 
     async def begun(of_key: str, prefix: str, limit: int) -> tuple[str, ...]:
-        with suppress(RelatumError):
-            return (await values(site, ValuesParameters(key=of_key, prefix=prefix, limit=limit))).values
-        return ()
+        found = await in_patience(values(site, ValuesParameters(key=of_key, prefix=prefix, limit=limit)))
+        return () if found is None else found.values
 
     similar: list[str] = []
     for prefix in (value, value[:-1], value[: len(value) // 2]):
-        similar = similar or get_close_matches(value, {*await begun(key, prefix, 100)} - {value}, _ALIKE)
+        similar = similar or get_close_matches(value, {*await begun(key, prefix, 100)} - {value})
     others = [each for each in site.masking.definitions if each != key][:_KEYS_TRIED]
     # A value is the first of those that begin with it.
     first = await gathered([partial(begun, each, value, 1) for each in others])
-    return tuple(similar), tuple(each for each, found in zip(others, first, strict=True) if value in found)
+    other_keys = tuple(each for each, found in zip(others, first, strict=True) if value in found)
+    return {"similar": tuple(similar), "other_keys": other_keys}
 
 
 async def _value_sought(site: Site, asked: SearchParameters) -> tuple[Any, Message | None]:

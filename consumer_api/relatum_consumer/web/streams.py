@@ -8,7 +8,7 @@ from typing import Final
 
 from pydantic import Field
 
-from relatum.errors import BrokerUnavailable, NotFound, RelatumError, StreamNotFound
+from relatum.errors import BrokerUnavailable, NotFound, StreamNotFound
 from relatum.reading import Agreement, Message, agreement_of
 from relatum.recording import StreamStatus, status
 from relatum.recording.overview import (
@@ -19,7 +19,7 @@ from relatum.recording.overview import (
     recorded_status,
     recorder_list,
 )
-from relatum_consumer.web.endpoint import Known, endpoint, gathered
+from relatum_consumer.web.endpoint import Known, endpoint, gathered, in_patience
 from relatum_consumer.web.messages import MessageRow, message_rows
 from relatum_consumer.web.parameters import NoParameters, Number, Parameters, Several
 from relatum_consumer.web.problems import Problem
@@ -53,9 +53,8 @@ async def statuses(site: Site, names: Sequence[str]) -> tuple[StreamStatus, ...]
 
 
 def _is_complete(each: StreamStatus) -> bool:
-    if each.state != "unattended" or each.lag_offsets != 0:
-        return False
-    return all(piece.kind in ("recorded", "hole") for piece in bar_of(each))
+    is_whole = all(piece.kind in ("recorded", "hole") for piece in bar_of(each))
+    return is_whole and each.state == "unattended" and each.lag_offsets == 0
 
 
 # --- keys -------------------------------------------------------------------------------------------------
@@ -129,9 +128,7 @@ class StreamsAnswer:
 
 
 @endpoint(
-    "/streams",
-    "The recorded streams: ends, lag, coverage, state; keys with their sizes; recorders.",
-    tool="streams",
+    "/streams", "The recorded streams: ends, lag, coverage, state; keys with their sizes; recorders.", tool="streams"
 )
 async def streams(site: Site, asked: StreamsParameters) -> StreamsAnswer:
     recorded = await site.relations.streams()
@@ -192,13 +189,8 @@ async def stream(site: Site, asked: StreamParameters) -> StreamAnswer:
 
 async def _latest(site: Site, found: StreamStatus) -> tuple[MessageRow, ...]:
     """Return the last messages of a stream, newest first; none if the broker cannot answer."""
-    if found.last is None:
-        return ()
-    try:
-        start = max(found.first or 0, found.last + 1 - _LATEST_OFFSETS)
-        messages = await site.scan(found.stream, start, found.last + 1)
-    except RelatumError:
-        return ()
+    end = 0 if found.last is None else found.last + 1
+    messages = await in_patience(site.scan(found.stream, max(found.first or 0, end - _LATEST_OFFSETS), end)) or []
     return message_rows(site, messages[: -_LATEST - 1 : -1])
 
 
