@@ -149,7 +149,7 @@ def later(marker: pytest.MarkDecorator, what: str, *windows: tuple[str, int]) ->
 @pytest.mark.parametrize(
     ("what", "theme", "width"),
     [
-        ("talks", "dark", 360),
+        ("talks", "dark", 320),
         *later(pytest.mark.long, "talks", ("light", 1280), ("dark", 1280), ("light", 2560)),
         *later(pytest.mark.rare, "world", ("light", 1280), ("dark", 320)),
         *later(
@@ -394,6 +394,18 @@ def test_drawn_lines_take_forced_colors(browser: Browser, talked: str, talks: Ta
         text = page.evaluate("getComputedStyle(document.body).color")
         assert page.locator(".start .when circle").evaluate("each => getComputedStyle(each).fill") == text
         assert page.locator(".when line").first.evaluate("each => getComputedStyle(each).stroke") == text
+
+
+@seen(width=794, theme="dark")
+def test_a_printed_view_is_whole(tab: Page) -> None:
+    """On paper each table fits the page, dark themes are light, and nothing is left that one would click."""
+    tab.emulate_media(media="print")
+    for path in ("/", "/?key=host&value=busy", "/streams", "/missing/expectation?name=swift&span=all", "/groups"):
+        tab.goto(path)
+        expect(tab.locator("main h1").first).to_be_attached()
+        assert tab.evaluate(BEYOND) == [], path
+        assert tab.locator("nav:visible, form:visible, .button:visible").count() == 0, path
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(245, 246, 248)"
 
 
 @seen(accept_downloads=True)
