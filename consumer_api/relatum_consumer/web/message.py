@@ -221,18 +221,15 @@ def _body(site: Site, found: Message, asked: MessageParameters) -> Body:
 async def _neighbours(site: Site, found: Message) -> tuple[int | None, int | None]:
     """Return the offsets of the messages before and after; None without one, or while the broker cannot answer."""
     previous = following = None
-    with suppress(RelatumError):
+    with suppress(RelatumError, StopAsyncIteration):
         # Offsets have gaps, so the search widens step by step.
         for stride in _STRIDES:
             before = await site.scan(found.stream, max(0, found.offset - stride), found.offset)
-            if before:
-                previous = before[-1].offset
+            previous = before[-1].offset if before else None
             if before or stride >= found.offset:
                 break
         async with aclosing((await site.reader()).iterate(found.stream, found.offset + 1)) as later:
-            async for each in later:
-                following = each.offset
-                break
+            following = (await anext(later)).offset
     return previous, following
 
 

@@ -183,15 +183,11 @@ async def stream(site: Site, asked: StreamParameters) -> StreamAnswer:
         holds = "it is empty" if bounds.last is None else f"it has the offsets {bounds.first:,} to {bounds.last:,}"
         message = f"the stream {asked.stream!r} exists ({holds}), but was never recorded"
         raise StreamNotFound(message, stream=asked.stream)
-    latest = await _latest(site, found[0]) if len(found) == 1 else ()
-    return StreamAnswer(asked.stream, found, latest)
-
-
-async def _latest(site: Site, found: StreamStatus) -> tuple[MessageRow, ...]:
-    """Return the last messages of a stream, newest first; none if the broker cannot answer."""
-    end = 0 if found.last is None else found.last + 1
-    messages = await in_patience(site.scan(found.stream, max(found.first or 0, end - _LATEST_OFFSETS), end)) or []
-    return message_rows(site, messages[: -_LATEST - 1 : -1])
+    latest: list[Message] = []
+    if len(found) == 1 and (last := found[0].last) is not None:
+        start = max(found[0].first or 0, last + 1 - _LATEST_OFFSETS)
+        latest = await in_patience(site.scan(found[0].stream, start, last + 1)) or []
+    return StreamAnswer(asked.stream, found, message_rows(site, latest[: -_LATEST - 1 : -1]))
 
 
 # --- live -------------------------------------------------------------------------------------------------
