@@ -268,6 +268,8 @@ def test_a_message_has_all_that_it_says_and_what_belongs_to_it(page: Asking, wor
     # If there are many: those nearest in time, in other streams and in its own, earlier and later.
     near = [(row["stream"], row["offset"]) for row in related["order_id"]["results"]]
     assert near == [(world.orders, n) for n in (0, 2, 3)] + [(world.payments, n) for n in (0, 1)]
+    assert related["order_id"]["recorded"] == len(BODIES) + 12
+    assert f"5 of {len(BODIES) + 12} recorded" in page.get(at(world.orders, 1)).text
     # A link of a composite goes by the message, without the message itself.
     follow = f"key=place&of_stream={world.orders}&of_offset=1"
     assert f"/?{follow}" in links(page, at(world.orders, 1))

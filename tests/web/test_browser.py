@@ -149,7 +149,7 @@ def later(marker: pytest.MarkDecorator, what: str, *windows: tuple[str, int]) ->
 @pytest.mark.parametrize(
     ("what", "theme", "width"),
     [
-        ("talks", "dark", 360),
+        ("talks", "dark", 320),
         *later(pytest.mark.long, "talks", ("light", 1280), ("dark", 1280), ("light", 2560)),
         *later(pytest.mark.rare, "world", ("light", 1280), ("dark", 320)),
         *later(
@@ -319,8 +319,11 @@ def test_it_can_be_read_without_scripts(tab: Page, world: World) -> None:
 
 def test_times_are_the_readers_and_utc_is_at_hand(tab: Page) -> None:
     """In the zone of the browser, with UTC as the title, and as the text where one likes; it is remembered."""
-    tab.goto("/?key=host&value=busy&limit=1")
+    tab.goto("/?key=host&value=busy&limit=2")
     time = tab.locator("tbody time").first
+    # A column says its date once.
+    expect(tab.locator("tbody .same-date")).to_have_count(1)
+    assert tab.locator("tbody .same-date span").evaluate("each => getComputedStyle(each).clipPath") == "inset(50%)"
     expect(time).to_have_text("2023-11-15 07:13:20")
     expect(time).to_have_attribute("title", "2023-11-14 22:13:20 UTC")
     tab.locator("[data-zone]").click()
@@ -391,6 +394,18 @@ def test_drawn_lines_take_forced_colors(browser: Browser, talked: str, talks: Ta
         text = page.evaluate("getComputedStyle(document.body).color")
         assert page.locator(".start .when circle").evaluate("each => getComputedStyle(each).fill") == text
         assert page.locator(".when line").first.evaluate("each => getComputedStyle(each).stroke") == text
+
+
+@seen(width=794, theme="dark")
+def test_a_printed_view_is_whole(tab: Page) -> None:
+    """On paper each table fits the page, dark themes are light, and nothing is left that one would click."""
+    tab.emulate_media(media="print")
+    for path in ("/", "/?key=host&value=busy", "/streams", "/missing/expectation?name=swift&span=all", "/groups"):
+        tab.goto(path)
+        expect(tab.locator("main h1").first).to_be_attached()
+        assert tab.evaluate(BEYOND) == [], path
+        assert tab.locator("nav:visible, form:visible, .button:visible").count() == 0, path
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(245, 246, 248)"
 
 
 @seen(accept_downloads=True)
@@ -554,14 +569,14 @@ LINES: Final = """() => [...document.querySelectorAll('td[data-label="Type"], .h
 
 
 def test_the_first_page_leads_on_by_a_key_and_by_a_message(tab: Page, world: World) -> None:
-    """A chip fills in its key, and what is typed next is the value; what belongs to a message is one click away."""
+    """A chip searches for a recent value, or fills in its key; what belongs to a message is one click away."""
     tab.goto("/")
-    tab.locator("#answer .keys").get_by_role("link", name="host", exact=True).click()
-    expect(tab.get_by_label("Key")).to_have_value("host")
-    expect(tab.get_by_label("Value")).to_be_focused()
-    tab.keyboard.type("busy")
-    tab.keyboard.press("Enter")
+    tab.locator("#answer p.keys").get_by_role("link", name="host busy").click()
     expect(tab.locator("#answer").get_by_text("25 messages and more")).to_be_visible()
+    tab.goto("/")
+    tab.locator("#answer p.keys").get_by_role("link", name="place", exact=True).click()
+    expect(tab.get_by_label("Key")).to_have_value("place")
+    expect(tab.locator("input[name=value]").first).to_be_focused()
     tab.goto("/")
     tab.get_by_role("link", name=f"of {world.orders}").click()
     expect(tab.locator("h1")).to_have_text(f"{world.orders} {len(BODIES) + MANY - 1}")

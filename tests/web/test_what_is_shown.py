@@ -4,6 +4,8 @@ import re
 from typing import Any
 from urllib.parse import urlencode
 
+import sqlalchemy as sa
+
 from relatum.limits import TIME_US_MAX, TIME_US_MIN
 from relatum.store.catalog import add_keys
 from relatum_consumer import Expectation
@@ -12,7 +14,7 @@ from tests.acceptance._command import Relatum
 from tests.support import declare_stream, delete_stream, publish_plain, unique_name
 from tests.support.place import Place
 from tests.support.web import Asking, asking, at
-from tests.web.conftest import NUMBER, SECRET, Talks, World, page_of
+from tests.web.conftest import KEYS, NUMBER, SECRET, Talks, World, page_of
 from tests.web.test_api import links, pages
 
 
@@ -120,6 +122,37 @@ def test_messages_of_the_first_and_last_moment_are_shown(place: Place, own: Aski
             assert own.get(path).status_code == 200, path
 
 
+def test_a_value_of_many_messages_says_how_many(place: Place, own: Asking) -> None:
+    """A card counts the recorded messages up to 1,000, without those that retention dropped."""
+    place.put_recorded(*[(b"", {"order_id": "a"})] * 1_000, keys=["order_id"])
+    assert " of 1,000 recorded" in own.get(at(place.stream, 500)).text
+    place.put_recorded((b"", {"order_id": "a"}), keys=["order_id"])
+    assert " of more than 1,000" in own.get(at(place.stream, 500)).text
+    with place.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE relatum.streams SET retained_from = 400"))
+    assert " of 601 recorded" in own.get(at(place.stream, 500)).text
+
+
+def test_a_search_without_a_result_offers_what_is_there(place: Place, own: Asking) -> None:
+    """Values of the key that are like the one searched for, and the other keys that have it."""
+    place.put_recorded(
+        *((b"", {"order_id": value}) for value in ("N534UA", "N534UB", "N999")), (b"", {"host": "N1"}), keys=KEYS
+    )
+    for value, similar, other_keys in (
+        ("N534UX", ["N534UB", "N534UA"], []),
+        ("N534", ["N534UB", "N534UA"], []),
+        ("N1", [], ["host"]),
+        ("%", [], []),
+    ):
+        answer = own.answer("/search", key="order_id", value=value)
+        assert (answer["status"], answer["similar"], answer["other_keys"]) == ("absent", similar, other_keys)
+        offered = [f"/?key=order_id&value={each}" for each in similar] + [
+            f"/?key={each}&value={value}" for each in other_keys
+        ]
+        assert set(offered) <= set(links(own, f"/?{urlencode({'key': 'order_id', 'value': value})}"))
+    assert own.answer("/search", key="order_id", value="N999")["similar"] == []
+
+
 def test_live_lists_what_arrived_last(place: Place, own: Asking, other_stream: str) -> None:
     """The newest arrivals come first, whatever times their messages carry, of all streams or of one."""
     place.put(*((b"%d" % n, {"relatum_time": 1_800_000_000_000_000}) for n in range(1, 6)))
@@ -188,7 +221,8 @@ def test_no_page_and_no_answer_has_a_masked_value(place: Place, masked: str, own
     add_expectations(place.database, Expectation("paid", masked, "card", masked, 60))
     of_message, of_key = f"stream={masked}&offset=0", f"of_stream={masked}&of_offset=0"
     asked = {
-        "/search": [f"?key={key}&{of_key}" for key in ("card", "again", "at", "number", "paid_by", "shop")],
+        "/search": [f"?key={key}&{of_key}" for key in ("card", "again", "at", "number", "paid_by", "shop")]
+        + [f"?key=card&value={SECRET[:-1]}", "?key=number&value=43", f"?key=shop&value={SECRET[:-1]}"],
         "/trace": [f"?{of_message}", f"?{of_message}&fan_out=1", "?key=shop&value=north"],
         "/message": [f"?{of_message}", f"?{of_message}&view=text", f"?{of_message}&view=hex"],
         "/message/body": [f"?{of_message}"],

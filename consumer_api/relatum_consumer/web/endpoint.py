@@ -33,7 +33,7 @@ Known = tuple[str, str | None]
 Handler = Callable[[Request], Awaitable[Response]]
 
 PATIENCE_S: Final = 3.0
-"""How long a page waits for optional parts, such as suggestions for its form, in seconds."""
+"""How long an answer or a page waits for an optional part, such as suggestions for its form, in seconds."""
 
 _NAMED_MAX: Final = 20
 """The most keys or streams that an error names."""
@@ -161,16 +161,16 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
                 if endpoint.is_asked(asked):
                     answer = await endpoint.answer(site, asked)
                 elif endpoint.unasked is not None:
-                    start = await _in_patience(endpoint.unasked(site))
+                    start = await in_patience(endpoint.unasked(site))
         except Exception as error:  # noqa: BLE001
             problem = await why(site, error, began)
         took_s = time.monotonic() - began
         known: tuple[Known, ...] = ()
         is_known = problem is not None and (problem.status in (404, 410) or bool(site.servers.away))
         if is_known and asked is not None and endpoint.known is not None:
-            known = await _in_patience(endpoint.known(site, asked)) or ()
-        keys = None if site.servers.database.error else await _in_patience(site.keys())
-        streams = None if keys is None else await _in_patience(site.relations.streams())
+            known = await in_patience(endpoint.known(site, asked)) or ()
+        keys = None if site.servers.database.error else await in_patience(site.keys())
+        streams = None if keys is None else await in_patience(site.relations.streams())
         values = {
             "page": endpoint.menu,
             "typed": typed,
@@ -199,8 +199,8 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
     return handle
 
 
-async def _in_patience(asked: Awaitable[_Value]) -> _Value | None:
-    """Return an optional part of a page; None if it fails or takes too long."""
+async def in_patience(asked: Awaitable[_Value]) -> _Value | None:
+    """Return an optional part of an answer or a page; None if it fails or takes too long."""
     with within(PATIENCE_S), suppress(RelatumError):
         return await asked
     return None

@@ -16,8 +16,11 @@ from relatum.keys import KeyDefinition
 from relatum.membership import membership
 from relatum.outcomes import Outcome
 from relatum.reading import Message
+from relatum.store.database import sql
+from relatum_consumer.lookups.by_key import rows_of, span_parameters, streams_with
+from relatum_consumer.lookups.catalog import streams_meant
 from relatum_consumer.web.collectors import outcomes_of
-from relatum_consumer.web.endpoint import endpoint, gathered, words_of
+from relatum_consumer.web.endpoint import endpoint, gathered, in_patience, words_of
 from relatum_consumer.web.messages import (
     BodyKind,
     KeyValue,
@@ -41,6 +44,19 @@ RELATED_SHOWN: Final = 6
 
 NEAREST_SHOWN: Final = 2
 """How many of these are earlier, and how many later, for other streams and for the message's own."""
+
+COUNTED_MAX: Final = 1_000
+"""The most recorded messages of a value that are counted: in a few milliseconds."""
+
+_COUNT: Final = sql(
+    f"""
+    WITH RECURSIVE {streams_with(":key_id::smallint", ":value::text", "")}
+    SELECT count(*) FROM (SELECT FROM with_value JOIN relatum.streams s USING (stream_id)
+      CROSS JOIN LATERAL {rows_of("oldest", ("key_id", "value", "stream_id"), floor="coalesce(s.retained_from, 0)")} r
+      WHERE {streams_meant(None)} LIMIT :limit::bigint) AS counted
+    """
+)
+"""Counts the rows of a value in present streams of `vhost`, without those that retention dropped, up to `limit`."""
 
 _STRIDES: Final = (1, 16, 256, 4_096)
 """How many offsets before a message are searched for its neighbour, step by step: gaps are mostly small."""
@@ -75,7 +91,8 @@ class Body:
 class RelatedByKey:
     """The messages that share a key's value with this one, by time. If there are many, the nearest in time.
 
-    `status` and `words` are as in a search. If the lookup failed, `status` is `failed`.
+    `status` and `words` are as in a search. If the lookup failed, `status` is `failed`. `recorded` counts the recorded
+    messages with the value, up to 1,001, if `has_more`; None if they were not counted.
     """
 
     key: KeyValue
@@ -83,6 +100,7 @@ class RelatedByKey:
     words: str
     results: tuple[MessageRow, ...]
     has_more: bool
+    recorded: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +140,7 @@ async def message(site: Site, asked: MessageParameters) -> MessageAnswer:
     # One lookup for each key covers all its values.
     related = gathered([partial(_related, site, found, key) for key in keys if not key.of_value])
     rows, outcomes, (previous, following) = await asyncio.gather(
-        related, _outcomes(site, found), _neighbours(site, found)
+        related, in_patience(site.in_thread(outcomes_of, site, found)), _neighbours(site, found)
     )
     return MessageAnswer(
         stream=found.stream,
@@ -141,16 +159,8 @@ async def message(site: Site, asked: MessageParameters) -> MessageAnswer:
         # A value that few messages share says more.
         related=tuple(sorted(rows, key=lambda row: row.has_more)),
         is_in_group=membership(found.headers) is not None,
-        outcomes=outcomes,
+        outcomes=outcomes or (),
     )
-
-
-async def _outcomes(site: Site, found: Message) -> tuple[Outcome, ...]:
-    """Return what became of the message in collectors; nothing if the database cannot answer."""
-    try:
-        return await site.in_thread(outcomes_of, site, found)
-    except RelatumError:
-        return ()
 
 
 async def _related(site: Site, found: Message, key: KeyValue) -> RelatedByKey:
@@ -159,12 +169,21 @@ async def _related(site: Site, found: Message, key: KeyValue) -> RelatedByKey:
         answer = await site.relations.related(found, by=key.key, limit=RELATED_SHOWN + 1)
     except RelatumError as error:
         return RelatedByKey(key, "failed", words_of(site, error), (), has_more=False)
-    has_more = len(answer) > RELATED_SHOWN
     messages: Sequence[Message] = answer.messages
+    recorded, has_more = None, len(answer) > RELATED_SHOWN
     if has_more:
-        messages = await _nearest(site, site.masking.definitions[key.key], found) or answer[:RELATED_SHOWN]
+        definition = site.masking.definitions[key.key]
+        messages = await in_patience(_nearest(site, definition, found)) or answer[:RELATED_SHOWN]
+        recorded = await in_patience(site.in_thread(_recorded, site, definition, found))
     by_time = sorted(messages, key=lambda each: (each.time_us or 0, each.stream, each.offset))
-    return RelatedByKey(key, answer.status.value, answer.words, message_rows(site, by_time), has_more)
+    return RelatedByKey(key, answer.status.value, answer.words, message_rows(site, by_time), has_more, recorded)
+
+
+def _recorded(site: Site, definition: KeyDefinition, found: Message) -> int | None:
+    """Return how many recorded messages have the message's value; None if it has several."""
+    (value, *others) = definition.values_of(found)
+    wanted = {"vhost": site.address.vhost, "key_id": definition.key_id, "value": value, "limit": COUNTED_MAX + 1}
+    return None if others else site.database.rows(_COUNT, wanted | span_parameters(None, None))[0][0]
 
 
 async def _nearest(site: Site, definition: KeyDefinition, found: Message) -> tuple[Message, ...]:
@@ -173,22 +192,16 @@ async def _nearest(site: Site, definition: KeyDefinition, found: Message) -> tup
     if at is None or len(values) > 1:
         return ()
     near: list[Message] = []
-    try:
-        others = [name for name in await site.relations.streams() if name != found.stream]
-        if 0 < len(others) <= STREAMS_ASKED_MAX:
-            # A lookup refuses the name of a deleted stream.
-            gone = await (await site.reader()).missing(others)
-            others = [name for name in others if name not in gone]
-        for streams in (others, [found.stream]):
-            if not streams or len(streams) > STREAMS_ASKED_MAX:
-                continue
-            ask = partial(site.relations.find, definition.name, values[0], streams=streams)
-            # The message itself is one of its own stream's.
-            later = just_after(at)
-            near += await ask(until=later, order="newest", limit=NEAREST_SHOWN + (streams is not others))
-            near += await ask(since=later, limit=NEAREST_SHOWN) if later else ()
-    except RelatumError:
-        return ()
+    others = [name for name in await site.relations.streams() if name != found.stream]
+    # A lookup refuses the name of a deleted stream.
+    gone = await (await site.reader()).missing(others) if 0 < len(others) <= STREAMS_ASKED_MAX else others
+    others = [name for name in others if name not in gone]
+    for streams in filter(None, (others, [found.stream])):
+        ask = partial(site.relations.find, definition.name, values[0], streams=streams)
+        # The message itself is one of its own stream's.
+        later = just_after(at)
+        near += await ask(until=later, order="newest", limit=NEAREST_SHOWN + (streams is not others))
+        near += await ask(since=later, limit=NEAREST_SHOWN) if later else ()
     return tuple(each for each in near if each.id != found.id)
 
 
@@ -208,18 +221,15 @@ def _body(site: Site, found: Message, asked: MessageParameters) -> Body:
 async def _neighbours(site: Site, found: Message) -> tuple[int | None, int | None]:
     """Return the offsets of the messages before and after; None without one, or while the broker cannot answer."""
     previous = following = None
-    with suppress(RelatumError):
+    with suppress(RelatumError, StopAsyncIteration):
         # Offsets have gaps, so the search widens step by step.
         for stride in _STRIDES:
             before = await site.scan(found.stream, max(0, found.offset - stride), found.offset)
-            if before:
-                previous = before[-1].offset
+            previous = before[-1].offset if before else None
             if before or stride >= found.offset:
                 break
         async with aclosing((await site.reader()).iterate(found.stream, found.offset + 1)) as later:
-            async for each in later:
-                following = each.offset
-                break
+            following = (await anext(later)).offset
     return previous, following
 
 

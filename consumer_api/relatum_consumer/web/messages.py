@@ -2,10 +2,11 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from types import NoneType
 from typing import Any, Final, Literal
 
 from relatum.documents import field_names
@@ -115,18 +116,12 @@ def message_rows(site: Site, messages: Sequence[Message]) -> tuple[MessageRow, .
         for some in shown.values()
         for each, text in zip(some, previews([each.body for each in some]), strict=True)
     }
-    return tuple(
-        MessageRow(
-            each.stream,
-            each.offset,
-            each.time,
-            each.time_source.value,
-            key_values(site, each),
-            len(each.body),
-            texts.get(each.id, ""),
-        )
-        for each in messages
-    )
+
+    def row(each: Message) -> MessageRow:
+        keys, text = key_values(site, each), texts.get(each.id, "")
+        return MessageRow(*each.id, each.time, each.time_source.value, keys, len(each.body), text)
+
+    return tuple(map(row, messages))
 
 
 def named_values(site: Site, kind: str, given: dict[str, Any]) -> tuple[Named, ...]:
@@ -141,24 +136,20 @@ def named_values(site: Site, kind: str, given: dict[str, Any]) -> tuple[Named, .
 
 
 def _text_of(value: Any) -> tuple[str, str]:
-    if value is None:
-        return "", "null"
-    # bool is a subclass of int, so it comes first in the table.
-    kind = next((name for kinds, name in _TYPES if isinstance(value, kinds)), type(value).__name__)
-    if kind == "bytes":
-        return bytes(value).hex(" "), kind
-    if kind == "timestamp":
-        return value.isoformat(), kind
-    return str(value).lower() if kind == "boolean" else str(value), kind
+    unknown = str, type(value).__name__
+    text, kind = next(((text, kind) for types, kind, text in _TYPES if isinstance(value, types)), unknown)
+    return text(value), kind
 
 
-_TYPES: Final = (
-    (str, "text"),
-    (bool, "boolean"),
-    (int, "integer"),
-    (float, "float"),
-    (datetime, "timestamp"),
-    ((bytes, bytearray, memoryview), "bytes"),
+# bool is a subclass of int, so it comes first.
+_TYPES: Final[tuple[tuple[Any, str, Callable[[Any], str]], ...]] = (
+    (NoneType, "null", lambda _: ""),
+    (bool, "boolean", lambda value: str(value).lower()),
+    (int, "integer", str),
+    (float, "float", str),
+    (str, "text", str),
+    (datetime, "timestamp", datetime.isoformat),
+    ((bytes, bytearray, memoryview), "bytes", lambda value: bytes(value).hex(" ")),
 )
 
 

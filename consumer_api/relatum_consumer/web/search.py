@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from difflib import get_close_matches
+from functools import partial
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
@@ -11,19 +13,14 @@ from relatum.errors import InvalidInput
 from relatum.reading import Message
 from relatum_consumer import Answer, Status
 from relatum_consumer.lookups.answer import Covered
-from relatum_consumer.web.endpoint import endpoint
+from relatum_consumer.web.endpoint import endpoint, gathered, in_patience
 from relatum_consumer.web.messages import MessageRow, covered, given_value, message_rows, sought_text, values_of
-from relatum_consumer.web.parameters import (
-    Moment,
-    Number,
-    Parameters,
-    Several,
-    cursor_of,
-    just_after,
-    read_cursor,
-)
+from relatum_consumer.web.parameters import Moment, Number, Parameters, Several, cursor_of, just_after, read_cursor
 from relatum_consumer.web.site import Site
 from relatum_consumer.web.streams import newest
+
+_KEYS_TRIED: Final = 20
+"""The most other keys in which a value without messages is looked up."""
 
 
 class SearchParameters(Parameters):
@@ -47,7 +44,8 @@ class SearchAnswer(Covered):
 
     `status` is found, absent, not_recorded_yet, expired, deleted or unproven; `words` explains it to people, and
     `advice` says what to do. It applies to `streams`, the first hundred of `streams_count`. `next` is the cursor of
-    the next page; None on the last page.
+    the next page; None on the last page. If it is absent, `similar` are recorded values of the key that begin alike,
+    and `other_keys` have the value.
     """
 
     status: Status
@@ -58,6 +56,8 @@ class SearchAnswer(Covered):
     results: tuple[MessageRow, ...]
     next: str | None
     streams_count: int
+    similar: tuple[str, ...] = ()
+    other_keys: tuple[str, ...] = ()
 
 
 @endpoint(
@@ -77,6 +77,7 @@ async def search(site: Site, asked: SearchParameters) -> SearchAnswer:
             beside, asked.stream or None, by=asked.key, limit=1, complete=asked.complete
         )
         answer = answer if others else others
+    is_absent = answer.status is Status.ABSENT and len(asked.value) == 1
     return SearchAnswer(
         status=answer.status,
         words=_words(answer, page, beside),
@@ -86,8 +87,26 @@ async def search(site: Site, asked: SearchParameters) -> SearchAnswer:
         results=message_rows(site, page),
         next=cursor,
         streams_count=len(answer.streams),
+        **(await _instead(site, asked.key, *asked.value) if is_absent else {}),
         **covered(answer),
     )
+
+
+async def _instead(site: Site, key: str, value: str) -> dict[str, Any]:
+    """Return recorded values of the key that are like one, and other keys that have it; none of masked keys."""
+
+    async def begun(of_key: str, prefix: str, limit: int) -> tuple[str, ...]:
+        found = await in_patience(values(site, ValuesParameters(key=of_key, prefix=prefix, limit=limit)))
+        return () if found is None else found.values
+
+    similar: list[str] = []
+    for prefix in (value, value[:-1], value[: len(value) // 2]):
+        similar = similar or get_close_matches(value, {*await begun(key, prefix, 100)} - {value})
+    others = [each for each in site.masking.definitions if each != key][:_KEYS_TRIED]
+    # A value is the first of those that begin with it.
+    first = await gathered([partial(begun, each, value, 1) for each in others])
+    other_keys = tuple(each for each, found in zip(others, first, strict=True) if value in found)
+    return {"similar": tuple(similar), "other_keys": other_keys}
 
 
 async def _value_sought(site: Site, asked: SearchParameters) -> tuple[Any, Message | None]:

@@ -8,7 +8,7 @@ from typing import Final
 
 from pydantic import Field
 
-from relatum.errors import BrokerUnavailable, NotFound, RelatumError, StreamNotFound
+from relatum.errors import BrokerUnavailable, NotFound, StreamNotFound
 from relatum.reading import Agreement, Message, agreement_of
 from relatum.recording import StreamStatus, status
 from relatum.recording.overview import (
@@ -19,7 +19,7 @@ from relatum.recording.overview import (
     recorded_status,
     recorder_list,
 )
-from relatum_consumer.web.endpoint import Known, endpoint, gathered
+from relatum_consumer.web.endpoint import Known, endpoint, gathered, in_patience
 from relatum_consumer.web.messages import MessageRow, message_rows
 from relatum_consumer.web.parameters import NoParameters, Number, Parameters, Several
 from relatum_consumer.web.problems import Problem
@@ -53,9 +53,8 @@ async def statuses(site: Site, names: Sequence[str]) -> tuple[StreamStatus, ...]
 
 
 def _is_complete(each: StreamStatus) -> bool:
-    if each.state != "unattended" or each.lag_offsets != 0:
-        return False
-    return all(piece.kind in ("recorded", "hole") for piece in bar_of(each))
+    is_whole = all(piece.kind in ("recorded", "hole") for piece in bar_of(each))
+    return is_whole and each.state == "unattended" and each.lag_offsets == 0
 
 
 # --- keys -------------------------------------------------------------------------------------------------
@@ -129,9 +128,7 @@ class StreamsAnswer:
 
 
 @endpoint(
-    "/streams",
-    "The recorded streams: ends, lag, coverage, state; keys with their sizes; recorders.",
-    tool="streams",
+    "/streams", "The recorded streams: ends, lag, coverage, state; keys with their sizes; recorders.", tool="streams"
 )
 async def streams(site: Site, asked: StreamsParameters) -> StreamsAnswer:
     recorded = await site.relations.streams()
@@ -186,20 +183,11 @@ async def stream(site: Site, asked: StreamParameters) -> StreamAnswer:
         holds = "it is empty" if bounds.last is None else f"it has the offsets {bounds.first:,} to {bounds.last:,}"
         message = f"the stream {asked.stream!r} exists ({holds}), but was never recorded"
         raise StreamNotFound(message, stream=asked.stream)
-    latest = await _latest(site, found[0]) if len(found) == 1 else ()
-    return StreamAnswer(asked.stream, found, latest)
-
-
-async def _latest(site: Site, found: StreamStatus) -> tuple[MessageRow, ...]:
-    """Return the last messages of a stream, newest first; none if the broker cannot answer."""
-    if found.last is None:
-        return ()
-    try:
-        start = max(found.first or 0, found.last + 1 - _LATEST_OFFSETS)
-        messages = await site.scan(found.stream, start, found.last + 1)
-    except RelatumError:
-        return ()
-    return message_rows(site, messages[: -_LATEST - 1 : -1])
+    latest: list[Message] = []
+    if len(found) == 1 and (last := found[0].last) is not None:
+        start = max(found[0].first or 0, last + 1 - _LATEST_OFFSETS)
+        latest = await in_patience(site.scan(found[0].stream, start, last + 1)) or []
+    return StreamAnswer(asked.stream, found, message_rows(site, latest[: -_LATEST - 1 : -1]))
 
 
 # --- live -------------------------------------------------------------------------------------------------

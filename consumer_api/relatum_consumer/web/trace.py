@@ -10,14 +10,7 @@ from relatum_consumer import Status, Trace
 from relatum_consumer.lookups.answer import Covered
 from relatum_consumer.traces import Edge, Shared, Step, Stop
 from relatum_consumer.web.endpoint import endpoint
-from relatum_consumer.web.messages import (
-    MessageRow,
-    covered,
-    given_value,
-    message_rows,
-    shown_value,
-    sought_text,
-)
+from relatum_consumer.web.messages import MessageRow, covered, given_value, message_rows, shown_value, sought_text
 from relatum_consumer.web.parameters import Moment, Number, Parameters, Several
 from relatum_consumer.web.site import Site
 

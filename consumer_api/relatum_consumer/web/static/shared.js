@@ -14,7 +14,12 @@ const shown = new Intl.DateTimeFormat("sv-SE", {
 export function drawTimes(within = document) {
   for (const time of within.querySelectorAll("time[datetime]")) {
     const moment = new Date(time.dateTime);
-    time.textContent = isUtc || Number.isNaN(moment.valueOf()) ? time.title : shown.format(moment).replace(",", ".").replace(/\.000$/, "");
+    const text = isUtc || Number.isNaN(moment.valueOf()) ? time.title : shown.format(moment).replace(",", ".").replace(/\.000$/, "");
+    const [date, clock] = text.split(/ (.*)/);
+    time.replaceChildren(Object.assign(document.createElement("span"), { textContent: date }), ` ${clock}`);
+    // A column says each date once.
+    const cell = time.closest("td"), above = cell?.parentElement.previousElementSibling?.cells[cell.cellIndex];
+    time.classList.toggle("same-date", above?.querySelector("time span")?.textContent === date);
   }
   const name = document.querySelector("[data-zone-name]");
   if (name) name.textContent = isUtc ? "UTC" : "Local time";
