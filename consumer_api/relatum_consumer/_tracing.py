@@ -1,5 +1,6 @@
 """A trace: each hop finds all new values in one statement, and reads all new messages at once. See docs/adr/0027."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -189,15 +190,22 @@ class _TraceRun:
 
     def _add_unrecorded(self, wanted: set[Value], by_value: dict[Value, Places], known: Evidence) -> None:
         """Add messages that are not recorded; per value at most one above `fan_out`, to notice too many."""
+        outside: Counter[Value] = Counter()
 
         def consider(message: Message) -> None:
-            if is_in_span(message.time_us, self.since, self.until):
-                for value in wanted.intersection(self.directions.values_of(message)):
-                    places = by_value.setdefault(value, {})
-                    if len(places) <= self.fan_out:
-                        places.setdefault(message.id, message.time_us)
+            is_inside = is_in_span(message.time_us, self.since, self.until)
+            for value in wanted.intersection(self.directions.values_of(message)):
+                if not is_inside:
+                    outside[value] += 1
+                elif len(places := by_value.setdefault(value, {})) <= self.fan_out:
+                    places.setdefault(message.id, message.time_us)
 
         known.scan(self.catalog.servers, consider)
+        told = {(stop.key, stop.value) for stop in self.stops if stop.reason is StopReason.TIME}
+        for value, count in outside.items():
+            # The index may have some of them, too: then the index's count is the least there are.
+            if (self.directions.definitions[value[0]].name, value[1]) not in told:
+                self._stop(StopReason.TIME, count, value)
 
     def _new_rows(self, by_value: Mapping[Value, Places]) -> list[Row]:
         """Return rows of new messages, by time, stream and offset; values with too many become stops."""

@@ -23,7 +23,7 @@ from relatum.errors import (
     StreamNotFound,
 )
 from relatum.keys import moment
-from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, GroupStatus
+from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, GroupStatus, Membership
 from relatum.reading import StreamReader
 from relatum.recording import prune
 from relatum.store.catalog import add_keys, ensure_stream
@@ -340,8 +340,8 @@ def test_a_group_that_retention_took_from_is_never_given_smaller(
 
 def test_all_groups_are_listed_the_newest_first(place: Place, streams: list[str], relations: Relations) -> None:
     """Pages hold all groups of all or of named streams, complete or not, and none made of headers of strangers."""
-    texts = ("", "abc", "f" * 48, "~", "a|b")
-    hostile = [(b"", {"relatum_group": text, "relatum_group_sequence": 1}) for text in texts]
+    texts = ("", "0", "abc", group_id(3)[:-1], "F" * 48, "~", "a|b")
+    hostile = [(b"", Membership(text, 1).headers) for text in texts]
     place.put(*whole_group(1, 2), of_group(2, 1), *hostile, to=streams[0])
     place.put(*whole_group(3, 1), of_group(2, 2, last=True), of_group(4, 2), to=streams[1])
     place.record(*streams)
@@ -410,7 +410,8 @@ def test_what_others_write_into_the_headers_stands_for_no_number(place: Place, r
     """A group still lacks a number whose only message has headers that no message of a group has."""
     flag, number = of_group(1, 2), of_group(2, 2)
     flag[1]["group_last"], number[1]["group_sequence"] = 0, "02"
-    place.put(of_group(1, 1), flag, of_group(1, 3, last=True))
+    strange = [(b"", Membership(name, 1).headers) for name in ("", "0", "F" * 48)]
+    place.put(*strange, of_group(1, 1), flag, of_group(1, 3, last=True))
     place.put_recorded(of_group(2, 1), number, of_group(2, 3, last=True), *whole_group(3, 3))
     reports = relations.incomplete_groups(place.stream, older_than=0)
     assert ids_of(reports) == ids(1, 2)

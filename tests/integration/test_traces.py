@@ -198,7 +198,9 @@ def test_what_is_not_recorded_is_said_and_read_where_asked(
     trace = relations.trace(start, complete=True)
     assert [each.offset for each in trace] == [0, 1, 2]
     assert (trace.status, trace.steps[-1].status, trace.uncovered) == (Status.FOUND, Status.ABSENT, ())
-    assert [each.offset for each in relations.trace(start, complete=True, until=moment(3))] == [0, 1]
+    until = relations.trace(start, complete=True, until=moment(3))
+    assert [each.offset for each in until] == [0, 1]
+    assert [(str(stop.reason), stop.count, stop.value) for stop in until.stopped] == [("time", 1, "b")]
 
 
 @pytest.mark.parametrize("ask", ["trace", "find"])

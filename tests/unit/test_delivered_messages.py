@@ -168,6 +168,17 @@ def test_properties_are_what_the_broker_had() -> None:
     assert given_message(message).message.properties.expiration == "60000"
 
 
+@pytest.mark.parametrize("name", ["message_id", "correlation_id"])
+def test_an_id_that_the_broker_shows_as_a_header_is_the_id(name: str) -> None:
+    """A binary or long AMQP 1.0 id, for which AMQP 0.9.1 has no property, is read as the stream's reader reads it."""
+    header = f"x-{name.replace('_', '-')}"
+    for shown, text in [(b"o1", "o1"), (b"\xff", None), ("o" * 256, "o" * 256)]:
+        message = Message.from_amqp("orders", 1, properties(headers={header: shown}), b"")
+        assert (getattr(message.properties, name), dict(message.headers)) == (text, {})
+    own = Message.from_amqp("orders", 1, properties(headers={header: "o1"}), b"")
+    assert (getattr(own.properties, name), dict(own.headers)) == (None, {header: "o1"})
+
+
 def test_an_empty_id_names_no_message() -> None:
     """Messages with an empty id are copies only if their headers are equal, too."""
     first, copy, other = (

@@ -298,6 +298,8 @@ class View:
         # The same few dozen values recur in all groups: parse each once.
         known: dict[str, Membership | None] = {}
         for group_id, *columns in rows:
+            if parse_value(f"{group_id}|1|true") is None:
+                continue  # Another publisher's header, which is no id: it must not enter `known`.
             members = groups[group_id]
             for place, number, offset, time_us in zip(*columns, strict=True):
                 if place not in known:

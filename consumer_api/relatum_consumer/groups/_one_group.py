@@ -108,7 +108,10 @@ def _group(catalog: Catalog, group_id: str, names: _Names, *, order: GroupOrder,
 # --- many groups, as reports ------------------------------------------------------------------------------
 
 
-# Each step compares only the id: no other group has values between an id and the group's values.
+# An id alone is no bound: it sorts before longer ids that begin with it, as other publishers may write. With the
+# separator, which sorts after all digits, it sorts after them.
+_BEFORE: Final = "walk.group_id || '|' COLLATE \"C\""
+
 NEWEST: Final = sql(
     f"""
     WITH RECURSIVE walk (group_id, step) AS (
@@ -119,8 +122,8 @@ NEWEST: Final = sql(
       CROSS JOIN LATERAL (
         SELECT split_part(r.value, '|', 1) COLLATE "C" AS group_id
         FROM relatum.relationships r
-        WHERE r.key_id = :key_id::smallint AND r.value < walk.group_id
-          AND {part_may_hold_values("r", ":key_id::smallint", "''", "walk.group_id")}
+        WHERE r.key_id = :key_id::smallint AND r.value < {_BEFORE}
+          AND {part_may_hold_values("r", ":key_id::smallint", "''", _BEFORE)}
         ORDER BY r.value DESC
         LIMIT 1
       ) AS last
@@ -333,7 +336,7 @@ class OneGroupMethods:
                 # Skip groups without retained messages.
                 if found.rows:
                     reports.append(_report(self._catalog.servers, found, is_named=names is not None))
-            at = (ids[-1] or None) if len(ids) == wanted else None
+            at = ids[-1] if len(ids) == wanted else None
             if at is None or len(reports) == most:
                 break
         return GroupPage(tuple(reports), at, view.gaps)

@@ -30,6 +30,10 @@ _NOT_HEADERS_PREFIX: Final = "x-basic-"
 _QUEUE_ADDRESS: Final = "/queues/"
 _AMQP_BODY: Final = "amqp-1.0"
 """The `type` that RabbitMQ sets for AMQP 0.9.1 consumers if a body exists only in AMQP 1.0: it is then encoded."""
+_IDS_IN_HEADERS: Final = {"message_id": "x-message-id", "correlation_id": "x-correlation-id"}
+"""Where RabbitMQ shows AMQP 0.9.1 consumers an AMQP 1.0 id that is no short text: binary, or too long."""
+_SHORT_TEXT_MAX: Final = 255
+"""Bytes of an AMQP 0.9.1 property."""
 _TYPE: Final = {b"x-basic-type": 0}
 _ABSENT: Final[Any] = object()
 _APPLIED_PROPERTIES: Final = frozenset({"x-basic-type", "x-basic-app-id"})
@@ -254,6 +258,10 @@ def parts_of_delivery(properties: Any, body: bytes) -> Parts:
         if name not in ("timestamp", "delivery_mode", "priority"):
             given[name] = property_text(value)
     headers = {name: header_value(value) for name, value in (properties.headers or {}).items() if is_header(name)}
+    for name, header in _IDS_IN_HEADERS.items():
+        raw = (properties.headers or {}).get(header)
+        if given[name] is None and (isinstance(raw, bytes) or len(str(raw)) > _SHORT_TEXT_MAX):
+            given[name] = property_text(headers.pop(header))
     return headers, Properties(**given), body, True
 
 
