@@ -34,7 +34,7 @@ with relatum.AffinityRouter(INVOICES, DATABASE) as here, relatum.AffinityRouter(
 with StreamReader.open(BROKER) as reader:
     for invoice in ("invoice 17", "invoice 18"):
         found = [
-            [message.body.decode() for message in reader.iterate(stream) if message.headers["affinity_set"] == invoice]
+            [each.body.decode() for each in reader.iterate(stream) if each.headers.get("affinity_set") == invoice]
             for stream in reader.partitions(INVOICES)
         ]
         (lines,) = filter(None, found)

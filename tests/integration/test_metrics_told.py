@@ -1,7 +1,7 @@
 """Each component counts what happened, and reports it to Prometheus under its labels."""
 
 import urllib.request
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import pika
@@ -16,6 +16,7 @@ from relatum.collecting import ExecutorOptions, Failure, MessageCollector
 from relatum.contexts import AffinityOptions, SerialOptions
 from relatum.errors import ConfigurationError, KeyNotDefined, PublishNacked, PublishUnroutable
 from relatum.reading import Message
+from relatum.recording.embedded import EmbeddedRecorder
 from relatum.superstreams import Layout
 from relatum_consumer import Relations
 from tests.support import unique_name, wait_until
@@ -82,6 +83,16 @@ def test_a_connection_counts_what_became_of_its_messages(place: Place, connectio
     assert growth.of("relatum_publisher_published_total") == seen.published
     assert growth.of("relatum_publisher_errors_total", reason="nacked") == 1
     assert growth.of("relatum_publisher_receipt_seconds_count") == 1
+
+
+def test_a_publisher_that_has_published_nothing_reports_no_server_as_away(place: Place) -> None:
+    """No alert fires for servers that an embedded recorder has had no reason to ask."""
+    with closing(EmbeddedRecorder(place.broker, place.database)) as idle:
+        seen = idle.statistics()
+        assert (seen.is_broker_up, seen.is_database_up) == (None, None)
+        idle.watch("", place.stream)
+        wait_until(lambda: idle.statistics().streams, what="the stream is known")
+        wait_until(lambda: (up := idle.statistics()).is_broker_up and up.is_database_up, what="both have answered")
 
 
 def test_routers_count_by_super_stream(channel: BlockingChannel, layout: Layout, database_url: str) -> None:

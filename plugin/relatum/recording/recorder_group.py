@@ -162,9 +162,14 @@ class RecorderGroup:
         return RecorderStatistics(
             streams={name: progress.statistics() for name, progress in list(self.progress.items())},
             batch_s=self.batch_s.observed(),
-            is_broker_up=self.outages.is_up(Server.BROKER),
-            is_database_up=self.outages.is_up(Server.DATABASE),
+            is_broker_up=self._is_up(Server.BROKER),
+            is_database_up=self._is_up(Server.DATABASE),
         )
+
+    def _is_up(self, server: Server) -> bool | None:
+        # Without streams there may be no reason to ask: an idle publisher is no outage.
+        is_up = self.outages.is_up(server)
+        return bool(is_up) if self.progress else is_up
 
     def streams(self) -> list[StreamRecording]:
         """Return all streams in the order in which they were added."""

@@ -58,17 +58,17 @@ class RecorderStatistics:
     Attributes:
         streams: Each stream that it was given to record, by name.
         batch_s: Durations of transactions, in seconds.
-        is_broker_up: Whether the broker answered the last time it was asked.
-        is_database_up: Whether PostgreSQL answered the last time it was asked.
+        is_broker_up: Whether the broker answered the last time it was asked. None if there was no reason to ask yet.
+        is_database_up: The same for PostgreSQL.
     """
 
     streams: Annotated[Mapping[str, RecordedStream], PerLabel("stream")]
     batch_s: Annotated[Observed, Distribution("relatum_batch_seconds", "Time of one transaction")]
     is_broker_up: Annotated[
-        bool, MinGauge("relatum_broker_up", "Whether the broker answered the last time it was asked")
+        bool | None, MinGauge("relatum_broker_up", "Whether the broker answered the last time it was asked")
     ]
     is_database_up: Annotated[
-        bool, MinGauge("relatum_database_up", "Whether PostgreSQL answered the last time it was asked")
+        bool | None, MinGauge("relatum_database_up", "Whether PostgreSQL answered the last time it was asked")
     ]
 
 

@@ -249,13 +249,15 @@ class Outages:
             del self._asked[key]
         self._answered.add(server)
 
-    def is_up(self, server: Server) -> bool:
-        """Whether a server has answered its last request; False before the first one."""
+    def is_up(self, server: Server) -> bool | None:
+        """Whether a server has answered its last request; None before the first one is over."""
         with self._lock:
             waits = server in self._waiting.values()
         silent_since = time.monotonic() - ANSWER_S
         is_silent = any(asked == server and at < silent_since for asked, at in list(self._asked.values()))
-        return server in self._answered and not waits and not is_silent
+        if waits or is_silent:
+            return False
+        return True if server in self._answered else None
 
 
 def _cause(error: BaseException, before: "Server | str | None") -> "Server | str":
