@@ -192,8 +192,9 @@ WINDOW_MAX: Final = 1_000_000
 WINDOW_BYTES_MAX: Final = 64 << 20
 """The most bytes of records held for ids that are planned together; beyond it, they are read in smaller parts."""
 
-TAKEN_BYTES: Final = 1 << 20
-"""Bytes of results delivered together, about: the caller holds all of them."""
+TAKEN_BYTES: Final = 1 << 17
+"""Bytes of results delivered together, about: so few that the garbage collector rarely meets them, and that they stay in
+the processor's cache. Eight times as many cost 100,000 messages of groups a tenth more."""
 
 Place: TypeAlias = tuple[str, int]
 
