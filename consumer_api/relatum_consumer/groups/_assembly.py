@@ -20,6 +20,7 @@ from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, Membership, as
 from relatum.reading import Message
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_offsets, part_may_hold_values
+from relatum.store.rows import array_text
 from relatum_consumer.lookups.answer import UnreadableStream
 from relatum_consumer.lookups.catalog import Catalog, PresentStream
 from relatum_consumer.lookups.proof import Uncovered, evidence
@@ -289,7 +290,7 @@ class View:
         """Return the rows of all members of groups, by group. Groups without members are left out."""
         rows = self.servers.rows(
             MEMBERS,
-            {"key_id": self.key_id, "group_ids": list(group_ids), "stream_ids": list(self.numbers.values())},
+            {"key_id": self.key_id, "group_ids": array_text(group_ids), "stream_ids": list(self.numbers.values())},
         )
         streams = {number: (name, self.stops[name]) for name, number in self.numbers.items()}
         groups: dict[str, list[Row]] = defaultdict(list)

@@ -167,9 +167,7 @@ def _recorded_further(catalog: Catalog, view: View, options: GroupOptions, left_
     return sorted((name, parts[-1][1]) for name, parts in ranges.items() if parts and parts[-1][1] > view.stops[name])
 
 
-def _completed(
-    view: View, touched: Iterable[Row], stream: str, low: int, options: GroupOptions
-) -> Iterator[Assembled]:
+def _completed(view: View, touched: Iterable[Row], stream: str, low: int, options: GroupOptions) -> Iterator[Assembled]:
     """Yield the groups that are complete with the new messages, and were not without those from `low` on."""
     beginning = Beginning.of(options.start)
     ids = list(dict.fromkeys(row[0] for row in touched))
