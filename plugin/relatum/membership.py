@@ -225,8 +225,8 @@ def _sequence_fault(sequence: Any) -> GroupFault | None:
     return None if 1 <= sequence <= GROUP_SEQUENCE_MAX else GroupFault.SEQUENCE_OUT_OF_RANGE
 
 
-Place: TypeAlias = tuple[str, int, bool]
-"""The fields of a `Membership`."""
+Place: TypeAlias = tuple[Any, ...]
+"""A `Membership`, or another tuple that begins with its fields."""
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Ranges of sequence numbers (first, last), in ascending order."""
@@ -309,27 +309,21 @@ def assess(group_id: str, members: Iterable[Place], *, expired: Iterable[Place] 
     Returns:
         The position. It does not depend on the order of the places.
     """
-    numbers: set[int] = set()
-    lasts: set[int] = set()
-    found = 0
-    for of_group, sequence, last in members:
-        if of_group == group_id:
-            found += 1
-            numbers.add(sequence)
-            if last:
-                lasts.add(sequence)
+    found = [place for place in members if place[0] == group_id]
+    numbers: set[int] = {place[1] for place in found}
+    lasts: set[int] = {place[1] for place in found if place[2]}
     gone = [place for place in expired if place[0] == group_id and place[1] not in numbers]
-    lasts.update(sequence for _, sequence, last in gone if last)
+    lasts.update(place[1] for place in gone if place[2])
     last_sequence = min(lasts, default=None)
     highest = max(numbers, default=0)
-    is_whole = found == len(numbers) == highest and min(numbers, default=0) == 1
+    is_whole = len(found) == len(numbers) == highest and min(numbers, default=0) == 1
     if is_whole and not gone and (not lasts or lasts == {highest}):
         # The usual case.
-        return GroupPosition(group_id, highest, highest, (), last_sequence, found)
+        return GroupPosition(group_id, highest, highest, (), last_sequence, len(found))
     missing = _missing(sorted(numbers), highest if last_sequence is None else last_sequence)
     past = last_sequence is not None and any(number > last_sequence for number in numbers - lasts)
     anomalies = {
-        Anomaly.DUPLICATE: found > len(numbers),
+        Anomaly.DUPLICATE: len(found) > len(numbers),
         Anomaly.TWO_LASTS: len(lasts) > 1,
         Anomaly.PAST_LAST: past,
         Anomaly.EXPIRED: bool(gone),

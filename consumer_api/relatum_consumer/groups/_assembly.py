@@ -20,6 +20,7 @@ from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, Membership, as
 from relatum.reading import Message
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_offsets, part_may_hold_values
+from relatum.store.rows import array_text
 from relatum_consumer.lookups.answer import UnreadableStream
 from relatum_consumer.lookups.catalog import Catalog, PresentStream
 from relatum_consumer.lookups.proof import Uncovered, evidence
@@ -119,8 +120,8 @@ class Assembled:
         duplicates: Other rows with the same numbers, in the order of arrival.
         expired: Rows of messages that retention has dropped, in the order of arrival.
         was_complete: Whether each number from 1 to the last is present, or was until retention dropped it.
-        head: The member whose place is the group's place: the first with number 1 in logical order, the first member in
-            physical order; None if there is none.
+        head: The row whose place is the group's place: the first with number 1 in logical order, the first that arrived
+            in physical order; None if there is none.
     """
 
     group_id: str
@@ -129,7 +130,7 @@ class Assembled:
     duplicates: tuple[Row, ...] = ()
     expired: tuple[Row, ...] = ()
     was_complete: bool = True
-    head: Member | None = None
+    head: Row | None = None
 
     @property
     def retained(self) -> tuple[Row, ...]:
@@ -163,17 +164,15 @@ def assemble(
     duplicates = tuple(row for row in arrived if chosen.setdefault(row[1], row) is not row)
     # The dictionary is in the order of arrival.
     ordered = list(chosen.values()) if order == "physical" else [chosen[number] for number in sorted(chosen)]
-    head = next(iter(ordered), None) if order == "physical" else chosen.get(1)
-    there, gone = [row[:3] for row in arrived], [row[:3] for row in expired]
-    position = assess(group_id, there, expired=gone)
+    position = assess(group_id, arrived, expired=expired)
     return Assembled(
         group_id,
         position,
         tuple(ordered),
         duplicates,
         tuple(expired),
-        assess(group_id, there + gone).is_complete if gone else position.is_complete,
-        None if head is None else Member(*head),
+        assess(group_id, arrived + expired).is_complete if expired else position.is_complete,
+        next(iter(ordered), None) if order == "physical" else chosen.get(1),
     )
 
 
@@ -274,24 +273,24 @@ class View:
         for member in self._unrecorded:
             self.unrecorded_groups[member.group_id].append(member)
 
-    def between(self, stream: str, low: int, high: int, *, firsts_only: bool = False) -> list[Member]:
-        """Return the members in a part of a stream, ordered by offset; with `firsts_only`, those with number 1."""
+    def between(self, stream: str, low: int, high: int, *, firsts_only: bool = False) -> list[Row]:
+        """Return the rows in a part of a stream, ordered by offset; with `firsts_only`, those with number 1."""
         held = self._unrecorded
         first, stop = (bisect_left(held, (stream, at), key=stream_and_offset) for at in (low, high))
-        members = {each.offset: each for each in held[first:stop] if not firsts_only or each.sequence == 1}
+        members: dict[int, Row] = {at.offset: at for at in held[first:stop] if not firsts_only or at.sequence == 1}
         if (number := self.numbers.get(stream)) is not None:
             window = {"stream_id": number, "low": low, "high": high, "firsts_only": firsts_only}
             rows = self.servers.rows(ROWS_BETWEEN, window | {"key_id": self.key_id})
             for value, offset, time_us in rows:
                 if (place := parse_value(value)) is not None:
-                    members[offset] = Member(*place, stream, offset, time_us)
+                    members[offset] = (*place, stream, offset, time_us)
         return [members[offset] for offset in sorted(members)]
 
     def members_of(self, group_ids: Sequence[str]) -> dict[str, list[Row]]:
         """Return the rows of all members of groups, by group. Groups without members are left out."""
         rows = self.servers.rows(
             MEMBERS,
-            {"key_id": self.key_id, "group_ids": list(group_ids), "stream_ids": list(self.numbers.values())},
+            {"key_id": self.key_id, "group_ids": array_text(group_ids), "stream_ids": list(self.numbers.values())},
         )
         streams = {number: (name, self.stops[name]) for name, number in self.numbers.items()}
         groups: dict[str, list[Row]] = defaultdict(list)

@@ -18,7 +18,7 @@ from relatum.metrics import Counter, Gauge, reported
 from relatum.store.coverage import Range
 from relatum.store.database import sql
 from relatum.store.members import RENEWED
-from relatum_consumer.groups._assembly import GroupOrder, Member
+from relatum_consumer.groups._assembly import GroupOrder, Row
 from relatum_consumer.groups._options import Beginning, GroupOptions
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.servers import Servers
@@ -39,7 +39,7 @@ class SharedConsumer:
         """Return the first offset of a stream that belongs to the consumer."""
         return (self.start_offset or 0) if self.start_stream_id in (None, stream_id) else 0
 
-    def admits(self, head: Member, stream_id: int) -> bool:
+    def admits(self, head: Row, stream_id: int) -> bool:
         """Return whether a group belongs to this consumer, by the group's place."""
         return Beginning(self.low(stream_id), self.start_us).admits(head)
 

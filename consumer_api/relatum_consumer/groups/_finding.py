@@ -19,12 +19,12 @@ from relatum_consumer.groups._assembly import (
     Clock,
     Member,
     Place,
+    Row,
     View,
     assemble,
     group_key,
     in_arrival,
     look,
-    named,
     stream_and_offset,
     warn_left_out,
 )
@@ -64,12 +64,12 @@ def batches(view: View, options: GroupOptions) -> Iterator[list[Assembled]]:
     batch: list[Assembled] = []
     messages, mean = 0, BATCH_MESSAGES / FIRST_GROUPS
     while part := list(islice(candidates, min(GROUPS_AT_ONCE, max(1, int((BATCH_MESSAGES - messages) / mean))))):
-        members = view.members_of(list(dict.fromkeys(each.group_id for each in part)))
+        members = view.members_of(list(dict.fromkeys(row[0] for row in part)))
         groups = {id_: assemble(id_, rows, options.order, view.floors) for id_, rows in members.items()}
-        for each in part:
-            group = groups.get(each.group_id)
+        for row in part:
+            group = groups.get(row[0])
             # A group may have several candidates. It belongs to the candidate that is its head.
-            if group is None or group.head is None or stream_and_offset(group.head) != stream_and_offset(each):
+            if group is None or group.head is None or stream_and_offset(group.head) != stream_and_offset(row):
                 continue
             if beginning.admits(group.head):
                 batch.append(group)
@@ -82,20 +82,20 @@ def batches(view: View, options: GroupOptions) -> Iterator[list[Assembled]]:
     yield batch
 
 
-def _candidates(view: View, options: GroupOptions, start: int) -> Iterator[Member]:
-    """Yield the members that may be the head of a group, in the order of arrival.
+def _candidates(view: View, options: GroupOptions, start: int) -> Iterator[Row]:
+    """Yield the rows that may be the head of a group, in the order of arrival.
 
     In logical order these are messages with number 1, in physical order all messages of groups.
     """
     clock, firsts_only = Clock(), options.order == "logical"
 
-    def of_stream(stream: str) -> Iterator[tuple[Place, Member]]:
+    def of_stream(stream: str) -> Iterator[tuple[Place, Row]]:
         low, stop = max(start, view.floors.get(stream, 0)), view.stops[stream]
         for at in range(low, stop, WINDOW_OFFSETS):
-            for member in view.between(stream, at, min(stop, at + WINDOW_OFFSETS), firsts_only=firsts_only):
-                yield clock.place(member), member
+            for row in view.between(stream, at, min(stop, at + WINDOW_OFFSETS), firsts_only=firsts_only):
+                yield clock.place(row), row
 
-    return (member for _, member in heapq.merge(*map(of_stream, sorted(view.stops))))
+    return (row for _, row in heapq.merge(*map(of_stream, sorted(view.stops))))
 
 
 # --- following --------------------------------------------------------------------------------------------
@@ -167,12 +167,10 @@ def _recorded_further(catalog: Catalog, view: View, options: GroupOptions, left_
     return sorted((name, parts[-1][1]) for name, parts in ranges.items() if parts and parts[-1][1] > view.stops[name])
 
 
-def _completed(
-    view: View, touched: Iterable[Member], stream: str, low: int, options: GroupOptions
-) -> Iterator[Assembled]:
+def _completed(view: View, touched: Iterable[Row], stream: str, low: int, options: GroupOptions) -> Iterator[Assembled]:
     """Yield the groups that are complete with the new messages, and were not without those from `low` on."""
     beginning = Beginning.of(options.start)
-    ids = list(dict.fromkeys(member.group_id for member in touched))
+    ids = list(dict.fromkeys(row[0] for row in touched))
     for group_id, rows in view.members_of(ids).items() if ids else ():
         group = assemble(group_id, rows, options.order, view.floors)
         if group.was_complete and beginning.admits(group.head):
@@ -332,7 +330,7 @@ class Scanner:
             touched = self._view.between(stream, at, to)
             window = {"from_offset": stretch.grows, "expected": at, "to_offset": to}
             source = {"stream_id": stretch.stream_id, "coverage_id": stretch.coverage_id}
-            states = self._states(member.group_id for member in touched)
+            states = self._states(row[0] for row in touched)
             ((counted,),) = self._catalog.servers.rows(WRITE_DOWN, states | window | source)
             if not counted:
                 return False
@@ -344,7 +342,7 @@ class Scanner:
         for group in self.groups(group_ids):
             if not group.rows:
                 continue
-            first = group.head or named(in_arrival(group.retained))[0]
+            first = Member(*(group.head or in_arrival(group.retained)[0]))
             number = self._view.numbers[first.stream]
             if group.head is not None and not self._consumer.admits(first, number):
                 outside.append(group.group_id)

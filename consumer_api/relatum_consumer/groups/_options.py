@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 from relatum.checks import checked_choice, checked_count, checked_name, checked_seconds
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
-from relatum_consumer.groups._assembly import GroupOrder, Member
+from relatum_consumer.groups._assembly import GroupOrder, Row
 from relatum_consumer.lookups.arguments import time_us_of
 
 BATCH_MESSAGES: Final = 131_072
@@ -149,8 +149,9 @@ class Beginning:
     def of(cls, start: GroupStart) -> "Beginning":
         return cls(since_us=time_us_of(start)) if isinstance(start, datetime) else cls(start or 0)
 
-    def admits(self, head: Member | None) -> bool:
+    def admits(self, head: Row | None) -> bool:
         """Return whether a group with this head is to be read."""
-        if head is None or head.offset < self.offset:
+        if head is None:
             return False
-        return self.since_us is None or (head.time_us is not None and head.time_us >= self.since_us)
+        *_, offset, time_us = head
+        return offset >= self.offset and (self.since_us is None or (time_us is not None and time_us >= self.since_us))

@@ -192,8 +192,9 @@ WINDOW_MAX: Final = 1_000_000
 WINDOW_BYTES_MAX: Final = 64 << 20
 """The most bytes of records held for ids that are planned together; beyond it, they are read in smaller parts."""
 
-TAKEN_BYTES: Final = 1 << 20
-"""Bytes of results delivered together, about: the caller holds all of them."""
+TAKEN_BYTES: Final = 1 << 17
+"""Bytes of results delivered together, about: few enough that most are freed before the garbage collector meets them.
+With 1 MiB, reading 100,000 messages of groups took a tenth more processor time."""
 
 Place: TypeAlias = tuple[str, int]
 
