@@ -114,6 +114,17 @@ def test_a_type_without_executor_is_refused(collecting: Collecting) -> None:
     assert collecting.place.sql("SELECT count(*) FROM relatum.collected_messages") == [(1,)]
 
 
+def test_a_message_that_is_refused_keeps_none_of_another_stream(collecting: Collecting) -> None:
+    """A message that was collected together with one that PostgreSQL refuses is consumed all the same."""
+    collecting.put("a")
+    collecting.place.sql("ALTER TABLE relatum.collected_messages ADD CHECK (message_id <> 'refused')")
+    refused = Message("~", 0, None, None, lambda: ({}, Properties(message_id="refused", type="order"), b"", True))
+    with collecting.collector(Consumer(), streams=[]) as collector:
+        assert collector.collect_many([*collecting.place.messages(), refused]) == [True, True]
+        wait_status(collector, SUCCEEDED, "a")
+        assert collector.outcome("refused").status is UNKNOWN
+
+
 def test_a_collector_that_does_not_run_takes_nothing(collecting: Collecting) -> None:
     """Before the start `collect` is an error, after the end a refusal."""
     collecting.put("a")

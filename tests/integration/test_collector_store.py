@@ -330,18 +330,39 @@ def cut_at_commit(engine: sa.Engine, *, after: bool) -> Iterator[list[int]]:
         sa.event.remove(sa.Engine, "commit", on_commit)
 
 
+@contextmanager
+def cut_at_statement(database: Database, *, after: bool) -> Iterator[list[int]]:
+    """End the server's process of the first statement that commits by itself, before that or before its answer."""
+    cuts: list[int] = []
+    execute = psycopg.Cursor.execute
+
+    def cut(cursor: Any, query: Any, *args: Any, **options: Any) -> Any:
+        driver = cursor.connection
+        if not cuts and driver.autocommit and b"collected_messages" in query:
+            cuts.append(driver.info.backend_pid)
+            if after:
+                execute(cursor, query, *args, **options)
+            with psycopg.connect(database.engine.url.set(drivername="postgresql").render_as_string(False)) as killer:
+                execute(killer.cursor(), "SELECT pg_terminate_backend(%s, 5000)", cuts)
+        return execute(cursor, query, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(psycopg.Cursor, "execute", cut)
+        yield cuts
+
+
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_commit_whose_outcome_is_unknown_is_settled_by_repeating(
     member: StoreMember, database: Database, after: bool
 ) -> None:
     """A call repeated after its commit was lost, or after its answer, gives the same right answer."""
 
-    def repeated(call: Callable[[], object]) -> object:
-        with cut_at_commit(database.engine, after=after) as cuts:
-            with pytest.raises(DatabaseUnavailable):
-                call()
-            assert len(cuts) == 1
-            return call()
+    def repeated(call: Callable[[], Any]) -> Any:
+        # On a connection that served before, the statement is repeated by itself.
+        with cut_at_statement(database, after=after) as cuts, suppress(DatabaseUnavailable):
+            call()
+        assert len(cuts) == 1
+        return call()
 
     member.follow("orders", 0)
     assert repeated(lambda: member.add(entries(0, 1), Advance("orders", 0, 2))).places == places(0, 1)
@@ -356,7 +377,10 @@ def test_a_commit_whose_outcome_is_unknown_is_settled_by_repeating(
     member.close()
     heir = StoreMember(database)
     assert heir.follow("orders", 0).next_offset == 2
-    found = repeated(lambda: heir.take_over(["order"], 10))
+    with cut_at_commit(database.engine, after=after) as cuts, pytest.raises(DatabaseUnavailable):
+        heir.take_over(["order"], 10)
+    assert len(cuts) == 1
+    found = heir.take_over(["order"], 10)
     assert [message.place.offset for message, _ in found] == [1, 5]
     assert [message.attempts for message, _ in found] == [1, 0]
 

@@ -182,9 +182,10 @@ class Core:
             return Verdict.KNOWN
         if bulks.is_full and bulks.options.when_full != "spill":
             return Verdict.WAIT
-        self._spill_waiting()
         if self.held_bytes >= self.bytes_max:
-            return Verdict.WAIT
+            self._spill_waiting()
+            if self.held_bytes >= self.bytes_max:
+                return Verdict.WAIT
         self._hold(message)
         bulks.expect(message)
         return Verdict.TAKEN

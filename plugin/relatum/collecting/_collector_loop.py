@@ -17,7 +17,7 @@ from relatum.collecting._collector_store import CollectorStore
 from relatum.collecting._consuming import NAMED_MAX, BulkConsumer
 from relatum.collecting._following import TAKE_MESSAGES, Following, NamedStreams
 from relatum.collecting._handlers import Handlers, collector_call, logger, outcome_of
-from relatum.errors import Conflict, DatabaseUnavailable, Transient
+from relatum.errors import Conflict, DatabaseUnavailable, RowRefused, Transient
 from relatum.ids import MessageId
 from relatum.outcomes import Outcome
 from relatum.store.members import renewal_s
@@ -260,8 +260,9 @@ class CollectorLoop:
                 logger.warning("%s: %s", what, ended(error))
             else:
                 log_failure(logger, error, what)
-            if isinstance(error, Conflict):
-                # A commit that was not answered may have stored them before another member followed the stream.
+            if isinstance(error, Conflict | RowRefused):
+                # Some may be stored: by a commit without an answer before another member followed the stream, or those
+                # of one stream before those of the next were refused.
                 await self._leave_to_others([message.place for message in lot.messages])
             raise
         else:

@@ -2,12 +2,11 @@
 
 import logging
 from collections.abc import Collection
-from datetime import datetime
 from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum.collecting._collector_core import Advance, Followed
+from relatum.collecting._collector_core import Followed
 from relatum.collecting._handlers import logger
 from relatum.errors import Conflict
 from relatum.processes import new_holder
@@ -43,13 +42,13 @@ RENEW: Final = sql("""
 LEAVE: Final = sql("""
     UPDATE relatum.collector_members SET lease_expires_at = clock_timestamp() WHERE member_id = :id::bigint""")
 
-# Keeps the member's row from being removed while it adds messages.
+# Keeps the member's row from being removed before the transaction ends.
 HOLD_MEMBER: Final = sql("""
-    SELECT now() FROM relatum.collector_members WHERE member_id = :of_member::bigint FOR KEY SHARE""")
+    SELECT FROM relatum.collector_members WHERE member_id = :of_member::bigint FOR KEY SHARE""")
 
 # Keeps a repeated take-over waiting until the unanswered one before has ended: locked rows would be skipped.
 LOCK_MEMBER: Final = sql("""
-    SELECT now() FROM relatum.collector_members WHERE member_id = :of_member::bigint FOR NO KEY UPDATE""")
+    SELECT FROM relatum.collector_members WHERE member_id = :of_member::bigint FOR NO KEY UPDATE""")
 
 LOCK_LAPSED: Final = sql("""
     SELECT member_id FROM relatum.collector_members
@@ -65,17 +64,17 @@ REMOVE_MEMBERS: Final = sql("""
 
 # --- streams
 
-_THIS: Final = """collector_id = :in_collector::integer AND stream = :of_stream::text
+THIS: Final = """collector_id = :in_collector::integer AND stream = :of_stream::text
         AND replaced_at IS NULL"""
 """The current generation of a stream."""
 
-PRESENT: Final = f"(SELECT source_id FROM relatum.collector_sources WHERE {_THIS})"
+PRESENT: Final = f"(SELECT source_id FROM relatum.collector_sources WHERE {THIS})"
 
 # Uses up no id if the stream has a row.
 ADD_SOURCE: Final = sql(f"""
     INSERT INTO relatum.collector_sources (collector_id, stream)
     SELECT :in_collector::integer, :of_stream::text
-    WHERE NOT EXISTS (SELECT FROM relatum.collector_sources WHERE {_THIS})
+    WHERE NOT EXISTS (SELECT FROM relatum.collector_sources WHERE {THIS})
     ON CONFLICT (collector_id, stream) WHERE replaced_at IS NULL DO NOTHING""")
 
 _OTHERS: Final = """relatum.collector_members AS other
@@ -84,12 +83,12 @@ _OTHERS: Final = """relatum.collector_members AS other
 """Other members with a valid lease."""
 
 # A member must not follow if others have executors for more types: it would pass over their messages.
-_LACKS_TYPES: Final = f"""EXISTS (SELECT FROM {_OTHERS} AND NOT other.types <@ (
+LACKS_TYPES: Final = f"""EXISTS (SELECT FROM {_OTHERS} AND NOT other.types <@ (
         SELECT types FROM relatum.collector_members WHERE member_id = :of_member::bigint))"""
 
 LOCK_SOURCE: Final = sql(f"""
     SELECT source_id, position, member_id, last_offset, last_fingerprint, last_chunk_ms
-    FROM relatum.collector_sources WHERE {_THIS} FOR UPDATE""")
+    FROM relatum.collector_sources WHERE {THIS} FOR UPDATE""")
 
 ALIVE: Final = sql("""
     SELECT member_id, types FROM relatum.collector_members
@@ -99,7 +98,7 @@ ALIVE: Final = sql("""
 HELD: Final = sql(f"""
     SELECT stream FROM relatum.collector_sources AS source
     WHERE collector_id = :in_collector::integer AND replaced_at IS NULL
-        AND (EXISTS (SELECT FROM {_OTHERS} AND other.member_id = source.member_id) OR {_LACKS_TYPES})""")
+        AND (EXISTS (SELECT FROM {_OTHERS} AND other.member_id = source.member_id) OR {LACKS_TYPES})""")
 
 FOLLOW: Final = sql("""
     UPDATE relatum.collector_sources
@@ -107,7 +106,7 @@ FOLLOW: Final = sql("""
     WHERE source_id = :id::integer RETURNING position""")
 
 UNFOLLOW: Final = sql(f"""
-    UPDATE relatum.collector_sources SET member_id = NULL WHERE member_id = :by::bigint AND {_THIS}""")
+    UPDATE relatum.collector_sources SET member_id = NULL WHERE member_id = :by::bigint AND {THIS}""")
 
 REPLACE_SOURCE: Final = sql("""
     UPDATE relatum.collector_sources SET replaced_at = now(), member_id = NULL
@@ -139,17 +138,6 @@ FAIL_UNFINISHED: Final = sql("""
     UPDATE relatum.collected_messages
     SET state = 'failed', finished_at = statement_timestamp(), next_attempt_at = NULL, reason = :why::text
     WHERE source_id = :of_source::integer AND finished_at IS NULL""")
-
-# Changes nothing if an earlier call with the same parameters has moved the position.
-ADVANCE: Final = sql(f"""
-    UPDATE relatum.collector_sources
-    SET position = :to::bigint, moved_at = now(),
-        passed_over = passed_over + CASE position WHEN :to::bigint THEN 0 ELSE :more_passed_over::bigint END,
-        last_offset = :known_offset::bigint, last_fingerprint = :known_fingerprint::bigint,
-        last_chunk_ms = :known_chunk_ms::bigint
-    WHERE {_THIS} AND member_id = :of_member::bigint
-        AND (position = :to::bigint OR (position = :expected::bigint AND NOT {_LACKS_TYPES}))""")
-
 
 REPLACED: Final = "the stream was deleted and declared again, or lost its end, before the message was consumed"
 """The reason stored with failed messages of a stream's old generation."""
@@ -190,12 +178,13 @@ class CollectorMembers:
         connection.execute(ADD_SOURCE, named)
         return connection.execute(LOCK_SOURCE, named).one()
 
-    def _hold(self, connection: sa.Connection, member: int, how: sa.TextClause = HOLD_MEMBER) -> datetime:
-        """Keep the member from being removed until the transaction ends; return the transaction's time."""
-        at: datetime | None = connection.execute(how, {"of_member": member}).scalar_one_or_none()
-        if at is None:
-            raise Conflict(f"member {member} of {self.name!r} was removed: another member took over its messages")
-        return at
+    def _hold(self, connection: sa.Connection, member: int, how: sa.TextClause = HOLD_MEMBER) -> None:
+        """Keep the member from being removed until the transaction ends."""
+        if connection.execute(how, {"of_member": member}).first() is None:
+            raise self._removed(member)
+
+    def _removed(self, member: int) -> Conflict:
+        return Conflict(f"member {member} of {self.name!r} was removed: another member took over its messages")
 
     # --- members ------------------------------------------------------------------------------------------------------
 
@@ -272,22 +261,3 @@ class CollectorMembers:
     def unfollow(self, member: int, stream: str) -> None:
         """Release a stream, so that another member can follow it."""
         self._database.rows(UNFOLLOW, self._of(by=member, of_stream=stream))
-
-    def _advance(self, connection: sa.Connection, member: int, advance: Advance) -> None:
-        """Move the position by compare-and-set."""
-        known = advance.known_by
-        named = self._of(
-            of_stream=advance.stream,
-            of_member=member,
-            expected=advance.from_offset,
-            to=advance.to_offset,
-            more_passed_over=advance.passed_over,
-            known_offset=known and known.offset,
-            known_fingerprint=known and known.fingerprint,
-            known_chunk_ms=known and known.chunk_ms,
-        )
-        if not connection.execute(ADVANCE, named).rowcount:
-            raise Conflict(
-                f"the position of {advance.stream!r} in {self.name!r} is not {advance.from_offset}, or another member "
-                "follows the stream, or has executors for more types; nothing was written"
-            )

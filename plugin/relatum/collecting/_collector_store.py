@@ -1,4 +1,4 @@
-"""A collector's messages in PostgreSQL, by id and state: one transaction per call.
+"""A collector's messages in PostgreSQL, by id and state: a statement per stream, which is a transaction of its own.
 
 A call whose commit is in doubt is repeated: it finds what the first call wrote, and returns the same. Each row is
 fenced: statements name the member that must own it. A statement names its rows by an array of offsets in one stream:
@@ -23,20 +23,22 @@ from relatum.collecting._bulk import REASON_CHARACTERS_MAX, Collected, id_of_pla
 from relatum.collecting._collector_core import Advance, Result, Stored
 from relatum.collecting._collector_members import (
     ADD_SOURCE,
+    LACKS_TYPES,
     LOCK_LAPSED,
     LOCK_MEMBER,
     PRESENT,
     REMOVE_MEMBERS,
     RENEW,
+    THIS,
     CollectorMembers,
 )
 from relatum.collecting._handlers import logger
-from relatum.errors import RowRefused
+from relatum.errors import Conflict, RowRefused
 from relatum.ids import MessageId
 from relatum.outcomes import Outcome, OutcomeStatus, read_outcomes
 from relatum.store.database import AnyDatabase, Database, sql, transaction
 from relatum.store.members import LEASE_S
-from relatum.store.rows import BigIntegers, array_text
+from relatum.store.rows import array_text, integers_text
 from relatum.store.settling import Tokens
 from relatum.store.translation import translated_errors
 
@@ -45,26 +47,47 @@ _MINE: Final = f"""source_id = {PRESENT} AND stream_offset = ANY (:offsets::bigi
     AND member_id IS NOT DISTINCT FROM :of_member::bigint"""
 
 
-def _on_rows(text: str) -> sa.TextClause:
-    """Make a statement that sends its parameter `offsets` as one text."""
-    return sql(text).bindparams(sa.bindparam("offsets", type_=BigIntegers()))
-
-
 # `statement_timestamp()`, since `now()` is the start of a joined transaction, which may be long ago.
 
 # --- collecting and consuming. Statements return offsets in one row, which is faster to read than a row for each.
 # Arrays are sent as one text, so that adding rows takes no longer than COPY.
 
-ADD: Final = _on_rows(f"""
-    INSERT INTO relatum.collected_messages (source_id, stream_offset, member_id, size, message_id, type)
-    SELECT {PRESENT}, stream_offset, :of_member::bigint, size, message_id, type
-    FROM unnest(:offsets::bigint[], :sizes::bigint[], :message_ids::text[], :types::text[])
-        AS given (stream_offset, size, message_id, type)
-    ON CONFLICT DO NOTHING""").bindparams(sa.bindparam("sizes", type_=BigIntegers()))
+
+def _adding(source: str) -> sa.TextClause:
+    """Make a statement that adds messages of the source that a step returns, if it returns one and the member exists.
+
+    It returns when it ran, whether there is such a source, and how many messages were added; no row without the member.
+    The member's row is locked first, so that it is not removed meanwhile.
+    """
+    return sql(f"""
+    WITH member AS (
+        SELECT now() AS at FROM relatum.collector_members WHERE member_id = :of_member::bigint FOR KEY SHARE),
+    source AS ({source}),
+    added AS (
+        INSERT INTO relatum.collected_messages (source_id, stream_offset, member_id, size, message_id, type)
+        SELECT source_id, stream_offset, :of_member::bigint, size, message_id, type
+        FROM source, unnest(:offsets::bigint[], :sizes::bigint[], :message_ids::text[], :types::text[])
+            AS given (stream_offset, size, message_id, type)
+        ON CONFLICT DO NOTHING RETURNING stream_offset)
+    SELECT at, EXISTS (SELECT FROM source) AS has_source, (SELECT count(*) FROM added) AS added FROM member""")
+
+
+ADD: Final = _adding(f"SELECT source_id FROM relatum.collector_sources WHERE {THIS} AND EXISTS (SELECT FROM member)")
+
+# Moves the stream's position by compare-and-set; changes nothing if an earlier call with the same parameters moved it.
+ADVANCE: Final = _adding(f"""
+        UPDATE relatum.collector_sources
+        SET position = :to::bigint, moved_at = now(),
+            passed_over = passed_over + CASE position WHEN :to::bigint THEN 0 ELSE :more_passed_over::bigint END,
+            last_offset = :known_offset::bigint, last_fingerprint = :known_fingerprint::bigint,
+            last_chunk_ms = :known_chunk_ms::bigint
+        WHERE {THIS} AND member_id = :of_member::bigint AND EXISTS (SELECT FROM member)
+            AND (position = :to::bigint OR (position = :expected::bigint AND NOT {LACKS_TYPES}))
+        RETURNING source_id""")
 
 # A statement is repeated if its commit is in doubt: it finds the rows that it changed, and leaves them unchanged.
 
-FORWARD: Final = _on_rows(f"""
+FORWARD: Final = sql(f"""
     WITH done AS (
         UPDATE relatum.collected_messages
         SET state = 'forwarded', bulk_id = :of_bulk::bigint, next_attempt_at = NULL,
@@ -74,11 +97,11 @@ FORWARD: Final = _on_rows(f"""
         RETURNING stream_offset, forwarded_at)
     SELECT array_agg(stream_offset), max(forwarded_at) FROM done""")
 
-UNFINISHED: Final = _on_rows(f"""
+UNFINISHED: Final = sql(f"""
     SELECT stream_offset FROM relatum.collected_messages WHERE {_MINE} AND finished_at IS NULL""")
 
 # The result of nearly all messages, so without arrays for states and reasons.
-SUCCEED: Final = _on_rows(f"""
+SUCCEED: Final = sql(f"""
     WITH done AS (
         UPDATE relatum.collected_messages
         SET state = 'succeeded', reason = NULL, finished_at = coalesce(finished_at, statement_timestamp()),
@@ -88,7 +111,7 @@ SUCCEED: Final = _on_rows(f"""
     SELECT array_agg(stream_offset), max(finished_at) FROM done""")
 
 # A row's position among the offsets is its position in the other arrays.
-FINISH: Final = _on_rows(f"""
+FINISH: Final = sql(f"""
     WITH done AS (
         UPDATE relatum.collected_messages
         SET state = (:states::text[])[array_position(:offsets::bigint[], stream_offset)],
@@ -137,7 +160,7 @@ TAKE_OVER: Final = sql("""
     SET member_id = :by::bigint, state = 'collected', bulk_id = :token::bigint
     FROM taken WHERE message.source_id = taken.source_id AND message.stream_offset = taken.stream_offset""")
 
-LEAVE_TO_OTHERS: Final = _on_rows(f"""
+LEAVE_TO_OTHERS: Final = sql(f"""
     UPDATE relatum.collected_messages SET member_id = NULL WHERE {_MINE} AND state = 'collected'""")
 
 TAKEN_OVER: Final = sql("""
@@ -199,65 +222,84 @@ class CollectorStore(CollectorMembers):
 
     def _add(self, member: int, messages: Sequence[Collected], advance: Advance | None) -> Stored:
         by_stream = defaultdict[str, list[Collected]](list)
+        if advance is not None:
+            by_stream[advance.stream] = []
         for message in messages:
             by_stream[message.place.stream].append(message)
-        mine = set[MessageId]()
-        with self._database.transaction() as connection:
-            at = self._hold(connection, member)
-            if advance is not None:
-                # Before the rows: a member that lost the race has nothing to roll back.
-                self._advance(connection, member, advance)
-            for stream, of_stream in sorted(by_stream.items()):
-                offsets = [message.place.offset for message in of_stream]
-                named = self._of(of_stream=stream, of_member=member, offsets=offsets)
-                values = {
-                    "sizes": [message.bytes for message in of_stream],
-                    "message_ids": array_text(message.message_id for message in of_stream),
-                    "types": array_text(message.type for message in of_stream),
-                }
-                if advance is None:
-                    connection.execute(ADD_SOURCE, named)
-                if connection.execute(ADD, named | values).rowcount == len(of_stream):
-                    mine.update(message.place for message in of_stream)
-                else:
-                    mine.update(MessageId(stream, offset) for offset in connection.scalars(UNFINISHED, named))
+        mine, at = set[MessageId](), None
+        for stream, of_stream in sorted(by_stream.items()):
+            named = self._of(
+                of_stream=stream,
+                of_member=member,
+                offsets=integers_text(message.place.offset for message in of_stream),
+                sizes=integers_text(message.bytes for message in of_stream),
+                message_ids=array_text(message.message_id for message in of_stream),
+                types=array_text(message.type for message in of_stream),
+            )
+            if advance is None:
+                self._database.rows(ADD_SOURCE, named)
+                rows = self._database.rows(ADD, named)
+            else:
+                rows = self._database.rows(ADVANCE, named | _moved(advance))
+            if not rows:
+                raise self._removed(member)
+            at, has_source, added = rows[0]
+            if not has_source:
+                raise Conflict(
+                    f"the position of {stream!r} in {self.name!r} is not {advance and advance.from_offset}, or another "
+                    "member follows the stream, or has executors for more types; nothing was written"
+                )
+            if added == len(of_stream):
+                mine.update(message.place for message in of_stream)
+            else:
+                mine.update(MessageId(stream, offset) for (offset,) in self._database.rows(UNFINISHED, named))
         return Stored(frozenset(mine), at)
 
     # --- consuming ----------------------------------------------------------------------------------------------------
 
     def forward(self, member: int, bulk_id: int, places: Collection[MessageId]) -> Stored:
         """Store that an executor gets these messages now; return the messages that this member still owns."""
-        with self._database.transaction() as connection:
-            named = self._by_stream(member, places, of_bulk=bulk_id)
-            return _changed(connection, [(FORWARD, each) for each in named])
+        return self._changed((FORWARD, each) for each in self._by_stream(member, places, of_bulk=bulk_id))
 
     def finish(
         self, member: int, bulk_id: int, results: Sequence[Result], *, connection: sa.Connection | None = None
     ) -> Stored:
         """Store results of messages that this member still owns in this bulk."""
-        if connection is not None:
-            with translated_errors():
-                return self._finish(connection, member, bulk_id, results)
         try:
-            with self._database.transaction() as connection:
-                return self._finish(connection, member, bulk_id, results)
+            return self._finish(connection, member, bulk_id, results)
         except RowRefused:
+            if connection is not None:
+                raise
             # Only a reason can contain such text, and it must not keep the result from being stored.
             ascii_only = [replace(each, reason=_in_ascii(each.reason)) for each in results]
-            with self._database.transaction() as connection:
-                return self._finish(connection, member, bulk_id, ascii_only)
+            return self._finish(None, member, bulk_id, ascii_only)
 
-    def _finish(self, connection: sa.Connection, member: int, bulk_id: int, results: Sequence[Result]) -> Stored:
+    def _finish(self, connection: sa.Connection | None, member: int, bulk_id: int, results: Sequence[Result]) -> Stored:
         others = {result.place: result for result in results if result.status is not OutcomeStatus.SUCCEEDED}
         succeeded = (result.place for result in results if result.place not in others)
         changes = [(SUCCEED, each) for each in self._by_stream(member, succeeded, of_bulk=bulk_id)]
         for named in self._by_stream(member, others, of_bulk=bulk_id):
-            its_own = [others[MessageId(named["of_stream"], offset)] for offset in named["offsets"]]
+            its_own = [result for place, result in others.items() if place.stream == named["of_stream"]]
             named["states"] = [result.status.value for result in its_own]
             named["reasons"] = [result.reason for result in its_own]
             named["retries_s"] = [result.retry_in_s for result in its_own]
             changes.append((FINISH, named))
-        return _changed(connection, changes)
+        return self._changed(changes, connection)
+
+    def _changed(
+        self, changes: Iterable[tuple[sa.TextClause, dict[str, Any]]], connection: sa.Connection | None = None
+    ) -> Stored:
+        """Change rows, by one statement per stream; return which were changed, and when."""
+        places, at = set[MessageId](), None
+        for change, named in changes:
+            if connection is None:
+                [(offsets, moment)] = self._database.rows(change, named)
+            else:
+                with translated_errors():
+                    offsets, moment = connection.execute(change, named).one()
+            places.update(MessageId(named["of_stream"], offset) for offset in offsets or ())
+            at = at or moment
+        return Stored(frozenset(places), at)
 
     def _by_stream(self, member: int, places: Iterable[MessageId], **named: Any) -> list[dict[str, Any]]:
         """Return parameters that name a member's messages, for one statement per stream."""
@@ -265,15 +307,14 @@ class CollectorStore(CollectorMembers):
         for stream, offset in places:
             offsets[stream].append(offset)
         named = self._of(of_member=member, **named)
-        return [{"of_stream": stream, "offsets": of_stream, **named} for stream, of_stream in offsets.items()]
+        return [{"of_stream": stream, "offsets": integers_text(each), **named} for stream, each in offsets.items()]
 
     def unfinished(self, member: int, places: Collection[MessageId]) -> set[MessageId]:
-        with self._database.transaction() as connection:
-            return {
-                MessageId(each["of_stream"], offset)
-                for each in self._by_stream(member, places)
-                for offset in connection.scalars(UNFINISHED, each)
-            }
+        return {
+            MessageId(each["of_stream"], offset)
+            for each in self._by_stream(member, places)
+            for (offset,) in self._database.rows(UNFINISHED, each)
+        }
 
     def transaction(self, stop: threading.Event | None = None) -> AbstractContextManager[sa.Connection]:
         """Open a transaction for an executor to join. A commit in doubt is settled as long as `stop` is not set."""
@@ -316,9 +357,8 @@ class CollectorStore(CollectorMembers):
 
     def leave_to_others(self, member: int, places: Collection[MessageId]) -> None:
         """Let any member take over those of the messages that this member collected and did not forward."""
-        with self._database.transaction() as connection:
-            for each in self._by_stream(member, places):
-                connection.execute(LEAVE_TO_OTHERS, each)
+        for each in self._by_stream(member, places):
+            self._database.rows(LEAVE_TO_OTHERS, each)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -330,14 +370,16 @@ class CollectorStore(CollectorMembers):
         self._database.close()
 
 
-def _changed(connection: sa.Connection, changes: Iterable[tuple[sa.TextClause, dict[str, Any]]]) -> Stored:
-    """Change rows, by one statement per stream; return which were changed, and when."""
-    places, at = set[MessageId](), None
-    for change, named in changes:
-        offsets, moment = connection.execute(change, named).one()
-        places.update(MessageId(named["of_stream"], offset) for offset in offsets or ())
-        at = at or moment
-    return Stored(frozenset(places), at)
+def _moved(advance: Advance) -> dict[str, Any]:
+    known = advance.known_by
+    return {
+        "expected": advance.from_offset,
+        "to": advance.to_offset,
+        "more_passed_over": advance.passed_over,
+        "known_offset": known and known.offset,
+        "known_fingerprint": known and known.fingerprint,
+        "known_chunk_ms": known and known.chunk_ms,
+    }
 
 
 def _in_ascii(reason: str | None) -> str | None:

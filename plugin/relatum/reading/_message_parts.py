@@ -101,8 +101,10 @@ def type_and_id_in(raw: bytes) -> tuple[str | None, str | None]:
         return None, None
     for code, start, _ in sections:
         if code == amqp10.PROPERTIES:
-            with suppress(UndecodableMessage):
+            try:
                 message_id = amqp10.decode_list(raw, start, 1)[0]
+            except UndecodableMessage:
+                continue
         elif code == amqp10.MESSAGE_ANNOTATIONS:
             annotated = _picked(raw, start, annotated)
         elif code == amqp10.APPLICATION_PROPERTIES:

@@ -1,8 +1,8 @@
 """Writing many rows by COPY, three times as fast as executemany, and passing arrays as text."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -69,19 +69,9 @@ def count_skips(connection: sa.Connection, counts: Mapping[tuple[int, int, str],
         connection.execute(_COUNT_SKIPS, rows)
 
 
-class BigIntegers(sa.types.UserDefinedType[Any]):
-    """An array of integers as a parameter, sent as text, five times as fast as psycopg's list."""
-
-    cache_ok = True
-    render_bind_cast = True
-
-    def get_col_spec(self, **_: Any) -> str:
-        """Return the type's name in SQL."""
-        return "BIGINT[]"
-
-    def bind_processor(self, dialect: sa.Dialect) -> Callable[[Iterable[int] | None], str | None]:
-        """Return a function that formats the array."""
-        return lambda values: None if values is None else "{" + ",".join(map(str, values)) + "}"
+def integers_text(values: Iterable[int]) -> str:
+    """Return the text of an array of integers, five times as fast as psycopg's list."""
+    return "{" + ",".join(map(str, values)) + "}"
 
 
 def array_text(values: Iterable[str]) -> str:
