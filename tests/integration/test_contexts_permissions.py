@@ -81,7 +81,7 @@ def publish_asleep(user: str, urls: Urls, database_url: str, body: bytes) -> Non
 def test_a_stray_needs_the_permissions_to_read_and_to_adopt(urls: Urls, database_url: str) -> None:
     """A publisher that may not read and adopt fails if its message arrived behind its context's fence."""
     publish_asleep("publisher-that-adopts", urls, database_url, b"adopted")
-    with pytest.raises(AccessRefused, match="refuses this user") as caught:
+    with pytest.raises(AccessRefused, match="does not let this user") as caught:
         publish_asleep("publisher", urls, database_url, b"not adopted")
     # Closing the router retried once more; before that, the publisher got an unknown outcome.
     assert isinstance(caught.value.__context__, PublishOutcomeUnknown)
