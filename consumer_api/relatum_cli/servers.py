@@ -163,7 +163,7 @@ def migrate(
     `--sql` needs no database. `--json` prints one document: revision (null without a schema) and head.
     """
     if show_current and show_sql:
-        raise typer.BadParameter("--current and --sql exclude each other")
+        raise typer.BadParameter("--current and --sql cannot be combined")
     if show_sql:
         typer.echo(sql())
         return

@@ -94,7 +94,7 @@ def checked_names(argument: str, value: Any, *, least: int = 0) -> tuple[str, ..
         raise InvalidInput(f"{argument}= takes a list of names, not {shown(value)}")
     names = tuple(value)
     if len(names) < least:
-        raise InvalidInput(f"{argument}= takes a list of {least} names or more, not of {len(names)}")
+        raise InvalidInput(f"{argument}= takes a list of at least {least} names, not {len(names)}")
     for name in names:
         checked_name(argument, name)
     return names

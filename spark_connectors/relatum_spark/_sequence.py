@@ -103,7 +103,7 @@ class Numbering:
         """Return the publishing id of the next message; `content` is the user's part of it, encoded."""
         if self.index == ROWS_MAX:
             raise InvalidInput(
-                f"a task may write {ROWS_MAX} rows to {self.stream!r} at once: use more partitions; nothing was sent"
+                f"a task may write at most {ROWS_MAX} rows to {self.stream!r}: use more partitions; nothing was sent"
             )
         self.index += 1
         digest = self._digest

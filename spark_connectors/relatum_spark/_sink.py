@@ -121,7 +121,7 @@ def _check_columns(schema: StructType, options: SinkOptions) -> None:
     if isinstance(properties := types.get("properties"), StructType):
         for each in properties.fields:
             if each.name not in _PROPERTY_TYPES:
-                raise InvalidInput(f"there is no property {each.name!r}; there are {', '.join(_PROPERTY_TYPES)}")
+                raise InvalidInput(f"unknown property {each.name!r}; the properties are {', '.join(_PROPERTY_TYPES)}")
             checks.append((f"properties.{each.name}", each.dataType, _PROPERTY_TYPES[each.name]))
     if options.routing_key is not None:
         checks.append((options.routing_key, types[options.routing_key], ("string", "binary", *_INTEGERS)))

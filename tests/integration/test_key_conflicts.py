@@ -141,7 +141,7 @@ def test_a_publisher_that_is_never_to_be_stopped_is_not(
 ) -> None:
     """With `on_invalid="skip"` a conflict is logged, messages are published, and only receipts are refused."""
     relatum.intercept(channel.connection, database=place.database, keys=[MINE], on_invalid="skip")
-    wait_until(lambda: "does not define the keys as this publisher does" in caplog.text, what="the line")
+    wait_until(lambda: "define the keys differently" in caplog.text, what="the line")
     channel.basic_publish("", place.stream, b"published")
     with pytest.raises(KeyDefinitionConflict, match="nothing was sent"):
         relatum.publish(channel, "", place.stream, b"receipt")

@@ -281,7 +281,7 @@ def spread(placed: Mapping[str, Sequence[str]], weights: Mapping[str, float]) ->
 def _quotas(placed: Mapping[str, Sequence[str]], weights: Mapping[str, float]) -> dict[str, int]:
     total = sum(map(Fraction, weights.values()))
     if total <= 0 or any(weight < 0 for weight in weights.values()):
-        raise InvalidInput("contexts are spread over partitions with weights from 0, at least one of them above 0")
+        raise InvalidInput("weights of partitions must be 0 or more, and at least one must be above 0")
     count = sum(map(len, placed.values()))
     exact = {stream: count * Fraction(weight) / total for stream, weight in weights.items()}
     quotas = {stream: int(share) for stream, share in exact.items()}

@@ -164,7 +164,7 @@ class SerializationContexts(Closing):
         found = self._store.find(names)
         for name in names:
             if name not in found:
-                raise PlacementNotFound(f"{name!r} has no placement: no message of it was published yet", name=name)
+                raise PlacementNotFound(f"{name!r} has no placement: none of its messages was published yet", name=name)
         return found
 
     def move(self, contexts: str | Iterable[str], to: str, *, progress: Progress | None = None) -> list[Move]:
@@ -381,7 +381,7 @@ def _names(argument: str, given: str | Iterable[str]) -> list[str]:
 def _check_in(placements: Iterable[Placement], partition: str) -> None:
     for placement in placements:
         if placement.stream != partition:
-            raise Conflict(f"{placement.name!r} is in {placement.stream!r} already: move it")
+            raise Conflict(f"{placement.name!r} is already in {placement.stream!r}: move it")
 
 
 def _chosen(active: Sequence[PartitionRow], wanted: PartitionRow) -> PartitionRow:

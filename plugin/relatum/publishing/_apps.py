@@ -118,7 +118,10 @@ class Celery:
             # `celery.current_app` is a proxy, on which no attributes can be set.
             app = app._get_current_object()
         if any(definition.from_body is not None for definition in interceptions.options.definitions):
-            raise ConfigurationError("kombu makes a task's body: take keys from headers, properties, or body:$.… paths")
+            raise ConfigurationError(
+                "kombu makes a task's body, so a function cannot read a key from it: use a header, a property or a "
+                "body:$.… path"
+            )
         put(app, "producer_or_acquire", _Producers(app.producer_or_acquire, interceptions))
         setattr(app, ATTRIBUTE, interceptions)
 

@@ -164,7 +164,7 @@ class PublishersKeys:
             ask(self._engine, self._definitions)
         except (KeyDefinitionConflict, InvalidKeyDefinition) as error:
             if self.agreement.conflict is None:
-                logger.warning("the database does not define the keys as this publisher does: %s", ended(error))
+                logger.warning("the database and this publisher define the keys differently: %s", ended(error))
             self.agreement.tell(error)
             return COMPARE_S if self.has_agreed else next(self._pauses)
         except RelatumError:

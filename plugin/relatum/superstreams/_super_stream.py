@@ -292,7 +292,7 @@ class AffinityHandle(Target, Closing):
             raise InvalidInput("this is not a token of an affinity handle") from None
         texts = (super_stream, stream, binding_key)
         if version != _TOKEN_VERSION or not isinstance(place, int) or not all(isinstance(each, str) for each in texts):
-            raise InvalidInput("this is not a token of an affinity handle, or a later release wrote it")
+            raise InvalidInput("this is not a token of an affinity handle, or a later release of Relatum wrote it")
         return cls(SuperStream(super_stream), partition=Partition(place, stream, binding_key))
 
     def destination(self, channel: Any, body: bytes | str, properties: Any, routing_key: str) -> tuple[str, str]:
