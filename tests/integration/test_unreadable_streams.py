@@ -105,7 +105,7 @@ def test_look_ups_go_on_with_the_others_and_say_no_false_absent(face: str, reade
             assert (nothing.status, nothing.streams) == (Status.UNPROVEN, (OPEN,))
             ((unreadable_streams, reason),) = nothing.unreadable_streams
             assert unreadable_streams == CLOSED
-            assert "refuses" in reason
+            assert "does not let" in reason
         message = relations.read(OPEN, 1)
         assert relations.related(message).unreadable_streams == nothing.unreadable_streams
         # A wait that is too short to look names nothing.
