@@ -123,7 +123,7 @@ class Servers:
         self.flights = Flights(self.timeout_s)
 
     def reader(self) -> StreamReader:
-        """Return the reader, or raise if no time is left: an unanswered request costs its connection."""
+        """Return the reader, or raise if no time is left, because a request that times out closes its connection."""
         if has_passed():
             raise ReadTimeout(f"There was no time left to ask the broker ({current()}); it is safe to repeat.")
         return self._get_reader()

@@ -38,7 +38,7 @@ class Masking:
         self.secret: bytes | None = None
 
     def lacks_secret(self, definitions: tuple[KeyDefinition, ...]) -> bool:
-        """Whether these definitions need digests, and the secret is not loaded yet."""
+        """Return whether these definitions need digests and the secret is not loaded yet."""
         return self.secret is None and any(each.masked or each.name in self._keys for each in definitions)
 
     def take(self, definitions: tuple[KeyDefinition, ...]) -> None:

@@ -91,7 +91,7 @@ class Server:
     """RabbitMQ or PostgreSQL.
 
     `called` is the cluster's name, empty while unknown; `where` has host, port, and virtual host or database. `error`
-    says why it counts as unavailable, `since` when; empty and None if it answers.
+    is why the server counts as unavailable ("" if it answers), `since` the time it began (None).
     """
 
     name: str

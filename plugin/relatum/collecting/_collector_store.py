@@ -356,7 +356,7 @@ class CollectorStore(CollectorMembers):
         return found, left
 
     def leave_to_others(self, member: int, places: Collection[MessageId]) -> None:
-        """Let any member take over those of the messages that this member collected and did not forward."""
+        """Release the given messages that this member collected but did not forward: any member may take them over."""
         for each in self._by_stream(member, places):
             self._database.rows(LEAVE_TO_OTHERS, each)
 

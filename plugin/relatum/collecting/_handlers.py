@@ -97,7 +97,7 @@ def outcome_of(
 
 @dataclass(slots=True, eq=False)
 class CollectorCall:
-    """A collector's call of an executor or of handlers, which must not wait for themselves."""
+    """A collector's call to an executor or handlers, which must not wait for that same call."""
 
     collector: object
     is_storing: bool

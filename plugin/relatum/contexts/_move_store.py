@@ -290,11 +290,11 @@ class MoveStore(PlacementStore):
         return _move(_only(self._select(ONE, move_id=move_id), move_id))
 
     def fence_after(self, name: str, epoch: int, stream: str) -> Move | None:
-        """Read the first move of a name out of or into a partition whose fence or marker has an epoch above this one.
+        """Return the first move of `name` into or out of `stream` with a fence or marker above `epoch`.
 
-        After that fence or marker, messages with this epoch are strays. Old moves may be deleted, but then a later move
-        of the name there is kept whose fence or marker retention has dropped, too: all remaining messages follow it.
-        None: messages with this epoch cannot be strays there.
+        After that fence or marker, messages with this epoch are strays. If that move was deleted, a later one is kept.
+        Retention has dropped its fence or marker as well, so every remaining message comes after it. None: messages
+        with this epoch cannot be strays there.
         """
         wanted = self._with_id(name=name, stream=stream, above=epoch)
         # Publishers rely on the result: a standby, which may lag, is refused.

@@ -51,7 +51,7 @@ class SerializationContexts(Closing):
     Args:
         super_stream: The super stream's name.
         database: PostgreSQL's URL, or a `Database`, which stays the caller's.
-        broker: The broker's URL, or a `Broker`. Moving contexts and changing partitions needs it, looking does not.
+        broker: The broker's URL, or a `Broker`. Needed to move contexts and to change partitions, not to list them.
         vhost: The super stream's virtual host; None (default): the broker's, or "/" without one.
         header: The header that names contexts; None (default): the stored one, or `serialization_context` if the super
             stream is new to the database.

@@ -122,7 +122,7 @@ class ComponentLoop:
     def stop(self, timeout_s: float) -> bool:
         """Cancel all tasks and end the loop; False if it has not ended after `timeout_s`.
 
-        Called in the loop or one of its threads, it does not wait for itself.
+        A call from the loop or one of its threads does not wait, and returns True.
         """
         with self._lock:
             is_first, self._is_stopped = not self._is_stopped, True
@@ -230,7 +230,7 @@ class ComponentLoop:
 
 
 class Duty(NamedTuple):
-    """Work that a component repeats; see `ComponentLoop.repeat`. Both are called in the loop.
+    """Work that a component repeats; see `ComponentLoop.repeat`. `wake` and `cancel` are called in the loop.
 
     Attributes:
         wake: Runs it now, or once more if it is running.

@@ -40,8 +40,8 @@ class NoThreadInTime(TimeoutError):
 class Threads:
     """Up to `most` daemon threads for calls, started on demand; idle threads end after a while.
 
-    Calls must look at deadlines, or have an end of their own: a call that hangs keeps its thread. A forked child starts
-    empty; calls of the parent are the parent's.
+    Calls must check a deadline or be bounded: a call that hangs keeps its thread. A forked child starts without
+    threads; the parent's calls stay in the parent.
     """
 
     def __init__(self, most: int, name: str) -> None:

@@ -224,7 +224,7 @@ def request(command: int, correlation: int, body: bytes = b"") -> bytes:
 
 
 def about(correlation: int, command: int, *names: str) -> bytes:
-    """Encode a request of names: Open, Route, Partitions, StreamStats, and SaslHandshake with none."""
+    """Encode a request that carries only names: Open, Route, Partitions, StreamStats; SaslHandshake carries none."""
     return request(command, correlation, b"".join(map(string, names)))
 
 
