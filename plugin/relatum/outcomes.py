@@ -219,7 +219,7 @@ class Outcomes(Closing):
             return found
 
     def _answers(self, asked: Sequence[_Awaited]) -> Iterator[tuple[int, Outcome]]:
-        """Yield the outcomes that end waits or are new to handlers. A missing collector is no error: it may start later."""
+        """Yield outcomes that end waits or are new to handlers. A missing collector is no error: it may start later."""
         for collector in {each.collector for each in asked}:
             ids = {number: each.message_id for number, each in enumerate(asked) if each.collector == collector}
             with self._database.transaction() as connection:

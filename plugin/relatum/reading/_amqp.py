@@ -1,4 +1,4 @@
-"""Requests over AMQP 0.9.1: which cluster a guessed stream port must belong to, and whether a name is a queue's.
+"""Requests over AMQP 0.9.1: which cluster a guessed stream port must belong to, and whether a queue has a name.
 
 A stream port that was not given is a guess, and any server may listen there. Servers of the stream protocol name their
 cluster before the login: credentials are sent only to the cluster that the AMQP port belongs to.

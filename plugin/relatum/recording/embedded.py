@@ -105,7 +105,7 @@ class Watched:
         return max(0.0, min((state.due for state in self._states.values()), default=now + ASK_S[1]) - now)
 
     def answered(self, subject: Subject, streams: Sequence[str], now: float) -> None:
-        """Note the broker's answer. The name of a stream is not queried again; other queries are repeated after a backoff."""
+        """Note the broker's answer. A stream's name is not queried again; other queries repeat after a backoff."""
         if streams and not subject.is_exchange:
             self._forget(subject)
             self._streams.update(streams)

@@ -107,7 +107,7 @@ class KeySize:
 class RecorderMember:
     """A recorder that is running, or ran until its lease expired.
 
-    Recorders with the same `name` share their streams. `streams` are the streams that it holds, by virtual host and name.
+    Recorders with the same `name` share their streams. `streams`: Those it holds, by virtual host and name.
     """
 
     holder: str

@@ -136,7 +136,7 @@ def lock_ranges(connection: sa.Connection, stream_id: int, part: Range) -> list[
 def uncover(connection: sa.Connection, reader: StreamReader, stream: StreamRow, part: Range, first: int) -> Range:
     """Remove what is recorded of some offsets from the table, and return the offsets removed.
 
-    More offsets may be removed than given: a block of the time index is removed as a whole. Receipts and checkpoints are kept.
+    More offsets may be removed than given: blocks of the time index are removed whole. Receipts and checkpoints stay.
 
     Before it commits, the caller must check that the stream is still the recorded one: the position stored for the
     ranges before the part is read from the present stream.

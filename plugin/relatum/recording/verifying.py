@@ -5,9 +5,9 @@ row's message has that value, every block's ends are those of its messages, and 
 recorded. Messages are decoded as a consumer decodes them, not by the recorder's extractor, so that its faults are
 found.
 
-Repair: a report says which windows to repair, never what to write. One transaction removes each window with a difference from the
-table and records it again. So two repairs at once, a repair from an old report, and a repair beside a recorder write
-nothing twice.
+Repair: a report says which windows to repair, never what to write. One transaction removes each window with a
+difference from the table and records it again. So two repairs at once, a repair from an old report, and a repair beside
+a recorder write nothing twice.
 
 Recording may continue. The table is read before the stream's ends, and a window's rows are of one snapshot with the
 coverage; offsets recorded later are not compared.
