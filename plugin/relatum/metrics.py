@@ -42,7 +42,7 @@ SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The counts of a histogram: values by bucket, in ascending order of upper bounds (the last has none), and their sum."""
+    """The counts of a histogram: values by bucket, by ascending upper bound (the last has none), and their sum."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]

@@ -108,7 +108,7 @@ def _harmless(without: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The description of a span at its start. There are few names; a "consumer" processes messages and links to them."""
+    """The description of a span at its start. Names are few; a "consumer" processes messages and links to them."""
 
     name: str
     attributes: Attributes = field(default_factory=dict)

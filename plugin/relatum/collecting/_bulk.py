@@ -89,7 +89,7 @@ class Failure:
 
     @property
     def stored_reason(self) -> str:
-        """The reason to store: at most 1,000 characters, without those that PostgreSQL's text cannot hold."""
+        """The reason to store: at most 1,000 characters, without characters that PostgreSQL's text cannot hold."""
         text = str(self.reason).replace("\0", "").encode("utf-8", "replace").decode()
         return text[:REASON_CHARACTERS_MAX]
 

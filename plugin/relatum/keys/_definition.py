@@ -37,7 +37,7 @@ class KeyDefinition:
         names: The name of another key: a value of this key refers to the earlier message that has the same value of
             that key (a reply's `correlation_id` to a request's `message_id`). Both keys have the same type and number
             of parts. None (default): messages that share the value are related.
-        masked: Whether the values are secret: the page shows digests of them. False (default) accepts either stored setting.
+        masked: Whether the values are secret: the page shows digests of them. False (default) accepts either setting.
         since: When the key was defined; set by the database.
         key_id: The key's id in the database, which sets it; 0 before that.
 

@@ -78,8 +78,8 @@ class StreamReader(Closing):
         Args:
             broker: The broker's URL, or a `Broker`.
             timeout_s: Seconds after which a call without an answer raises `ReadTimeout`; connecting included.
-            heartbeat_s: The heartbeat interval to request for followed streams, in seconds: a broker silent for 1.5 times
-                that counts as lost. Connections for requests have an interval of at least 60 s. 0: none.
+            heartbeat_s: The heartbeat interval to request for followed streams, in seconds: a broker silent for 1.5
+                times that counts as lost. Connections for requests have an interval of at least 60 s. 0: none.
             broker_connections_max: The most connections to all nodes of the broker together, in use and idle; 2 or
                 more. Calls wait for one within `timeout_s`, in their order. Each followed stream has one more, outside
                 the limit.

@@ -129,7 +129,7 @@ class SuperStream(Target):
             return None  # A URL cannot be held weakly.
 
     async def layout_async(self, channel: Any) -> Layout:
-        """Return the partitions on the broker of an aio-pika channel. A thread queries the broker, so the loop stays free.
+        """Return the partitions on the broker of an aio-pika channel. A thread queries it; the loop does not block.
 
         Raises: As `layout`.
         """

@@ -105,8 +105,8 @@ def describe_super_stream(broker: BrokerOrConnection, name: str) -> Layout:
 
     The stream protocol lists the streams and confirms their binding keys. AMQP 0.9.1 lists no bindings: if only AMQP
     answers, the streams `NAME-0`, `NAME-1` and so on count as the partitions, up to the first missing one. Partitions
-    with other keys, or after an unbound stream, are then not found; a stream with such a name counts as a partition even
-    if it is not bound.
+    with other keys, or after an unbound stream, are then not found; an unbound stream with such a name counts as a
+    partition.
 
     Args:
         broker: A URL, a `Broker`, an open pika connection or channel, or an aio-pika connection. The call blocks the
@@ -349,7 +349,7 @@ def _described(source: Any, address: BrokerAddress, name: str) -> Layout:
 
 
 def _binding_key(reader: StreamReader, name: str, stream: str, place: int) -> str:
-    """Return the key with which the exchange routes to a stream. The broker only confirms keys; it does not list them."""
+    """Return the key with which the exchange routes to a stream. The broker confirms keys but does not list them."""
     # The key in names from RabbitMQ's tools; then keys that are likely for streams with other names.
     for key in dict.fromkeys((stream.removeprefix(f"{name}-"), str(place), stream)):
         routes = reader.routes(name, key)

@@ -220,7 +220,7 @@ class StreamOptions:
     """The options with which streams are declared.
 
     Attributes:
-        max_length_bytes: Bytes that a stream keeps at least; the oldest segments beyond that are dropped. None: no limit.
+        max_length_bytes: Bytes that a stream keeps at least; the oldest segments beyond are dropped. None: no limit.
         max_age: How long a stream keeps messages at least, in whole seconds. None: no limit.
         segment_bytes_max: Maximum bytes of a segment. None: the broker's default, 500,000,000.
         leader_locator: How leaders are placed: "client-local", "balanced" or "least-leaders". None: the broker decides.
