@@ -59,8 +59,7 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
     - `NothingRecorded`: no stream was named, and no stream of this virtual host is recorded, so nothing is known.
     - `StreamReplaced`: a stream is not the recorded one: it was declared again, or lost its tail. Lookups never answer
       from it. A lookup without named streams leaves it out and lists it in `Answer.unreadable_streams`.
-    - `AnotherBroker`: a named stream was recorded from another broker. Without named streams, such a stream is left out
-    likewise.
+    - `AnotherBroker`: a named stream was recorded from another broker. Without named streams it is left out, too.
     - `SchemaMissing`, `AccessRefused`, `ConfigurationError`: fix the setup first.
     - `DatabaseUnavailable`, `BrokerUnavailable`, `ConnectionLost`, `StreamUnavailable`, `ReadTimeout`,
       `ConnectionsInUse` (`broker_connections_max` is too low for the concurrent calls): safe to repeat.
@@ -185,8 +184,7 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         Returns:
             The messages, each read and checked, the status, and the streams searched. `FOUND` covers the recorded
             messages, with `complete` all messages. `ABSENT` means that every retained message of the streams was
-            recorded for all the keys searched, or read; `UNPROVEN` means that this cannot be known. If the message has
-            none
+            recorded for all the keys searched, or read; `UNPROVEN` means that this is unknown. If the message has none
             of the keys, nothing is searched: the status is `ABSENT`, and `missing_keys` says why.
         """
         return answer(self._catalog, question_of(self._catalog, message, to, by, limit, order), complete=complete)
@@ -208,8 +206,7 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
 
         Args:
             key: The key's name.
-            value: The key's value, of any type the key accepts, compared in canonical form. A tuple for a composite
-            key.
+            value: The key's value, of any type the key accepts, compared in canonical form. A tuple for a composite.
             streams: The streams and super streams to search. None: all recorded streams.
             since: Only messages of this time or later; a `datetime` without a zone is UTC. None: no bound.
             until: Only messages before this time. With either bound, messages without a known time are left out.

@@ -289,7 +289,7 @@ class TraceMethods:
         """Follow one or several keys from a message, hop by hop, and return all messages connected with it.
 
         Each hop finds all new values with one statement, and reads all new messages together. If a key names another
-        (`KeyDefinition(…, names=)`), the trace shows which message caused which; messages share values of other keys.
+        (`KeyDefinition(…, names=)`), the trace shows which message caused which; values of other keys are just shared.
 
         Args:
             start: A message read or consumed, recorded or not, or a tuple of a key's name and a value.

@@ -123,7 +123,7 @@ class TypeBulks:
 
     @property
     def is_full(self) -> bool:
-        """Whether `queue_bulks` bulks wait for a worker, counting bulks that messages being stored or added will fill."""
+        """Whether `queue_bulks` bulks wait for a worker, counting bulks that messages being stored or added fill."""
         messages, size = self._expected + len(self.filling), self._expected_bytes + self.bytes
         coming = max(messages // self.options.bulk_messages, size // self.options.bulk_bytes)
         return len(self.waiting) + coming >= self.options.queue_bulks
