@@ -73,10 +73,11 @@ def resolve(
     Args:
         df: Any DataFrame; its columns can have any type that Spark converts to Arrow.
         stream_column: The column of stream names, text.
-        offset_column: The column of offsets, an integer. None uses `offset`, or `stream_offset` if there is no
-        `offset`. prefix: The prefix of the added columns. value: Whether to add the body. Default: True. headers:
-        Whether to add headers and properties; False saves decoding them. Default: True. check: Key names, each with the
-        column of the canonical value that the message must have, as in the column
+        offset_column: The column of offsets, an integer. None uses `offset`, or `stream_offset` if there is none.
+        prefix: The prefix of the added columns.
+        value: Whether to add the body. Default: True.
+        headers: Whether to add headers and properties; False saves decoding them. Default: True.
+        check: Key names, each with the column of the canonical value that the message must have, as in the column
             `value` of the relationship table. Null values are not checked. None checks nothing. The definitions are
             read from the database.
         keep_order: Keep the rows' partitions and order, which saves a shuffle; each task then reads the messages of its
@@ -126,9 +127,8 @@ def resolve(
 def _gathered(df: DataFrame, numbers: list[str], resolver: "Resolver", partitions: int | None) -> DataFrame:
     """Group the rows by stretches of streams, sorted, in a frame with numbered columns.
 
-    The rows are not grouped by ranges, since Spark would compute `df` twice to find their bounds. Without a given
-    number Spark coalesces small partitions by bytes. But a row is few bytes and much work, so few rows get as many
-    tasks as run at once.
+    Grouping by ranges would make Spark compute `df` twice to find their bounds. Without a given number Spark coalesces
+    small partitions by bytes. But a row is few bytes and much work, so few rows get as many tasks as run at once.
     """
     context = getattr(df.sparkSession, "sparkContext", None)  # Spark Connect does not report how many tasks run at once
     if context is not None:
