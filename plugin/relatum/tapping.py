@@ -194,7 +194,7 @@ def _checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _keys_of(exchange: str, kind: str | None, keys: Sequence[str]) -> Sequence[str]:
-    """Return the keys of a stream's bindings to an exchange. Raises `InvalidInput` if that cannot be tapped this way."""
+    """Return the keys of a stream's bindings to an exchange. Raises `InvalidInput` if a tap is impossible."""
     if kind in SHARING:
         raise InvalidInput(
             f"Exchange {exchange!r} is of type {kind}, which routes each message to one binding only: a tap would "
