@@ -1,6 +1,6 @@
-"""The event loop of a long-running component: one thread with all its state, and a few that wait for servers.
+"""The event loop of a long-running component: one thread with all its state, and a few threads that wait for servers.
 
-Recorders, collectors and serial consumers each own one. Only the loop's thread touches their state, so nothing is
+Recorders, collectors and serial consumers each own a loop. Only the loop's thread touches their state, so nothing is
 locked; calls that wait for PostgreSQL, a broker's answer or an application's function run in `threads`.
 See docs/adr/0052.
 """
@@ -35,8 +35,8 @@ class LoopThread(threading.Thread):
 class ComponentLoop:
     """An asyncio loop in its own daemon thread.
 
-    `call`, `run`, `start` and `stop` may be called from any thread, the rest only in the loop's. In a forked child none
-    of it runs, and its state is the parent's.
+    `call`, `run`, `start` and `stop` may be called from any thread, other methods only in the loop's. In a forked child
+    nothing runs, and the state is the parent's.
 
     `logger` gets unexpected errors of callbacks and tasks, which end neither the loop nor another task. `threads` make
     the requests, `helpers_max` at once, within the deadline `ending`, which is moved up when the component ends.

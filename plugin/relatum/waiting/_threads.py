@@ -2,7 +2,7 @@
 
 `concurrent.futures` joins its threads when the interpreter ends, so a server that does not answer would keep a program
 from ending; `asyncio.to_thread` shares one executor with the application. These threads are not joined, and a switch to
-one and back takes half the time. See docs/adr/0048.
+a thread and back takes half the time. See docs/adr/0048.
 """
 
 import asyncio
@@ -173,7 +173,7 @@ async def in_thread(
     that ignores deadlines.
 
     Args:
-        threads: The threads to use; None for those that all rare calls of this process share.
+        threads: The threads to use; None for the threads that all rare calls of this process share.
         function: The function to call.
         args: Its arguments.
         ending: A further deadline of the call; None for none.

@@ -139,7 +139,7 @@ class Confirmed(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The broker has not stored messages of a publisher: (publishing id, code) of each."""
+    """The broker has not stored messages of a publisher: (publishing id, code) for each message."""
 
     publisher: int
     refusals: tuple[tuple[int, int], ...]
@@ -294,7 +294,7 @@ def declare_publisher(correlation: int, publisher: int, reference: str, stream: 
 
 
 def query_publisher_sequence(correlation: int, reference: str, stream: str) -> bytes:
-    """Ask for the last publishing id of a reference in a stream."""
+    """Encode a query for the last publishing id of a reference in a stream."""
     return request(Command.QUERY_PUBLISHER_SEQUENCE, correlation, string(reference) + string(stream))
 
 
