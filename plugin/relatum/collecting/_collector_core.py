@@ -57,7 +57,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The messages that a call to the store changed, by place, and the time; None if it changed none."""
+    """The messages that a call to the store affected, by place, and the time; None if it affected none."""
 
     places: frozenset[MessageId]
     at: datetime | None

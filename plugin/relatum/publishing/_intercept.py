@@ -65,8 +65,8 @@ def intercept(
     to all channels, including open ones.
 
     Errors after sending are both the client's class and a Relatum class: `PublishUnroutable`, `PublishNacked`, or
-    `PublishOutcomeUnknown`. Its `settle(timeout_s)` reads the streams to find the outcome (await it if you awaited the
-    publish). Errors before sending are the client's own.
+    `PublishOutcomeUnknown`. `settle(timeout_s)` of the latter reads the streams to find the outcome (await it if you
+    awaited the publish). Errors before sending are the client's own.
 
     Args:
         connection: A pika BlockingConnection, a pika callback connection (such as SelectConnection), an aio-pika

@@ -40,7 +40,7 @@ class SharedWait(Generic[_Question, _Answer]):
         poll: Queries for all waits, in the polling thread. It yields the index of each query that has an answer, with
             the answer; other queries are repeated. Its errors are raised to all waits, except a time-out of its own.
         name: The thread's name.
-        first_s: The most seconds until a new query runs first; 0 if the caller has not queried by itself.
+        first_s: The most seconds until a new query first runs; 0 if the caller has not queried by itself.
     """
 
     def __init__(
