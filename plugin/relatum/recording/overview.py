@@ -278,7 +278,7 @@ def status(
 def recorded_status(
     engine: sa.Engine, vhost: str, names: Sequence[str] | None, reader: StreamReader | RelatumError
 ) -> list[StreamStatus]:
-    """Return what `status` returns, without a reader; the reason why there is no reader becomes each stream's `error`."""
+    """Return what `status` returns, without a reader; why there is no reader becomes each stream's `error`."""
     with transaction(engine) as connection:
         known = streams_named(connection, vhost, names)
         facts = _Facts(connection, known)
