@@ -76,7 +76,7 @@ def cluster_meant(address: BrokerAddress) -> str:
 
 
 def blocking_connection(address: BrokerAddress, *, timeout_s: float, heartbeat_s: int) -> pika.BlockingConnection:
-    """Open a blocking connection of pika to the first address that answers. Errors as of `StreamReader.open`."""
+    """Open a blocking connection of pika to the first address that answers. Raises as `StreamReader.open`."""
     return first_answering(address, timeout_s, lambda one, share_s: _connect(one, share_s, timeout_s, heartbeat_s))
 
 
