@@ -128,7 +128,7 @@ def _headers(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """The servers, and the prefix of the streams' names. `directory`: the data of private servers, if it is kept."""
+    """The servers and the prefix of stream names. `directory`: where private servers keep data; None: not kept."""
 
     broker: Broker
     database: str

@@ -1,9 +1,9 @@
-"""The time spans in which every message of a stream is known: the proof that a message did not come.
+"""The time spans in which every message of a stream is known: they prove that a message did not come.
 
 Coverage is in offsets, and due times are in time. They are related because a message is not written before its time, as
 far as clocks agree; callers allow for their difference. So messages before an offset have earlier times than the
 message there, and messages after it came later than its chunk was written. In a recorded range, every message is known
-that came from the time of its first message to the moment its last was written.
+that came between the time of the range's first message and the moment its last message was written.
 """
 
 import time
@@ -156,7 +156,7 @@ def _spans(catalog: Catalog, found: Evidence, ranges: dict[str, list[Range]], as
 
 
 def _low(of: Range, generation: int, seen_us: int, first_us: int | None) -> int:
-    """Return the moment after which every message came into the range or behind it."""
+    """Return the moment after which every arriving message is in the range or after it."""
     if of[0] == 0:
         # All that the stream ever held. If it was declared again, messages of the earlier stream are unknown.
         return ALWAYS if generation == 1 else min(seen_us, first_us or seen_us)
@@ -164,7 +164,7 @@ def _low(of: Range, generation: int, seen_us: int, first_us: int | None) -> int:
 
 
 def _high(found: Evidence, stream: str, of: Range, asked_us: int) -> int:
-    """Return the moment before which every message came into the range or before it."""
+    """Return the moment before which every arriving message is in the range or before it."""
     bounds = found.ends[stream]
     if of[1] == bounds.end and bounds.is_proven:
         return asked_us
@@ -173,7 +173,7 @@ def _high(found: Evidence, stream: str, of: Range, asked_us: int) -> int:
 
 
 def _union(spans: Iterable[Range]) -> list[Range]:
-    """Sort spans, drop empty ones, and cut those that overlap the next one because clocks differ."""
+    """Sort spans, drop empty spans, and cut spans that overlap the next because clocks differ."""
     ordered = sorted((low, high) for low, high in spans if low < high)
     cut = [(low, min(high, following)) for (low, high), (following, _) in pairwise(ordered)]
     return [each for each in [*cut, *ordered[-1:]] if each[0] < each[1]]

@@ -124,7 +124,7 @@ def missing(
 class _Check:
     """One check of an expectation: reads the messages of a span, and finds those that were not followed in time.
 
-    All findings are counted; of each kind the first `limit` are kept.
+    All findings are counted; the first `limit` of each kind are kept.
     """
 
     def __init__(self, catalog: Catalog, expectation: Expectation, limit: int) -> None:
@@ -176,7 +176,7 @@ class _Check:
         )
 
     def _default_begin(self, end: int) -> int:
-        """Return the default start of a span: due a day ago, or where the known span starts."""
+        """Return the default start of a span: messages due a day ago, or the start of the known span."""
         expectation, spans = self._expectation, self._of.spans
         begin = end - expectation.within_us - SPAN_S * 1_000_000
         return max(begin, (spans[-1][0] if spans else ALWAYS) + expectation.grace_us + 1, TIME_US_MIN)

@@ -41,25 +41,25 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
 
     Args:
         broker: The broker's URL (`amqp://…` or `rabbitmq-stream://…`), or a `Broker`.
-        database: PostgreSQL's URL, or a `Database`, which stays open when this is closed.
+        database: PostgreSQL's URL, or a `Database`, which stays open when this object is closed.
         timeout_s: Time limit of a whole call, for the database and the broker together, in seconds. Default 10. A call
             that takes longer raises `DatabaseUnavailable` (`reason` is "timeout", or "pool" if all connections are in
             use) or `ReadTimeout`, and is safe to repeat. A call that reads much (`complete=True` far behind a recorder)
             may need more. For iterators the limit applies to each request they make.
         database_connections_max: The most connections to PostgreSQL; they are kept once opened. A call waits for one
             within `timeout_s`. None (default): 10. A `Database` has its own limit.
-        broker_connections_max: The most connections to the broker, to all its nodes together; 2 or more, default 16. A
-            call waits for one within `timeout_s`.
+        broker_connections_max: The most connections to all nodes of the broker together; 2 or more, default 16. A call
+            waits for one within `timeout_s`.
 
-    Every lookup may raise these errors, besides those that its method names:
+    Every lookup may raise these errors, besides the errors that its method names:
 
     - `InvalidInput`: an argument is invalid, or more than 100,000 messages match without `limit`.
-    - `KeyNotDefined`: no key of that name is defined; if none is named, no key at all.
+    - `KeyNotDefined`: no key of that name is defined; if you named no key, no key is defined at all.
     - `StreamNotFound`: a named stream was deleted, or is unknown to the database and the broker.
-    - `NothingRecorded`: no stream was named, and none of this virtual host is recorded, so nothing is known.
+    - `NothingRecorded`: no stream was named, and no stream of this virtual host is recorded, so nothing is known.
     - `StreamReplaced`: a stream is not the recorded one: it was declared again, or lost its tail. Lookups never answer
       from it. A lookup without named streams leaves it out and lists it in `Answer.unreadable_streams`.
-    - `AnotherBroker`: a named stream was recorded from another broker. Without named streams it is left out likewise.
+    - `AnotherBroker`: a named stream was recorded from another broker. Without named streams it is left out, too.
     - `SchemaMissing`, `AccessRefused`, `ConfigurationError`: fix the setup first.
     - `DatabaseUnavailable`, `BrokerUnavailable`, `ConnectionLost`, `StreamUnavailable`, `ReadTimeout`,
       `ConnectionsInUse` (`broker_connections_max` is too low for the concurrent calls): safe to repeat.
@@ -170,12 +170,12 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
 
         Args:
             message: A message read from a stream, or as a client gave it to its consumer (docs/clients.md). If the
-                client does not say its stream and offset, its copies in streams are left out and listed in
+                client does not give its stream and offset, its copies in streams are left out and listed in
                 `answer.self_ids`.
             to: The stream, super stream or streams to search; a super stream means its partitions. None: all recorded
                 streams.
-            by: The key or keys to search by. A message that shares any of them is returned; its hit names all that it
-                shares. None: all defined keys. Keys without a value in the message are skipped.
+            by: The key or keys to search by. A message that shares any key's value is returned; its hit names all keys
+                that it shares. None: all defined keys. Keys without a value in the message are skipped.
             limit: The most messages to return, at least 1. None: all, up to 100,000.
             order: "oldest" (default) sorts by time, then stream and offset; "newest" is its reverse; "offset" sorts by
                 stream and offset. A message without a known time sorts as later than all others.
@@ -183,8 +183,8 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
 
         Returns:
             The messages, each read and checked, the status, and the streams searched. `FOUND` covers the recorded
-            messages, with `complete` all messages. `ABSENT` means that every retained message of those streams was
-            recorded for all the keys searched, or read; `UNPROVEN`, that this cannot be known. If the message has none
+            messages, with `complete` all messages. `ABSENT` means that every retained message of the streams was
+            recorded for all the keys searched, or read; `UNPROVEN` means that this is unknown. If the message has none
             of the keys, nothing is searched: the status is `ABSENT`, and `missing_keys` says why.
         """
         return answer(self._catalog, question_of(self._catalog, message, to, by, limit, order), complete=complete)
@@ -206,7 +206,7 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
 
         Args:
             key: The key's name.
-            value: Its value, of any type the key accepts, compared in canonical form. A tuple for a composite key.
+            value: The key's value, of any type the key accepts, compared in canonical form. A tuple for a composite.
             streams: The streams and super streams to search. None: all recorded streams.
             since: Only messages of this time or later; a `datetime` without a zone is UTC. None: no bound.
             until: Only messages before this time. With either bound, messages without a known time are left out.
@@ -215,7 +215,7 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
             complete: As for `related`.
 
         Raises:
-            InvalidKeyDefinition: a list for a key of one value, or the wrong number of parts for a composite key.
+            InvalidKeyDefinition: you gave a list for a key of one value, or the wrong number of parts for a composite.
             InvalidRelationshipKey: no message can carry that value.
         """
         question = sought(self._catalog, key, value, streams, since, until, limit, order)
@@ -234,7 +234,7 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         """Wait until at least one message is related, and return the same as `related`.
 
         All waiting calls share one query of the index. It runs 5 ms after a call began or found something, then at
-        growing intervals of up to 50 ms, but at least twice the time that the query takes.
+        growing intervals: up to 50 ms, but at least twice as long as the query takes.
 
         Args:
             message: As for `related`.
@@ -245,9 +245,9 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
             order: As for `related`.
 
         Returns:
-            The messages recorded when the first one was seen. On timeout the answer comes within about 0.3 s of it,
-            without an error: `ABSENT` if that could be proven in time, `NOT_RECORDED_YET`, or `UNPROVEN`, with the
-            messages that were found and could not be read in time in `unread`. If the message has none of the keys, the
+            The messages recorded when the first one was seen. After a timeout the answer comes within about 0.3 s,
+            without an error: `ABSENT` if that could be proven in time, `NOT_RECORDED_YET`, or `UNPROVEN`; `unread`
+            has the messages that were found and could not be read in time. If the message has none of the keys, the
             answer is `ABSENT` at once, and `missing_keys` says why.
         """
         asked = partial(question_of, self._catalog, message, to, by, limit, order)
@@ -277,8 +277,8 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
     ) -> MissingReport:
         """Report the messages of a time span that nothing followed in time, and how certain that is.
 
-        The messages themselves are read, so each one reported exists. The index shows which messages followed; the
-        record's coverage proves that none did. A long span needs more than the usual `timeout_s`: a few seconds for
+        The messages themselves are read, so each reported message exists. The index shows which messages followed; the
+        coverage proves that none did. A long span needs more than the usual `timeout_s`: a few seconds for
         100,000 messages.
 
         Args:
@@ -302,8 +302,8 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         """Read the message at an offset of a stream.
 
         Raises:
-            OffsetExpired: retention has dropped it; field `first` is the first retained offset.
-            OffsetNotFound: the stream ends before it, or the broker used the offset itself.
+            OffsetExpired: retention has dropped the message; field `first` is the first retained offset.
+            OffsetNotFound: the stream ends before the offset, or the broker used the offset itself.
             StreamNotFound: there is no such stream.
         """
         return self._servers.reader().read(stream, offset)
@@ -317,7 +317,7 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
             ids: (stream, offset) pairs of any streams, in any order and number.
 
         Returns:
-            For each id its message, or the error that says why there is none, as a value.
+            For each id, its message or, as a value, the error that says why there is none.
         """
         return self._servers.reader().read_many(MessageId(*each) for each in ids)
 
@@ -338,10 +338,10 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
 
     @lookup
     def values(self, key: str, prefix: str = "", *, limit: int = 10) -> tuple[str, ...]:
-        """Return the first recorded values of a key with a prefix, in order, without duplicates, in canonical form.
+        """Return a key's first recorded values with a prefix: in canonical form, in order, without duplicates.
 
-        Its cost does not grow with the number of messages per value. Values that retention has dropped count until
-        their rows are pruned. Some values may be left out if hundreds belong to other virtual hosts.
+        Its cost does not grow with the number of messages per value. Values that retention has dropped are included
+        until their rows are pruned. Some values may be left out if hundreds belong to other virtual hosts.
 
         Args:
             key: The name of a key that is not composite.

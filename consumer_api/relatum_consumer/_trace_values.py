@@ -1,4 +1,4 @@
-"""The values that a trace follows: which values lead to which, their indexed messages, and the links."""
+"""The values that a trace follows: how they lead to each other, their indexed messages, and the links."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ Places: TypeAlias = dict[MessageId, int | None]
 
 
 class Directions:
-    """The keys of a trace, and which key names which. A key that names a key outside of them names nothing."""
+    """The keys of a trace, and which key names which. A key that names a key outside the trace names nothing."""
 
     def __init__(self, definitions: Sequence[KeyDefinition]) -> None:
         self.definitions = {key.key_id: key for key in definitions}
@@ -38,9 +38,9 @@ class Directions:
         self._led_to = {key_id: self._leads_to(key_id) for key_id in self.definitions}
 
     def _leads_to(self, key_id: int) -> tuple[int, ...]:
-        """Return the keys to search a value by: the key itself, those it names, and those that name it.
+        """Return the keys to search a value by: the key itself, the keys it names, and the keys that name it.
 
-        Also the keys that name the same key: their messages belong together even if no message has the named key.
+        They include keys that name the same key: their messages belong together even if no message has the named key.
         """
         roots = [key_id, *([self._named[key_id]] if key_id in self._named else [])]
         return tuple(dict.fromkeys(each for root in roots for each in (root, *self._namers[root])))
@@ -99,8 +99,8 @@ def rows_of_values(names: int | None) -> sa.TextClause:
 
     For each value it probes each part's index once, of the parts that may hold values of the key between the least and
     the greatest one, or that value if the parts are many. Rows of other virtual hosts, of replaced streams and of
-    streams outside the `names` count, with a NULL stream. If a value has `most` rows and some are such,
-    `rows_by_stream` selects the right ones.
+    streams outside the `names` count, with a NULL stream. If a value has `most` rows and some have
+    a NULL stream, `rows_by_stream` selects the right rows.
     """
     held = "SELECT min(held.part) AS first, max(held.part) AS last FROM relatum.part_keys held WHERE"
     is_few = f"around.last - around.first < {FEW_PARTS}"
@@ -174,7 +174,7 @@ def places_by_stream(
     since: int | None = None,
     until: int | None = None,
 ) -> dict[Value, Places]:
-    """Return those in a time span, from `since` to before `until`; None for no bound. Slower than `places_of`."""
+    """Like `places_of`, but in a time span from `since` to before `until`; None for no bound. Slower."""
     if not values:
         return {}
     statement = rows_by_stream(None if names is None else len(names))

@@ -60,7 +60,7 @@ def _start_of(
 
 
 def _keys(catalog: Catalog, names: Sequence[str] | None) -> list[KeyDefinition]:
-    """Return the keys to follow: the named keys, and the defined ones that they name."""
+    """Return the keys to follow: the named keys, and the defined keys that they name."""
     chosen = catalog.definitions(names)
     if names is None:
         return chosen
@@ -221,7 +221,7 @@ class _TraceRun:
         return sorted(new.values(), key=in_time)
 
     def _read(self, rows: Sequence[Row], hop: int, known: Evidence) -> None:
-        """Read messages and check each against its row; deleted and refused streams are not asked."""
+        """Read messages and check each against its row; deleted and refused streams are not read."""
 
         def take(row: Row, message: Message) -> bool | None:
             values = self.directions.values_of(message)
@@ -267,7 +267,7 @@ class _TraceRun:
 
 
 class TraceMethods:
-    """The method of `Relations` that traces."""
+    """The tracing method of `Relations`."""
 
     _catalog: Catalog
     _lookups: Lookups
@@ -286,10 +286,10 @@ class TraceMethods:
         until: datetime | None = None,
         complete: bool = False,
     ) -> Trace:
-        """Follow one key or several from a message, hop by hop, and return all messages connected with it.
+        """Follow one or several keys from a message, hop by hop, and return all messages connected with it.
 
-        Each hop finds all new values by one statement, and reads all new messages together. If a key names another
-        (`KeyDefinition(…, names=)`), the trace shows which message caused which; other values are shared.
+        Each hop finds all new values with one statement, and reads all new messages together. If a key names another
+        (`KeyDefinition(…, names=)`), the trace shows which message caused which; values of other keys are just shared.
 
         Args:
             start: A message read or consumed, recorded or not, or a tuple of a key's name and a value.
@@ -297,9 +297,9 @@ class TraceMethods:
             streams: The streams and super streams to search. None: all recorded streams. The start may be in another
                 stream.
             hops: The most hops from the start, 1 to 1,000. Default 8.
-            limit: The most messages, the start included, 1 to 100,000. Default 1,000. The oldest messages of a hop are
+            limit: The most messages, including the start, 1 to 100,000. Default 1,000. The oldest messages of a hop are
                 taken first.
-            fan_out: Values that more messages have are not followed; 1 to 10,000. Default 200. Recorded messages count,
+            fan_out: Values that more messages have are not followed; 1 to 10,000. Default 200. Recorded messages count
                 even if retention has dropped them since.
             since: As for `find`; the start itself may be earlier.
             until: As for `find`.

@@ -1,4 +1,4 @@
-"""Expectations about the messages of a stream, and the report of messages that did not meet one."""
+"""Expectations about the messages of a stream, and the report of messages that did not meet an expectation."""
 
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
@@ -27,7 +27,7 @@ UNMET_MAX: Final = 1_000
 
 
 def exact_span(seconds: float) -> str:
-    """Return a span of time in the largest unit of which it is a whole number: "1 h", "90 s"."""
+    """Return a span of time in the largest unit that gives a whole number: "1 h", "90 s"."""
     units = ((86_400, "d"), (3_600, "h"), (60, "min"))
     size, unit = next((each for each in units if seconds and not seconds % each[0]), (1, "s"))
     return f"{seconds / size:.15g} {unit}"
@@ -41,8 +41,8 @@ class Expectation:
         name: The expectation's name.
         of: The stream or super stream whose messages are to be followed.
         by: The key whose value both messages share.
-        follows: The stream or super stream of the following messages; it may be the same one.
-        within_s: Seconds from the message's time to that of the following one, more than 0. A message exactly then, or
+        follows: The stream or super stream of the following messages; it may be the same as `of`.
+        within_s: Seconds from the message's time to the following message's, more than 0. A message exactly then, or
             of the same time, is in time.
         grace_s: Seconds by which the clocks of publishers and of the broker may differ, up to a day. A message in
             another stream that is earlier by up to this still counts as following, and results wait for this long after
@@ -234,11 +234,11 @@ _REMOVE: Final = sql("DELETE FROM relatum.expectations WHERE vhost = :vhost::tex
 def add_expectations(
     database: AnyDatabase, wanted: Expectation | Iterable[Expectation], *, vhost: str = "/"
 ) -> list[Expectation]:
-    """Define expectations. They apply to the messages already in the streams, too.
+    """Define expectations. They also apply to messages already in the streams.
 
     Args:
         database: PostgreSQL's URL, or a `Database`, which stays open.
-        wanted: One or several expectations. An identical one that is already defined is kept.
+        wanted: One or several expectations. An identical expectation that is already defined is kept.
         vhost: The virtual host of their streams.
 
     Returns:
@@ -300,7 +300,7 @@ def remove_expectation(database: AnyDatabase, name: str, *, vhost: str = "/") ->
 
 
 def not_defined(name: str, vhost: str, hint: str = "") -> NotFound:
-    """Return the error for an unknown name; `hint` is the name that may be meant."""
+    """Return the error for an unknown name; `hint` suggests the intended name."""
     return NotFound(
         f"no expectation {name!r} is defined for the virtual host {vhost!r}{hint}; see `relatum expect list`"
     )

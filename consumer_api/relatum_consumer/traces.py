@@ -1,4 +1,4 @@
-"""The result of a trace: the connected messages, their links, where it stopped, how certain each step is; and its tree.
+"""The result of a trace: the connected messages, their links, where it stopped, how sure each step is; and its tree.
 
 Pure: no I/O.
 """
@@ -325,7 +325,7 @@ def _below(tops: Sequence[int], count: int, links: Sequence[Link]) -> tuple[dict
 
 
 def _led_to(number: int, link: Link) -> tuple[str, tuple[int, ...]]:
-    """Return how a link connects one of its messages with others, and those others."""
+    """Return how a link connects one of its messages with others, and the other messages."""
     if link.kind == SAME or number == link.messages[0]:
         return link.kind, link.messages
     # Messages that name the same cause are connected with each other only through the cause.

@@ -1,4 +1,4 @@
-"""Creating and upgrading the schema `relatum`: SQL files run by Alembic, as an importable package without an ini file.
+"""Creates and upgrades the schema `relatum`: Alembic runs SQL files, from an importable package without an ini file.
 
 `sql/schema.sql` is the whole schema, for new databases. A database of release 0.4.0 or later gets the revisions that it
 lacks. `sql/functions.sql` and `sql/roles.sql` run each time.
@@ -43,7 +43,7 @@ def _config(connection: Connection | None = None, output: TextIO | None = None) 
 
 
 def _revisions() -> list[str]:
-    """Return the revisions of this release, from that of release 0.4.0 to the newest."""
+    """Return the revisions of this release, from release 0.4.0's to the newest."""
     scripts = ScriptDirectory.from_config(_config()).walk_revisions()
     return [script.revision for script in reversed(list(scripts))]
 

@@ -161,7 +161,7 @@ class PlacementNotFound(NotFound):
 
 
 class PredecessorNotFound(NotFound):
-    """The message whose affinity set to join is unknown (field `predecessor`); nothing was sent."""
+    """The predecessor, whose affinity set the message joins, is unknown (field `predecessor`); nothing was sent."""
 
     predecessor: str
 

@@ -11,7 +11,7 @@ def imported_later(package: str, homes: Mapping[str, str]) -> Callable[[str], An
 
     Args:
         package: The package's `__name__`.
-        homes: The module of each name to import later.
+        homes: The module that defines each name to import later.
 
     Returns:
         A function that imports a name at its first use and stores it in the package.

@@ -33,7 +33,7 @@ def fingerprint(message_id: str | None, body: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A message read at an offset, by which to recognise the stream.
+    """A message read at an offset, which identifies the stream.
 
     Attributes:
         offset: The offset.

@@ -143,7 +143,7 @@ def value_bounds(group_id: str) -> tuple[str, str]:
 
 
 def group_status(message: Message) -> GroupStatus:
-    """Return whether a message is in no group, in one, or the last of one."""
+    """Return whether a message is in no group, in a group, or the last message of a group."""
     place = membership(message.headers)
     if place is None:
         return GroupStatus.NOT_IN_GROUP
@@ -276,7 +276,7 @@ class GroupPosition:
     is_proven: bool = field(default=True, compare=False)
 
     def holds_for(self, exchange: str, routing_key: str) -> bool:
-        """Return whether the searched streams include those of an exchange and a routing key.
+        """Return whether the searched streams include the streams of an exchange and a routing key.
 
         For an exchange that is not a super stream, the caller must have named its streams.
         """
@@ -293,7 +293,7 @@ class GroupPosition:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last message and all before it are present, regardless of anomalies."""
+        """Whether the last message and all messages before it are present, regardless of anomalies."""
         return self.last_sequence is not None and self.contiguous >= self.last_sequence
 
 
@@ -302,7 +302,7 @@ def assess(group_id: str, members: Iterable[Place], *, expired: Iterable[Place] 
 
     Args:
         group_id: The group's id. Members of other groups are ignored.
-        members: One place for each message, in any order. A message routed to several streams has one place here.
+        members: One place for each message, in any order. Give one place for a message routed to several streams.
         expired: Places of messages that retention has dropped. They count as missing, unless another message has the
             same number; their last flags still count.
 

@@ -12,7 +12,7 @@ The other names are for modules that declare and report metrics. docs/metrics.md
 
 Names follow Prometheus and RabbitMQ: `relatum_`, the component, the counted thing, the unit in full (`_seconds`,
 `_bytes`), then `_total` for counters. Label values come from the process's own configuration, such as the streams it
-records: never contents of messages, nor names that others choose.
+records, never from contents of messages or names that others choose.
 """
 
 import logging
@@ -42,7 +42,7 @@ SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The counts of a histogram: values by bucket, whose upper bounds ascend (the last has none), and their sum."""
+    """The counts of a histogram: values by bucket, by ascending upper bound (the last has none), and their sum."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -105,7 +105,7 @@ class Counter(Metric):
 
 
 class Gauge(Metric):
-    """A present number or truth value. None is left out. Values of several components are added."""
+    """A current number or truth value. None is left out. Values of several components are added."""
 
 
 class MaxGauge(Gauge):

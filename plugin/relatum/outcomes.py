@@ -219,7 +219,7 @@ class Outcomes(Closing):
             return found
 
     def _answers(self, asked: Sequence[_Awaited]) -> Iterator[tuple[int, Outcome]]:
-        """Yield what ends waits and is new to handlers. A missing collector is not an error: it may start later."""
+        """Yield outcomes that end waits or are new to handlers. A missing collector is no error: it may start later."""
         for collector in {each.collector for each in asked}:
             ids = {number: each.message_id for number, each in enumerate(asked) if each.collector == collector}
             with self._database.transaction() as connection:
@@ -257,8 +257,8 @@ class Outcomes(Closing):
 
         Raises:
             NotFinishedInTime: The outcome was not final in time; `outcome` has the current one. You can wait again.
-            NotFound: There is no collector with this name after the wait.
-            DatabaseUnavailable: PostgreSQL is unavailable after the wait.
+            NotFound: At the end of the wait there is no collector with this name.
+            DatabaseUnavailable: PostgreSQL is unavailable at the end of the wait.
         """
         until = time.monotonic() + checked_seconds("timeout_s", timeout_s)
         outcome = self._waits.wait(self._ask(self._waits, _Awaited(message_id, collector)), until)
@@ -374,7 +374,7 @@ class AsyncOutcomes(AsyncClosing):
 
 
 async def outcome_in_task(outcomes: Outcomes, message_id: str, timeout_s: float, collector: str | None) -> Outcome:
-    """As `Outcomes.wait`, for a task, without a thread while it waits."""
+    """Like `Outcomes.wait`, but for a task, without a thread while it waits."""
     until = time.monotonic() + checked_seconds("timeout_s", timeout_s)
     asked = outcomes._ask(outcomes._waits, _Awaited(message_id, collector))
     outcome = await outcomes._waits.wait_in_task(asked, until)
@@ -386,7 +386,7 @@ async def outcome_in_task(outcomes: Outcomes, message_id: str, timeout_s: float,
 
 
 def _checked(message_ids: Iterable[str], collector: str | None) -> list[str]:
-    """Check the arguments of a question; return the ids as a list."""
+    """Check the arguments of a query; return the ids as a list."""
     if collector is not None:
         checked_name("collector", collector)
     if isinstance(message_ids, str) or not isinstance(message_ids, Iterable):

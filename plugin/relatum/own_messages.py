@@ -91,8 +91,8 @@ Source: AMQP 0-9-1, 2.3.5 and 2.3.5.2. RabbitMQ compares the whole frame with th
 class DirectPublisher(Closing):
     """Publishes to streams by name, through the default exchange. A context manager; threads may share one.
 
-    The first message opens the connection; after a loss, the next one opens another. If the connection ends before a
-    confirm and the caller retries, the message may be published twice. `what` names a message in errors: "a dead
+    The first message opens the connection; after a loss, the next message opens another. If the connection ends before
+    a confirm and the caller retries, the message may be published twice. `what` names a message in errors: "a dead
     letter". After `timeout_s`, to connect and then for each message, a broker that is silent or blocks publishers is
     `BrokerUnavailable`.
     """
@@ -195,9 +195,9 @@ def _encoded_bytes(properties: BasicProperties) -> int:
 
 
 class DeadLetters(Closing):
-    """Publishes given-up messages to a stream or other queue, each confirmed. As `DirectPublisher`.
+    """Publishes given-up messages to a stream or other queue, each confirmed. Like `DirectPublisher`.
 
-    Of a letter that was published twice, `relatum_dead_stream` and `relatum_dead_offset` are the same.
+    A letter that was published twice has the same `relatum_dead_stream` and `relatum_dead_offset` each time.
     """
 
     def __init__(self, address: BrokerAddress, stream: str, *, timeout_s: float = DIRECT_TIMEOUT_S) -> None:
@@ -235,7 +235,7 @@ class DeadLetters(Closing):
 
 
 class DeadLetterPublisher:
-    """Publishes dead letters. A retry does not publish confirmed ones again."""
+    """Publishes dead letters. A retry does not publish confirmed letters again."""
 
     def __init__(
         self, dead_letters: DeadLetters, letters: Iterable[tuple[Message, str]], **headers: str | int | bool

@@ -129,9 +129,9 @@ def tap(
 def _check_no_super_stream(
     engine: sa.Engine, connection: BlockingConnection, address: BrokerAddress, exchange: str, into: str
 ) -> None:
-    """Refuse an exchange of a super stream: streams are bound to it that are not taps.
+    """Refuse an exchange of a super stream: the streams bound to it are not taps.
 
-    Clients consider all bound streams as partitions, and hash over their number: a tap among them would send keys to
+    Clients treat all bound streams as partitions, and hash over their number: a tap among them would send keys to
     other partitions than before, and consumers would get messages twice.
     """
     ours = {each.stream for each in _stored(engine, address.vhost).values() if each.exchange == exchange}
@@ -194,7 +194,7 @@ def _checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _keys_of(exchange: str, kind: str | None, keys: Sequence[str]) -> Sequence[str]:
-    """Return the keys of a stream's bindings to an exchange. Raises `InvalidInput` if it cannot be tapped this way."""
+    """Return the keys of a stream's bindings to an exchange. Raises `InvalidInput` if a tap is impossible."""
     if kind in SHARING:
         raise InvalidInput(
             f"Exchange {exchange!r} is of type {kind}, which routes each message to one binding only: a tap would "

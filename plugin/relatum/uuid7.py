@@ -1,6 +1,6 @@
 """Ids for messages without one. An id carries the message's time. Built of prepared parts, for a fast publish path.
 
-An id ends with `MARK`, by which readers know that its time is the message's: other UUIDv7 may have any time.
+An id ends with `MARK`, which tells readers that its time is the message's: other UUIDv7 may have any time.
 See docs/adr/0022-an-id-carries-the-time.md.
 """
 

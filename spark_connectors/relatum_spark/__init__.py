@@ -4,7 +4,7 @@ Needs the extra `spark`. The package can be imported without the extra; its name
 
 - `register` registers `format("rabbitmq_streams")` for reading, writing and streaming.
 - `relationships` reads the relationship table, `snapshot` holds one state of it for several reads, `catalog` makes it a
-  catalog of Spark SQL, and `jdbc_jar` finds the driver they need.
+  catalog of Spark SQL, and `jdbc_jar` finds the driver that they need.
 - `resolve` reads the messages for any DataFrame of streams and offsets; `Enrichment` joins the micro-batches of a
   streaming query to their related messages.
 - `backfill` records in parallel the retained messages that the table lacks.

@@ -1,4 +1,4 @@
-"""Back-fill in parallel: the driver plans by the coverage, and tasks fill slices of the missing ranges.
+"""Back-fill in parallel: the driver plans from the coverage, and tasks fill slices of the missing ranges.
 
 A task first looks up which part of its slice is still not covered. So retried tasks, repeated runs and concurrent runs
 write nothing twice.
@@ -72,8 +72,8 @@ def backfill(
         slice_offsets: Maximum offsets in a slice. The retry of a failed task repeats what is not covered yet.
 
     Returns:
-        A report for each stream in the order given; partitions in their order. If a task died after a commit, the
-        reported messages and rows are too low; the table is still complete.
+        A report for each stream, in the order given; a super stream's partitions in their order. If a task died after a
+        commit, the reported messages and rows are too low; the table is still complete.
 
     Raises:
         InvalidInput: an argument is wrong.

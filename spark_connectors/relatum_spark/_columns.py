@@ -34,7 +34,7 @@ PROPERTIES: Final = struct_of({name: _KINDS.get(name, "string") for name in PROP
 
 
 def schema(*, value: bool = True, headers: bool = True, keys: Sequence[str] = ()) -> StructType:
-    """Return the columns of a read: optionally the body, headers and properties, and one column for each key.
+    """Return the columns of a read: body, headers and properties if wanted, and one column for each key.
 
     Raises:
         InvalidInput: a key has the name of another column; Spark ignores case in column names.
@@ -54,7 +54,7 @@ def schema(*, value: bool = True, headers: bool = True, keys: Sequence[str] = ()
 
 
 def check_new(added: Iterable[str], given: Iterable[str]) -> None:
-    """Raise `InvalidInput` for columns to add that a frame has already; Spark ignores case in names."""
+    """Raise `InvalidInput` if a frame already has a column to add; Spark ignores case in names."""
     taken = {name.lower() for name in given}
     if clashing := [name for name in added if name.lower() in taken]:
         raise InvalidInput(f"the columns {', '.join(clashing)} already exist: rename them, or give a prefix=")

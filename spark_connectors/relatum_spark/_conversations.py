@@ -31,7 +31,7 @@ def conversations(
     """Return the conversations: messages that are connected, directly or through others, by equal values of keys.
 
     Two messages are connected if they have an equal value of the same key; values of different keys are never equal. A
-    message without connections is a conversation of one. The call computes the result at once, in about ten rounds of
+    message without connections is its own conversation. The call computes the result at once, in about ten rounds of
     joins, and keeps it in Spark's storage. If executors come and go in your cluster, set `spark.checkpoint.dir`.
 
     Args:
@@ -44,8 +44,8 @@ def conversations(
         where: The servers, tasks and snapshot: see `Where`. The broker is used only for its virtual host.
 
     Returns:
-        Columns id, size (messages), streams (array, by name), first and last (times; messages without a time do not
-        count). The id is the conversation's first message by stream name and offset, such as `orders@17`. With
+        Columns id, size (messages), streams (array, by name), first and last (times; messages without a time are
+        ignored). The id is the conversation's first message by stream name and offset, such as `orders@17`. With
         `members`: id, stream, offset, timestamp, which `resolve` accepts too.
 
     Raises:

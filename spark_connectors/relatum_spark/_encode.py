@@ -82,7 +82,7 @@ def encode_content(body: bytes, headers: Mapping[str, Any], properties: Mapping[
     """Encode the user's part of a message, in the layout of RabbitMQ 3.13 and later (`new`) or of earlier versions.
 
     Headers are str, int, bool, float, bytes, aware `datetime` or None. Properties have pika's names and contain only
-    those that are set, `timestamp` as an aware `datetime`. Raises `InvalidInput` for values that cannot be sent.
+    properties that are set, `timestamp` as an aware `datetime`. Raises `InvalidInput` for values that cannot be sent.
     """
     annotations: list[bytes] = []
     pairs: list[bytes] = []

@@ -1,8 +1,8 @@
 """Enriching a streaming query: each row of a micro-batch is joined to its related messages through the index.
 
-No state store and no watermark: a row without any waits in a directory, and each later batch looks it up again. A
-batch's decisions are written before any row is passed on, so that a repeated batch gives the same rows, regardless of
-what was recorded since.
+No state store and no watermark: a row without related messages waits in a directory, and each later batch retries
+it. A batch's decisions are written before any row is passed on, so that a repeated batch gives the same rows,
+regardless of what was recorded since.
 """
 
 import time
@@ -68,9 +68,9 @@ class Enrichment:
       `no_stream`, `refused`, `unreadable`: as in `resolve`.
     - `attempts`: how often the row was looked up.
 
-    A row with several related messages appears once for each. A row without any waits, and later batches look it up.
-    After the last attempt it appears with `absent`, `not_recorded_yet` or `unproven`. A row without a value of the key
-    never waits.
+    A row with several related messages appears once for each. A row without related messages waits, and later batches
+    look it up. After the last attempt it appears with `absent`, `not_recorded_yet` or `unproven`. A row without a value
+    of the key never waits.
 
     Exactly once: a batch that is repeated after a kill or an error in `write` gives the same rows. So a `write` that is
     idempotent by `batch_id` makes no duplicates. Waiting rows advance only with batches, and Spark makes no batch while
@@ -81,7 +81,7 @@ class Enrichment:
         on: The key. Its value is in the column of that name, else in the headers and properties of its definition.
         pending: A directory's URI for the batches' decisions and waiting rows, on a file system that all executors
             share, for example beside the checkpoint. Each query has its own subdirectory.
-        how: "left" (default) also returns rows without related messages; "inner" only rows with one.
+        how: "left" (default) also returns rows without related messages; "inner" returns only rows with one.
         retries: How many later batches look a row up again, 0 or more. Default: 10.
         wait: How long a row waits at most, even if retries are left: a timedelta or seconds. None (default) means no
             limit.
@@ -189,7 +189,7 @@ class Enrichment:
         return list(map(_part, places))
 
     def _decided(self, rows: DataFrame, definition: KeyDefinition) -> DataFrame:
-        """Look up rows, each returned once for each related message or once without, and decide which wait."""
+        """Look up rows, return each once per related message (or once without one), and decide which rows wait."""
         missing = self._status_of_missing()
         parts = F.array(*(part.cast("string") for part in self._parts(rows, definition)))
         moment = stream = offset = F.lit(None)

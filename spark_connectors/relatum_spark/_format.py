@@ -3,7 +3,7 @@
 
 Spark creates the source in a process on the driver and calls the reader's `partitions` there. Tasks call `read` on a
 copy that Spark makes once per query, before `partitions`. So everything a task needs is set in the reader's constructor
-or in the partition. Connections are opened where they are used and never pickled.
+or in the partition. Connections are opened where they are used, and never pickled.
 """
 
 import logging
@@ -71,7 +71,7 @@ class RabbitMQStreams(DataSource):
         return "rabbitmq_streams"
 
     def schema(self) -> StructType:
-        """Return the columns by the options; runs in a worker of its own, once for each data frame."""
+        """Return the columns that the options name; runs in a worker of its own, once for each data frame."""
         spare_collections()
         return _columns(parse_options(self.options))
 
@@ -259,7 +259,7 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return dict(self._initial)
 
     def _begin(self, stream: str, bounds: StreamBounds | None) -> int:
-        """Return where to begin in a stream; one that begins at its end is held there for the first batch."""
+        """Return where to begin in a stream; a stream that begins at its end is held there for the first batch."""
         found, options = self._tails.existing(stream, bounds), self._options
         allowed = options.is_latest_allowed
         begin = self._tails.offset_of(stream, options.starting, found, is_latest_allowed=allowed)
@@ -291,7 +291,7 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset | None = None, limit: "ReadLimit | None" = None) -> Offset:
         """Return where the next batch ends; called at every trigger.
 
-        Spark 4.1 passes neither start nor limit: the batch then begins where the last planned one ended.
+        Spark 4.1 passes neither start nor limit: the batch then begins where the last planned batch ended.
         """
         if start is None:
             start = self.initialOffset() if self._position is None else self._position
@@ -329,7 +329,7 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return kept | plan_end(begins, ends, limit)
 
     def _begins_anew(self, stream: str, start: int, bounds: StreamBounds) -> bool:
-        """Whether this is not the stream that was read: it ends before `start`, or was empty and begins before `start`.
+        """Whether this is another stream than was read: it ends before `start`, or was empty and begins before `start`.
 
         A stream that retention emptied continues after its old offsets.
         """

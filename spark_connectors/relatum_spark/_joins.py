@@ -36,9 +36,9 @@ def related_pairs(
 ) -> DataFrame:
     """Return every pair of a left and a right message with an equal value of a key, from the relationship table alone.
 
-    Both sides are read in one state of the table: that of the call, or the snapshot's. Only messages whose value of the
-    key is recorded take part. A message is never paired with itself. If both sides contain both messages, the pair
-    appears twice, once from either side. Duplicate rows of a DataFrame count once.
+    Both sides are read in one state of the table: its state at the call, or the snapshot's. Only messages whose value
+    of the key is recorded take part. A message is never paired with itself. If both sides contain both messages, the
+    pair appears twice, once from either side. Duplicate rows of a DataFrame are used once.
 
     Args:
         spark: The session; it needs PostgreSQL's JDBC driver (`jdbc_jar`).
@@ -54,8 +54,8 @@ def related_pairs(
 
     Returns:
         Columns value, left_stream, left_offset, left_time, right_stream, right_offset, right_time, in no order of
-        rows. `value` is text, or an array in the order of `on` if that is a list. With payloads also left_value,
-        left_headers, left_properties, left_status and the same for right. The status is that of `resolve`; it is
+        rows. `value` is text, or an array in the order of `on` if that is a list. Payloads add left_value,
+        left_headers, left_properties, left_status and the same for right. The status is the status of `resolve`; it is
         "replaced" if the message at that offset does not have the value.
 
     Raises:
@@ -149,9 +149,9 @@ def unmatched(
         left: A stream, a super stream, several of them, or a DataFrame with `stream` and `offset` (or `stream_offset`).
         right: Like `left`.
         on: The key whose values must be equal, or several keys, all of which must be equal.
-        older_than: Omit left messages younger than this, which may still get a match, and those without a time; a
+        older_than: Omit left messages younger than this, which may still get a match, and messages without a time; a
             timedelta or seconds by the driver's clock. None means messages of any age.
-        within: Only right messages at most this far in time count, both ways, inclusive; a timedelta or seconds. A
+        within: Match only right messages at most this far in time, both ways, inclusive; a timedelta or seconds. A
             left message without a time is then unmatched. None means any.
         before: Instead of within: how much earlier the right message may be. None means 0 if `after` is given.
         after: Instead of within: how much later the right message may be. None means 0 if `before` is given.
@@ -162,11 +162,11 @@ def unmatched(
         Columns value, left_stream, left_offset, left_time and status, in no order of rows. The status is "absent"
         if every message that the right streams retained at the call is recorded for the keys (and, with a span, for
         times): no match exists. Otherwise a match may exist, and the status of all rows is "not_recorded_yet", or
-        "unproven" if the contents of the streams cannot be proven (for example, no leader is reachable). With payloads
-        also left_value, left_headers, left_properties and left_status.
+        "unproven" if the contents of the streams cannot be proven (for example, no leader is reachable). Payloads add
+        left_value, left_headers, left_properties and left_status.
 
     Raises:
-        StreamNotFound: a left stream was never recorded, or the broker does not know a right one either.
+        StreamNotFound: a left stream was never recorded, or a right stream is unknown to the broker, too.
         StreamReplaced: a right stream is not the recorded one; a recorder corrects that.
         BrokerUnavailable: the broker does not answer.
         RelatumError: any other error of `related_pairs`.
@@ -208,7 +208,7 @@ def _paired(left: DataFrame, right: DataFrame, keys: Sequence[str], span: Span |
 
     With a span, slices of time as long as the span are join keys. A value of thousands of messages then gives only
     candidates that are near in time, not thousands times thousands. `how` is "inner" for the pairs, "left_semi" for
-    left relations with a pair, "left_anti" for left relations without.
+    left relations with a pair, "left_anti" for left relations without a pair.
     """
     left, right = prefixed(left, keys, "left"), prefixed(right, keys, "right")
     condition = (F.col("left_stream") != F.col("right_stream")) | (F.col("left_offset") != F.col("right_offset"))
@@ -242,7 +242,7 @@ def _sliced(left: DataFrame, right: DataFrame, span: Span) -> tuple[DataFrame, D
 
 
 def _without(left: DataFrame, right: DataFrame, keys: list[str], span: Span | None) -> DataFrame:
-    """Return the left relations without a right one; columns have the prefix `left_`."""
+    """Return the left relations without a right relation; columns have the prefix `left_`."""
     if span is None:
         return _paired(left, right, keys, None, "left_anti")
     # By the value, too: a message with several values is left with those that have no counterpart.
@@ -278,7 +278,7 @@ def _nearest(
     *,
     allow_exact_matches: bool,
 ) -> DataFrame:
-    """Return left relations, each with its right one: columns `left_…` and `right_…`, null without a match.
+    """Return left relations, each with its right relation: columns `left_…` and `right_…`, null without a match.
 
     Both sides are sorted together and read once, and each left row takes the last right row before it. So the work is
     proportional to the rows, even if many of them have an equal value.
@@ -318,7 +318,7 @@ def _last_right_row(step: str, keys: Sequence[str], *, allow_exact_matches: bool
     """Return the last right row before each row, in ascending order of time, or descending for "forward".
 
     Messages with equal times are in the order of partition and offset, as in lookups by time. The side that is sorted
-    first decides whether a right row with an equal time counts.
+    first decides whether a right row with an equal time matches.
     """
     turn = F.asc if step == "backward" else F.desc
     at_once = F.asc("is_left") if allow_exact_matches else F.desc("is_left")

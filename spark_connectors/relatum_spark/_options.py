@@ -80,7 +80,7 @@ class Options:
         return min(TIMEOUT_S, self.poll_timeout_s)
 
     def open_reader(self) -> StreamReader:
-        """Open a connected reader. Errors as of `StreamReader.open`."""
+        """Open a connected reader. Raises the errors of `StreamReader.open`."""
         return open_reader(self.broker, self.timeout_s)
 
 
@@ -153,7 +153,7 @@ class SinkOptions(Options):
 
 
 def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False) -> SinkOptions:
-    """Parse the options of a write. Errors as of `parse_options`."""
+    """Parse the options of a write. Raises the errors of `parse_options`."""
     given = _OptionReader(options)
     write_id = given.text("writeId")
     parsed = SinkOptions(
@@ -190,7 +190,7 @@ class _OptionReader:
         self._known: dict[str, str] = {}
 
     def check_names(self) -> None:
-        """Raise `InvalidInput` for options that look misspelt. Ignore other unknown ones: Spark adds its own."""
+        """Raise `InvalidInput` for options that look misspelt. Ignore other unknown options: Spark adds its own."""
         for name in sorted(self._options.keys() - self._known.keys()):
             if alike := difflib.get_close_matches(name, self._known, 1, _ALIKE):
                 raise InvalidInput(f"there is no option {name!r}; did you mean {self._known[alike[0]]}?")
@@ -257,7 +257,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _shared(given: _OptionReader, *streams: str, needs_database: bool = False) -> dict[str, Any]:
-    """Return the fields of `Options`; exactly one option of those in `streams` must be given."""
+    """Return the fields of `Options`; exactly one of the options in `streams` must be given."""
     found = [name for name in streams if given.text(name) is not None]
     if len(found) != 1:
         what = " and ".join(found) + " are both given" if found else "none is given"
@@ -274,7 +274,7 @@ def _shared(given: _OptionReader, *streams: str, needs_database: bool = False) -
 
 
 def _key_values(given: _OptionReader) -> tuple[object, ...]:
-    """Return the values of the key to look up; those of a composite key are tuples."""
+    """Return the values of the key to look up; a composite key has tuples."""
     key, text = given.text("key"), given.text("keyValues")
     if (key is None) != (text is None):
         raise InvalidInput("the options key and keyValues (a JSON list of the key's values) must be given together")
@@ -292,7 +292,7 @@ def _key_values(given: _OptionReader) -> tuple[object, ...]:
 def _place(given: _OptionReader, side: str, default: int) -> Place:
     """Return the place where a read begins (`side` "starting") or ends ("ending").
 
-    A time for all streams has precedence over times by stream, and these over offsets, as in Spark's Kafka source.
+    A time for all streams overrides times by stream, and these override offsets, as in Spark's Kafka source.
     """
     by_moment, by_moments, by_offset = (f"{side}{name}" for name in ("Timestamp", "OffsetsByTimestamp", "Offsets"))
     moment = given.number(by_moment, least=0, most=TIME_US_MAX // 1000)

@@ -1,8 +1,8 @@
 """Publishing to streams under a named producer, with publishing ids chosen by the caller.
 
-rstream does not fit: a task needs the last publishing id before it sends, which rstream hides; an error if the
-connection is lost, but rstream reconnects and calls back; and a time-out if the broker is frozen, but rstream waits
-forever. This client is blocking, as a task is, and has no thread.
+rstream does not fit. A task needs the last publishing id before it sends, which rstream hides. It needs an error if the
+connection is lost, but rstream reconnects and calls back. It needs a time-out if the broker is frozen, but rstream
+waits forever. This client is blocking, as a task is, and has no thread.
 """
 
 import time
@@ -37,7 +37,7 @@ _LOOK_UP_S: Final = 1.0
 
 
 def connect(options: SinkOptions) -> SocketConnection:
-    """Open a connection of the stream protocol. Errors as of `StreamReader.open`."""
+    """Open a connection of the stream protocol. Raises the errors of `StreamReader.open`."""
     timeout_s = min(options.timeout_s, options.confirm_timeout_s)
     return stream_connection(BrokerAddress.of(options.broker), timeout_s)
 
@@ -103,7 +103,7 @@ class Publisher:
             self._confirm(self._options.in_flight_max // 2)
 
     def finish(self) -> None:
-        """Send buffered messages and wait until the broker has confirmed all. Errors as of `publish`."""
+        """Send buffered messages and wait until the broker has confirmed all. Raises the errors of `publish`."""
         self._confirm(0)
 
     def _send(self, target: int) -> None:

@@ -84,7 +84,7 @@ class Tails:
     def streams(self, known: Iterable[str] = ()) -> list[str]:
         """Return the streams that the options name; raises `StreamNotFound` if a super stream does not exist.
 
-        `known` are streams that were read before. They count even after they were removed from the super stream.
+        `known` are streams that were read before. They are included even after their removal from the super stream.
         """
         name = self._options.super_stream
         if name is None:
@@ -115,7 +115,7 @@ class Tails:
             time.sleep(_DOUBT_PAUSE_S)
 
     def existing(self, stream: str, bounds: StreamBounds | None) -> StreamBounds:
-        """Return the bounds, or raise `StreamNotFound`, with a hint if the name is that of a super stream."""
+        """Return the bounds, or raise `StreamNotFound`, with a hint if the name belongs to a super stream."""
         if bounds is not None:
             return bounds
         partitions: list[str] = []
@@ -323,7 +323,7 @@ def _scanned(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Ite
 
 
 def _is_lost(reader: StreamReader, gap: Slice, options: SourceOptions) -> bool:
-    """Whether the offsets of a gap are lost, which is then raised or logged; healthy streams have other gaps."""
+    """Whether the offsets of a gap are lost; a loss is raised or logged. Healthy streams have other gaps."""
     first, last = reader.bounds(gap.stream)
     if first is None or last is None:
         lose_range(options, gap, "the stream is empty", first=gap.stop)

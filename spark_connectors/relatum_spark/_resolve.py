@@ -82,8 +82,8 @@ def resolve(
             read from the database.
         keep_order: Keep the rows' partitions and order, which saves a shuffle; each task then reads the messages of its
             own rows. Good for few or sorted rows.
-        partitions: Number of tasks. None: as many as run at once if Spark estimates the rows at 64 MiB or less; if not,
-            and over Spark Connect, Spark chooses by the rows' bytes.
+        partitions: Number of tasks. None: as many as run at once if Spark estimates the rows at 64 MiB or less;
+            otherwise, and over Spark Connect, Spark chooses by the rows' bytes.
         broker: The broker. None uses RELATUM_BROKER_URL.
         database: PostgreSQL's URL, needed only for `check`. None uses RELATUM_DATABASE_URL.
 
@@ -127,7 +127,7 @@ def resolve(
 def _gathered(df: DataFrame, numbers: list[str], resolver: "Resolver", partitions: int | None) -> DataFrame:
     """Group the rows by stretches of streams, sorted, in a frame with numbered columns.
 
-    Not by ranges, since Spark would compute `df` twice to find their bounds. Without a given number Spark coalesces
+    Grouping by ranges would make Spark compute `df` twice to find their bounds. Without a given number Spark coalesces
     small partitions by bytes. But a row is few bytes and much work, so few rows get as many tasks as run at once.
     """
     context = getattr(df.sparkSession, "sparkContext", None)  # Spark Connect does not report how many tasks run at once
@@ -168,7 +168,7 @@ def _added(columns: StructType, prefix: str, *, value: bool, headers: bool) -> l
 class Resolver:
     """The work of a task: returns its rows with their messages. Can be pickled.
 
-    A task opens one connection, when it has something to read.
+    A task opens one connection, at its first read.
     """
 
     broker: Broker

@@ -1,4 +1,4 @@
-"""The numbering of a write, by which a retried task publishes nothing twice. No input or output.
+"""The numbering of a write: because of it, a retried task publishes nothing twice. No input or output.
 
 For each stream and reference of a named producer, RabbitMQ keeps the highest stored publishing id. It confirms and
 drops messages with that id or a lower one. So every message of a write has a publishing id that a retry of its task
@@ -9,10 +9,10 @@ PARTITION is the task's number; BLOCK changes every 65,536 micro-batches. The re
 micro-batch's number), since it must last: RabbitMQ remembers about 255 references of a stream and forgets the oldest.
 For the same reason a write may have at most 200 tasks.
 
-**The publishing id** has 63 bits: `epoch % 65,536` (16), the message's number, from 1, among those that this task sends
-to the stream in this epoch (24), and a digest of all these messages so far (23). The id increases with the number,
-regardless of the digests. Each stream of a super stream has numbers and digests of its own, since a task that dies may
-have sent more to one than to another.
+**The publishing id** has 63 bits: `epoch % 65,536` (16), the message's number, from 1, among the messages that this
+task sends to the stream in this epoch (24), and a digest of all these messages so far (23). The id increases with the
+number, regardless of the digests. Each stream of a super stream has numbers and digests of its own, since a task that
+dies may have sent more to one stream than to another.
 
 **A retried task** queries the last publishing id of its reference in each stream before it sends anything:
 
@@ -24,8 +24,8 @@ have sent more to one than to another.
 | of a later epoch | the query was rewound by more than one micro-batch: an error |
 
 Only the digest distinguishes the third case from the second. Without it, a task whose rows return in another order
-would send some twice and silently drop others. Two orders have equal digests once in 8 million. The digest covers the
-user's part (body, headers, properties, keys, a given time), not the time and `message_id` that the sink adds.
+would send some rows twice and silently drop others. Two orders have equal digests once in 8 million. The digest covers
+the user's part (body, headers, properties, keys, a given time), not the time and `message_id` that the sink adds.
 
 All rows of a task are numbered before the first is sent, so an error means that this run has sent nothing. A
 speculative second attempt sends the same ids in the same order, and the broker stores each once.
@@ -113,7 +113,7 @@ class Numbering:
         return self._epoch | self.index << DIGEST_BITS | digest & _DIGEST_MASK
 
     def resume_after(self, last: int) -> int:
-        """Return the id after which this run continues, which it must have itself; 0 if this epoch sent nothing before.
+        """Return the id after which this run continues; it must have the id itself. 0: this epoch sent nothing before.
 
         `last` is the reference's last publishing id in the stream, 0 for none; a later epoch's raises `Conflict`.
         """

@@ -92,7 +92,7 @@ class Inputs:
         return "/" if self.broker is None else self.broker.vhost
 
     def relations(self, spark: SparkSession, streams: Sequence[str] | None, keys: Sequence[str]) -> DataFrame:
-        """Return rows of the table. They are of one state, whenever and however often they are used."""
+        """Return rows of the table. They have one state, whenever and however often they are used."""
         return relationships(
             spark,
             database=self.database,
@@ -149,10 +149,10 @@ class Inputs:
     def result(
         self, joined: DataFrame, on: GivenKeys | None, *sides: str, payloads: bool, more: Sequence[str] = ()
     ) -> DataFrame:
-        """Return a joined frame in its public form: `value`, the place and time of each side, then columns `more`.
+        """Return a joined frame in its public form: `value`, the place and time of each side, then the columns `more`.
 
         `value` is text if `on` is a name, an array in the order of the keys if it is a list, and omitted if it is None.
-        With `payloads`, the messages of each side follow, each checked to have the values by which it was joined.
+        With `payloads`, the messages of each side follow, each checked to have the values that joined it.
         """
         keys = () if on is None else keys_of(on)
         columns: list[Column] = []
@@ -184,7 +184,7 @@ def key_columns(keys: Sequence[str]) -> list[str]:
 
 
 def keyed(relations: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """Convert rows of the table to a side's relations: of messages that have a value of every key."""
+    """Convert rows of the table to a side's relations, for messages that have a value of every key."""
     place = (F.col("stream"), F.col("stream_offset").alias("offset"))
     time_us = F.unix_micros("time").alias("time_us")
     if len(keys) == 1:

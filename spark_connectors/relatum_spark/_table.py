@@ -169,7 +169,7 @@ class Snapshot:
 
 @contextmanager
 def snapshot(database: str | None = None, *, limit_s: float = LIMIT_S) -> Iterator[Snapshot]:
-    """Hold one state of the database while the block runs, so that several reads and all their tasks see the same.
+    """Hold one state of the database while the block runs, so that several reads and all their tasks see it.
 
     Spark reads when an action runs, so run actions inside the block. While a snapshot is held, PostgreSQL cannot clean
     up deleted rows anywhere in the database; do not hold one for hours.
@@ -206,7 +206,7 @@ def snapshot(database: str | None = None, *, limit_s: float = LIMIT_S) -> Iterat
 
 
 def database_of(database: str | None, snapshot: Snapshot | None) -> str:
-    """Return PostgreSQL's URL: that of the snapshot if there is one."""
+    """Return PostgreSQL's URL: the snapshot's if there is a snapshot."""
     if snapshot is None:
         return database_url(database)
     if not isinstance(snapshot, Snapshot):
@@ -218,7 +218,7 @@ def database_of(database: str | None, snapshot: Snapshot | None) -> str:
 
 @contextmanager
 def connected(url: str, snapshot: Snapshot | None = None) -> Iterator[sa.Connection]:
-    """Connect, in a transaction that sees one state: that of the snapshot if there is one."""
+    """Connect, in a transaction that sees one state: the snapshot's if there is a snapshot."""
     if snapshot is not None:
         with snapshot.connect() as connection:
             yield connection
@@ -242,7 +242,7 @@ def status_of_missing(
     """Return the status of rows without related messages in these streams; call this before you read the table.
 
     `ABSENT` if all retained messages are proven to be recorded for each key (and, `with_time`, for times); otherwise
-    `NOT_RECORDED_YET` or `UNPROVEN`: there may be some. A connection in a snapshot uses the coverage of the snapshot.
+    `NOT_RECORDED_YET` or `UNPROVEN`: some may exist. A connection in a snapshot uses the snapshot's coverage.
     """
     servers = Servers(lambda text, given: list(connection.execute(text, given)), lambda: reader)
     catalog = Catalog(servers, vhost)
@@ -255,8 +255,8 @@ def _table(connection: sa.Connection, stream_ids: Sequence[int], key_ids: Sequen
     """Return the SQL of the table that Spark reads: the view's columns, and the columns of the predicates.
 
     It has the rows that are recorded now, which never change and are pruned with their messages. Its text has numbers,
-    but no names from users. Streams and keys are joined by id, in force or not, so that one that is replaced while
-    tasks run is not missing in only some of them.
+    but no names from users. Streams and keys are joined by id, in force or not, so that a stream or key replaced
+    while tasks run is not missing in only some tasks.
     """
     by_stream = defaultdict(list)
     for row in coverage_of(connection, stream_ids):

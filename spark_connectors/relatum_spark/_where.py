@@ -1,4 +1,4 @@
-"""The broker and database of a Spark job: from arguments, else from the environment; and Spark's access to PostgreSQL.
+"""A Spark job's broker and database, from arguments or else from the environment; and Spark's access to PostgreSQL.
 
 Spark takes a JDBC URL and properties; the rest of Relatum takes a libpq URL, which `jdbc_options` converts. User and
 password are properties, which Spark hides when it shows options; the JDBC URL holds no credentials.
@@ -114,7 +114,7 @@ class Where(TypedDict, total=False):
 
 
 def broker_of(broker: GivenBroker, stream_url: str | None = None) -> Broker:
-    """Return the argument's broker, else that of RELATUM_BROKER_URL; raises `ConfigurationError` without either."""
+    """Return the broker of the argument, else of RELATUM_BROKER_URL; raises `ConfigurationError` without either."""
     if isinstance(broker, Broker):
         return broker
     if broker is None:
@@ -125,7 +125,7 @@ def broker_of(broker: GivenBroker, stream_url: str | None = None) -> Broker:
 
 
 def open_reader(broker: Broker, timeout_s: float = TIMEOUT_S) -> StreamReader:
-    """Open a connected reader. Errors as of `StreamReader.open`."""
+    """Open a connected reader. Raises the errors of `StreamReader.open`."""
     spare_collections()
     return StreamReader.open(broker, timeout_s=timeout_s)
 
@@ -154,7 +154,7 @@ def span_us(argument: str, given: Any) -> int:
 
 
 def definitions_of(database: str, names: Collection[str] | None) -> list[KeyDefinition]:
-    """Return as `definitions_in`; for no names it does not query the database."""
+    """Like `definitions_in`, but without names it does not query the database."""
     if names is not None and not names:
         return []
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
@@ -188,7 +188,7 @@ def in_tasks(
     items: Sequence[Any],
     schema: StructType,
 ) -> DataFrame:
-    """Return the results of a function of each item, in a task of its own. Without RDDs, for Spark Connect."""
+    """Return a function's results for the items, each from its own task. Uses no RDDs, for Spark Connect."""
 
     def mapped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -201,7 +201,7 @@ def in_tasks(
 def jdbc_jar() -> str:
     """Return the path of PostgreSQL's JDBC driver on this machine, for `spark.jars` when you build a session.
 
-    The path is RELATUM_JDBC_JAR, else that of the system's package (Debian: libpostgresql-jdbc-java, Red Hat:
+    The path is RELATUM_JDBC_JAR, else the path of the system's package (Debian: libpostgresql-jdbc-java, Red Hat:
     postgresql-jdbc).
 
     Raises:

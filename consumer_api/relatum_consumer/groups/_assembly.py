@@ -1,6 +1,6 @@
-"""Groups in the table: the rows of their members, read in a view of the streams, and assembled to groups.
+"""Groups in the table: reads the rows of their members in a view of the streams, and assembles groups.
 
-The steps of a view are in the order of every proof: first the broker's ends of the streams, then the coverage. So each
+A view takes the steps of every proof in order: first the streams' ends from the broker, then the coverage. So each
 message that was in the streams at that moment is in the table or is read from its stream.
 """
 
@@ -94,7 +94,7 @@ class Clock:
 
 
 def in_arrival(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows in the order of arrival: by offset in a stream; streams merged by time, then by name."""
+    """Return the rows in the order of arrival: within a stream by offset; streams merged by time, then by name."""
     by_offset = sorted(rows, key=stream_and_offset)
     if not by_offset or by_offset[0][3] == by_offset[-1][3]:
         return by_offset
@@ -104,7 +104,7 @@ def in_arrival(rows: Iterable[Row]) -> list[Row]:
 def distinct(rows: Iterable[Row]) -> list[Row]:
     """Return the rows without repetitions.
 
-    A row from the table and one made from the unrecorded message may have different times.
+    A row from the table and a row made from the unrecorded message may have different times.
     """
     return list({stream_and_offset(row): row for row in rows}.values())
 
@@ -119,7 +119,7 @@ class Assembled:
         rows: The retained rows, one for each number: the first that arrived. In the requested order.
         duplicates: Other rows with the same numbers, in the order of arrival.
         expired: Rows of messages that retention has dropped, in the order of arrival.
-        was_complete: Whether each number from 1 to the last is present, or was until retention dropped it.
+        was_complete: Whether each number from 1 to the last is present, or was present until retention dropped it.
         head: The row whose place is the group's place: the first with number 1 in logical order, the first that arrived
             in physical order; None if there is none.
     """
@@ -274,7 +274,7 @@ class View:
             self.unrecorded_groups[member.group_id].append(member)
 
     def between(self, stream: str, low: int, high: int, *, firsts_only: bool = False) -> list[Row]:
-        """Return the rows in a part of a stream, ordered by offset; with `firsts_only`, those with number 1."""
+        """Return the rows in a part of a stream, ordered by offset; with `firsts_only`, only rows with number 1."""
         held = self._unrecorded
         first, stop = (bisect_left(held, (stream, at), key=stream_and_offset) for at in (low, high))
         members: dict[int, Row] = {at.offset: at for at in held[first:stop] if not firsts_only or at.sequence == 1}

@@ -1,4 +1,4 @@
-"""Consumers that share groups: finding one by name, making it, and its members' claims of groups."""
+"""Consumers that share groups: finds or makes a consumer by name, and handles its members' claims of groups."""
 
 import time
 from collections import defaultdict
@@ -94,7 +94,7 @@ def find_consumer(catalog: Catalog, name: str, options: GroupOptions) -> SharedC
 
 
 def check_dead_letters(servers: Servers, name: str | None) -> None:
-    """Check at the start, not at the first dead letter, that their stream or queue exists."""
+    """Check that the stream or queue of dead letters exists: at the start, not at the first dead letter."""
     if name is None:
         return
     try:
@@ -108,7 +108,7 @@ def check_dead_letters(servers: Servers, name: str | None) -> None:
 
 
 def by_name(catalog: Catalog, name: str) -> SharedConsumer | None:
-    """Return a consumer from the database; None if there is none of that name."""
+    """Return a consumer from the database; None if no consumer has that name."""
     rows = catalog.servers.rows(BY_NAME, {"vhost": catalog.vhost, "name": name})
     return SharedConsumer(*rows[0]) if rows else None
 
@@ -247,7 +247,7 @@ No row: the claim was lost.
 
 
 class Claims:
-    """The open claims of one member. One thread or task claims; any may end a claim."""
+    """The open claims of one member. One thread or task claims; any thread or task may end a claim."""
 
     def __init__(self, servers: Servers, holder: str, lease_s: float) -> None:
         self._servers = servers
@@ -297,7 +297,7 @@ class Claims:
         return bool(rows)
 
     def end(self, claim: Claim, state: str) -> bool:
-        """End a claim by the group's new state, see `END`. Returns whether it was still in force."""
+        """End a claim by setting the group's new state; see `END`. Returns whether the claim was still in force."""
         rows = self._servers.rows(END, self._this(claim) | {"state": state})
         self.forget(claim)
         return bool(rows)
@@ -320,7 +320,7 @@ class Claims:
         return True
 
     def _was_done(self, claim: Claim) -> bool:
-        """Return whether this claim was done already: that answer may have been lost."""
+        """Return whether this claim was acknowledged already: the database's answer may have been lost."""
         rows = self._servers.rows(STATE_OF, self._mine() | {"group_id": claim.group_id})
         return [tuple(row) for row in rows] == [("done", self._holder, claim.number)]
 

@@ -1,6 +1,6 @@
-"""Finds complete groups: those complete now, with `follow` those that become complete later, and those of a consumer.
+"""Finds groups that are complete now, with `follow` groups that become complete later, and the groups of a consumer.
 
-Members of a consumer share the search: each recorded part of its streams is scanned once, by the first to reach it.
+Members of a consumer share the search: the first member to reach a recorded part of its streams scans it, once.
 """
 
 import heapq
@@ -110,7 +110,7 @@ class Idle:
         self.begin()
 
     def begin(self) -> None:
-        """Restart both: a group arrived, or the caller asks for the next."""
+        """Restart both, because a group arrived or the caller wants the next."""
         self._until, self._pause_s = time.monotonic() + self._idle_s, POLL_S_MIN
 
     @property
@@ -168,7 +168,7 @@ def _recorded_further(catalog: Catalog, view: View, options: GroupOptions, left_
 
 
 def _completed(view: View, touched: Iterable[Row], stream: str, low: int, options: GroupOptions) -> Iterator[Assembled]:
-    """Yield the groups that are complete with the new messages, and were not without those from `low` on."""
+    """Yield the groups that are complete with the new messages, and were not without the messages from `low` on."""
     beginning = Beginning.of(options.start)
     ids = list(dict.fromkeys(row[0] for row in touched))
     for group_id, rows in view.members_of(ids).items() if ids else ():
@@ -320,7 +320,7 @@ class Scanner:
                 yield assemble(group_id, members.pop(group_id, ()), self._consumer.order)
 
     def write_down_again(self, group_id: str) -> None:
-        """Store a group's present state outside any window, since the stored one may be outdated."""
+        """Store a group's present state outside any window, since the stored state may be outdated."""
         self._catalog.servers.rows(WRITE_DOWN_AGAIN, self._states([group_id]))
 
     def _scan(self, stream: str, stretch: UnscannedRange) -> bool:

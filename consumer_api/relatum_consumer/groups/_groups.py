@@ -146,34 +146,34 @@ class GroupMethods(OneGroupMethods):
         consumer: str | GroupConsumer | None = None,
         **options: Any,
     ) -> Generator[Group, None, None] | SharedGroups:
-        """Iterate over complete groups, in any order and streams in which their messages are stored.
+        """Iterate over complete groups, whatever the order and the streams of their stored messages.
 
         Groups that are complete now are returned in the order of groups. With `follow`, groups that become complete
-        later follow as they do, even if their place is before a group already returned. No group is lost, and each is
-        returned once. Memory holds the places of a batch of groups, and at most 64 MiB and one group of their
+        later are returned at that time, even if their place is before a group already returned. No group is lost, and
+        each is returned once. Memory holds the places of a batch of groups, and at most 64 MiB and one group of their
         messages, as for `StreamReader.read_many`.
 
         Args:
-            streams: The streams and super streams to search; None for all recorded ones. Messages in other streams do
-                not count.
+            streams: The streams and super streams to search; None for all recorded streams. Messages in other streams
+                are ignored.
             consumer: The name under which several processes share the groups and keep their position, or a
                 `GroupConsumer` with its options. The iterator then yields `SharedGroup`s of recorded messages, to be
                 acknowledged one by one; do not set `complete`. None (default): no position is kept.
-            **options: The following, each by its name.
+            **options: The following options, each by its name.
             order: "logical" (default): groups by the place of their message 1, messages by number. "physical": groups
                 by the place of the first message that arrived, messages in the order of arrival. In a stream, that is
                 the order of offsets; streams are merged by the messages' times, then by name.
             start: Where to begin: an offset, if you name one stream; a `datetime` (without a zone: UTC), for groups
-                whose place has that time or a later one; None for the first message. A group whose place is before it
-                is left out; one whose place is after it is complete, even if some of its messages are before it.
+                whose place has that time or a later one; None for the first message. A group whose place is before the
+                start is left out; a group whose place is after it is complete, even if some messages are before it.
             complete: True (default) also reads retained messages that are not recorded yet, so that no complete group
                 is missing. False reads only what is recorded.
             follow: True continues with groups that become complete later, once they are recorded. Default: False.
             idle_timeout_s: With `follow`: end after this many seconds without a group; None (default) waits forever.
-            on_duplicate: What to do if several messages have the same number: "first" (default) takes the one that
-                arrived first and keeps the others in `Group.duplicates`; "raise" raises `GroupConflict`. A message that
+            on_duplicate: What to do if several messages have the same number: "first" (default) takes the first to
+                arrive and keeps the others in `Group.duplicates`; "raise" raises `GroupConflict`. A message that
                 an exchange routed to several streams is not a duplicate.
-            on_conflict: What to do with a group that has all its numbers, but two lasts, numbers past the last, or
+            on_conflict: What to do with a group that has all numbers, but two last messages, numbers past the last, or
                 messages that retention has dropped: "raise" (default) raises `GroupConflict` at its turn and ends the
                 iteration; "skip" skips it; "dead_letter" publishes its messages to the consumer's dead-letter stream.
 
@@ -199,7 +199,7 @@ class GroupMethods(OneGroupMethods):
     def _groups(
         self, names: tuple[str, ...] | None, **options: Unpack[GroupArguments]
     ) -> Generator[Group | Pause, None, None]:
-        """As `groups`, but it also yields the pauses between groups, for the caller to sleep."""
+        """Like `groups`, but also yields the pauses between groups, in which the caller sleeps."""
         return whole_groups(self._catalog, GroupOptions(names, None, **options))
 
     # --- sharing groups -----------------------------------------------------------------------------------
@@ -211,9 +211,9 @@ class GroupMethods(OneGroupMethods):
 
     @lookup
     def group_consumer_status(self, name: str) -> GroupConsumerStatus:
-        """Return a consumer's status: its groups by state, its members, its streams with their lag.
+        """Return a consumer's status: its groups by state, its members, and its streams with their lag.
 
-        This counts all groups that the consumer knows: about a second for a few million done groups.
+        The call counts all groups that the consumer knows: about a second for a few million done groups.
 
         Args:
             name: The consumer's name.

@@ -1,4 +1,4 @@
-"""Queries of one group by its id: position, messages, one number; and reports of incomplete and of newest groups."""
+"""Queries of one group by its id (position, messages, one number), and reports of incomplete and newest groups."""
 
 import time
 from collections.abc import Sequence
@@ -199,7 +199,7 @@ def _report(servers: Servers, found: Assembled, *, is_named: bool) -> GroupRepor
 
 
 class OneGroupMethods:
-    """The methods of `Relations` that read one group, or report groups."""
+    """The methods of `Relations` that read one group or report groups."""
 
     _catalog: Catalog
     _lookups: Lookups
@@ -216,7 +216,7 @@ class OneGroupMethods:
         Args:
             streams: As for `groups`.
             older_than: The least age of a group's first message, by its time: a `timedelta` or seconds. Messages
-                without a time count as old.
+                without a time are treated as old.
             complete: True (default) also reads retained messages that are not recorded yet: all of a stream, if the key
                 was defined later. False reads only what is recorded.
 
@@ -266,7 +266,7 @@ class OneGroupMethods:
 
     @lookup
     def grouped(self, group_id: str, sequence: int, *, streams: Names = None, complete: bool = False) -> Answer:
-        """Return the messages with one number of a group: one, or several if there are duplicates, oldest first.
+        """Return a group's messages with one number: one, or several if there are duplicates, oldest first.
 
         Args:
             group_id: 48 hexadecimal digits.
@@ -275,7 +275,7 @@ class OneGroupMethods:
             complete: As for `find`.
 
         Returns:
-            The messages and the status, as from `find`.
+            The messages and the status, as `find` returns them.
 
         Raises:
             InvalidGroup: the id or the number is invalid.

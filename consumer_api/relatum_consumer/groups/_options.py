@@ -67,14 +67,14 @@ class GroupConsumer:
 
     Attributes:
         name: The consumer's name, up to 255 bytes; unique in a virtual host.
-        member: This member's name. Default: None, which makes a new one. A process restarted under its previous name
-            gets its groups back at once, without waiting for the leases. No two members may run under one name.
+        member: This member's name. Default: None, which makes a new name. A process restarted under its previous
+            name gets its groups back at once, without waiting for the leases. No two members may run under one name.
         lease_s: Seconds after which other members may claim the groups of a dead member; from 1. Default: 15. The
             lease is renewed in the background, so handling a group may take longer.
         prefetch: Groups claimed and read at once, from 1 to 1,000. Default: 10.
         dead_letter_stream: The stream for dead letters, which must exist. Default: None.
         deliveries_max: How often a group that is never acknowledged is delivered, by all members together; from 1 to
-            1,000,000. Then it is dead: its messages go to the dead-letter stream, if there is one, and the logger
+            1,000,000. After that it is dead: its messages go to the dead-letter stream, if there is one, and the logger
             `relatum.groups` warns in any case. Default: None, which means no limit.
 
     Raises:
@@ -103,7 +103,7 @@ class GroupConsumer:
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
-    """The options of `Relations.groups`, documented there. `names` are the streams."""
+    """The options of `Relations.groups`, which documents them. `names` are the streams."""
 
     names: tuple[str, ...] | None
     consumer: GroupConsumer | None = None

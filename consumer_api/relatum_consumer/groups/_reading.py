@@ -1,4 +1,4 @@
-"""Groups as they are delivered, and how their messages are read: many groups in one pass, each message checked."""
+"""The delivered groups, and the reading of their messages: many groups in one pass, each message checked."""
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
@@ -53,7 +53,7 @@ class Group(Sequence[Message]):
         return next((message for message in (*likely, *self.messages) if sequence_of(message) == sequence), None)
 
     def status_of(self, message: Message) -> GroupStatus:
-        """Return whether a message is in no group, in one, or the last of one."""
+        """Return whether a message is in no group, in a group, or the last message of a group."""
         return group_status(message)
 
     def __len__(self) -> int:
@@ -138,7 +138,7 @@ def conflict(group_id: str, anomaly: Anomaly) -> GroupConflict:
 
 
 def deliver(servers: Servers, groups: Sequence[Assembled], options: GroupOptions) -> Iterator[Group]:
-    """Yield the complete, sound groups. Raises or skips the conflict of an unsound one, as the options say."""
+    """Yield the complete, sound groups. Raises the conflict of an unsound group, or skips it, as the options say."""
     with closing(read_groups(servers, groups, options, is_named=options.names is not None)) as read:
         for found in read:
             if isinstance(found, Group):
@@ -150,7 +150,7 @@ def deliver(servers: Servers, groups: Sequence[Assembled], options: GroupOptions
 def read_groups(
     servers: Servers, groups: Sequence[Assembled], options: GroupOptions, *, is_named: bool
 ) -> Generator[Group | GroupConflict | None, None, None]:
-    """Yield for each group, in order: the group, the conflict that bars its delivery, or None if it is incomplete.
+    """Yield for each group, in order, the group, the conflict that bars its delivery, or None if it is incomplete.
 
     All groups are read in one pass. `is_named`: A deleted stream is an error.
     """
@@ -172,7 +172,7 @@ def read_groups(
 
 
 def read_on(servers: Servers, rows: Sequence[Row]) -> Generator[Message | RelatumError, None, None]:
-    """Yield for each row the message, or the error that says why there is none, by one batched read.
+    """Yield for each row, in one batched read, the message or the error that says why there is none.
 
     If the connection is lost, the read continues on a new one.
     """
@@ -248,7 +248,7 @@ def _is_copy(message: Message, other: Message) -> bool:
 
 
 def floor_of(stream: str, bounds: StreamBounds) -> int:
-    """Return the first offset that a stream retains; for an empty stream, an offset after all it ever had."""
+    """Return the first offset that a stream retains; for an empty stream, an offset after all offsets it ever had."""
     if bounds.first is not None:
         return bounds.first
     if bounds.is_sure:
@@ -275,7 +275,7 @@ def check(row: Row, message: Message) -> None:
 
 
 def _matches(row: Row, message: Message) -> bool:
-    """Whether four headers alone prove that a message matches its row, as they mostly do: that costs no decoding."""
+    """Whether four headers alone prove that a message matches its row. They mostly do, which saves decoding."""
     raw, found = message.raw, _NOTHING.copy()
     if raw is None:
         return False

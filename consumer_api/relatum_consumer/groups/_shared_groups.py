@@ -277,7 +277,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             self._waiting.popleft()
 
     def _not_whole(self, claim: Claim, group: Assembled) -> None:
-        """Handle a group that is no longer complete: retention took a part, or its stream was cut or replaced."""
+        """Handle a group that is no longer complete: retention dropped a part, or its stream was cut or replaced."""
         assert self._scanner is not None, "it was claimed"
         stream = self._scanner.stream_of(claim.stream_id)
         if stream is None:
@@ -300,7 +300,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         self._outcomes.append((claim, error if is_raised else self._given_up(error.anomaly, group)))
 
     def _given_up(self, reason: str, group: Assembled) -> _GivenUp:
-        """Return a group to give up, with its retained messages as dead letters, in its order."""
+        """Return a group to give up, with its retained messages as dead letters, in the group's order."""
         ids = [member.id for member in named(group.retained)]
         if self._letters is None or not ids:
             return _GivenUp(reason)
@@ -345,7 +345,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class AsyncSharedGroup(Group):
-    """A group claimed by this member until it is acknowledged, or the member dies; as `SharedGroup`."""
+    """Like `SharedGroup`: a group claimed by this member until it is acknowledged or the member dies."""
 
     deliveries: int
     _group: SharedGroup
@@ -360,7 +360,7 @@ class AsyncSharedGroup(Group):
 
 
 class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
-    """The groups of one member of a consumer, as `SharedGroups`. Iterate in one task; cancelling it loses no group."""
+    """Like `SharedGroups`: the groups of a consumer's member. Iterate in one task; cancelling it loses no group."""
 
     def __init__(
         self,

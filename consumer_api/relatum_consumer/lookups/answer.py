@@ -94,11 +94,11 @@ NAMED_MAX: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Covered:
-    """What an answer or a trace covers, and what could not be in it.
+    """What an answer or a trace covers, and what it may lack.
 
     Attributes:
         streams: The names of the streams covered, in order; a super stream's partitions, not the super stream. An
-            answer says nothing about other streams. A found answer lists the recorded ones, at most a second old.
+            answer says nothing about other streams. A found answer lists the recorded streams, at most a second old.
         expired: Ids of messages that were recorded as matches and that retention has dropped since, as far as the
             lookup came across them.
         deleted: Ids of messages that were recorded as matches and whose streams were deleted since.
@@ -106,10 +106,10 @@ class Covered:
         unreadable_streams: If you named no stream, the recorded streams that you may not read, that belong to another
             broker, or that are not the recorded ones. The answer does not cover them; the status is unproven if one of
             them could change it.
-        unrecorded_streams: With `NOT_RECORDED_YET`, the partly recorded streams that no recorder records now: asking
-            later does not help. For the other streams, a recorder is behind.
+        unrecorded_streams: With `NOT_RECORDED_YET`, the partly recorded streams that no recorder records now: a later
+            call does not help. For the other streams, a recorder is behind.
         new_keys: With `NOT_RECORDED_YET`, the searched keys that are newer than the recorded messages, with the streams
-            whose older messages lack them. Only `relatum backfill` records those, no recorder does.
+            whose older messages lack them. Only `relatum backfill` records these messages, no recorder does.
         missing_keys: If your message has none of the searched keys: each of them, with the reason. Nothing was searched
             then, and `ABSENT` says only that no message can share a missing value.
     """
@@ -139,7 +139,7 @@ class Covered:
 
 @dataclass(frozen=True, slots=True)
 class Answer(Covered, Sequence[Message]):
-    """The messages a lookup found, in the order asked for, and its status. Immutable.
+    """The messages a lookup found, in the requested order, and its status. Immutable.
 
     It is a sequence of messages: `len(answer)`, `answer[0]`, `for message in answer`; truthy if there are any. Its
     coverage is described by the attributes of `Covered`.
@@ -147,7 +147,7 @@ class Answer(Covered, Sequence[Message]):
     Attributes:
         status: Found, absent, not recorded yet, expired, deleted, or unproven.
         hits: The messages with the keys they share.
-        self_ids: Ids of the message you asked about, if your client did not say its stream and offset. They are not
+        self_ids: Ids of the given message itself, if your client did not give its stream and offset. They are not
             among the hits.
     """
 
@@ -206,7 +206,7 @@ class Answer(Covered, Sequence[Message]):
 
 
 def to_be_recorded(unrecorded_streams: Sequence[str], new_keys: Sequence[NewKey]) -> str:
-    """Say what no recorder will record, and which commands do; empty if there is nothing."""
+    """Say which messages no recorder will record, and which commands do; empty if there are none."""
     parts = []
     if unrecorded_streams:
         names = first_few([*map(repr, unrecorded_streams)])

@@ -1,4 +1,4 @@
-"""How an answer is made: from indexed messages, or by evidence, a second look at the index, and reading the rest.
+"""Makes an answer: from indexed messages, or from evidence, a second query of the index, and reading the rest.
 
 It also detects streams that are not the recorded ones, and gathers messages within the limits of one answer.
 """
@@ -36,7 +36,7 @@ _Result = TypeVar("_Result")
 
 
 def again_if_replaced(catalog: Catalog, ask: Callable[[], _Result], *, leaves_out: bool = False) -> _Result:
-    """Call `ask`; again from the start if the recorder replaced a stream during the call.
+    """Call `ask`; repeat it from the start if the recorder replaced a stream during the call.
 
     `leaves_out`: True leaves out a stream that still is not the recorded one; for calls without named streams.
 
@@ -111,17 +111,17 @@ class Row:
 
 
 def in_time(each: Row | Message) -> tuple[bool, int, MessageId]:
-    """The sort key by time, then stream and offset; one without a time sorts as later than all."""
+    """The sort key by time, then stream and offset; a message without a time sorts as later than all others."""
     return each.time_us is None, each.time_us or 0, each.id
 
 
 @dataclass(slots=True)
 class Lost:
-    """Ids of indexed messages that are not there, by what became of them, as in `Covered`.
+    """Ids of indexed messages that are missing, by what became of them, as in `Covered`.
 
     Attributes:
         floors: The first retained offset, by stream, as far as it mattered; `INTEGER_MAX` skips the whole stream.
-        is_sure: Whether retention certainly dropped a matching message, its id known or not.
+        is_sure: Whether retention certainly dropped a matching message, whether or not its id is known.
     """
 
     floors: dict[str, int] = field(default_factory=dict)
@@ -157,7 +157,7 @@ def verified(
     is_named: bool,
     kept: ChunkCache | None = None,
 ) -> list[_Result]:
-    """Read the messages of rows, check each, and return what `carried` makes of them, which is None for a mismatch.
+    """Read the messages of rows, check each, and return what `carried` returns for them: None for a mismatch.
 
     Missing messages, and those that do not match their rows, are noted in `lost`.
 
@@ -198,7 +198,7 @@ def first_retained(where: MessageId, error: RelatumError, *, is_named: bool) -> 
     """Return the stream's first retained offset, after a row's message was not there; see `is_sure`.
 
     Raises:
-        StreamReplaced: the leader says that it was not retention that dropped the message.
+        StreamReplaced: the leader says that retention did not drop the message.
         StreamNotFound, NotAStream: a named stream was deleted.
         AccessRefused: this user may not read the stream.
         Transient: the state is unknown now. The whole answer fails then: it must not leave out a message that exists on
@@ -220,7 +220,7 @@ def first_retained(where: MessageId, error: RelatumError, *, is_named: bool) -> 
 
 
 def is_sure(error: RelatumError) -> bool:
-    """Whether a message is certainly not there: its stream is gone, or the stream's leader says so."""
+    """Whether a message certainly does not exist: its stream is gone, or the stream's leader says so."""
     if isinstance(error, OffsetNotFound):
         return error.is_proven
     return isinstance(error, NotFound)
@@ -254,7 +254,7 @@ Find: TypeAlias = Callable[[Evidence | None], Found]
 def answered(
     catalog: Catalog, names: Sequence[str] | None, key_ids: Sequence[int], find: Find, *, complete: bool
 ) -> Answer:
-    """Answer with what `find` finds; again from the start if a stream was replaced during the call."""
+    """Answer with what `find` finds; start over if a stream was replaced during the call."""
     catalog.check_names(names)
 
     def ask() -> Answer:

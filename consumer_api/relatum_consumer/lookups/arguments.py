@@ -102,7 +102,7 @@ _PLAIN: Final = (str, int, float, bytes, datetime)
 class GivenMessage:
     """The message a lookup was given.
 
-    If the client does not say its stream and offset, or it is in a queue, `id` is None and the message's own id a
+    If the client does not give its stream and offset, or it is in a queue, `id` is None and the message's own id is a
     placeholder; `is_copy` then says whether a message of a stream is this one or its copy.
     """
 
@@ -134,7 +134,7 @@ def given_message(given: Message | Consumed, needed: str = "a message") -> Given
 
 
 def _kind(given: Any) -> str:
-    """Name its type, not its content, which may be a message."""
+    """Name the argument's type, not its content, which may be a message."""
     if type(given) is not tuple:
         return "None" if given is None else type(given).__name__
     kinds = [type(each).__name__ for each in given[:5]]
@@ -204,7 +204,7 @@ def _offset(value: Any) -> int | None:
 
 
 def _mark(message: Message, *, has_floats: bool = True) -> Hashable:
-    """Identify the copies of a message: by message id and body, or without an id by all of its content.
+    """Identify the copies of a message: by message id and body, or, without an id, by its whole content.
 
     The broker adds headers named `x-…`, and leaves tables out of streams. pika delivers floats cut to integers, as here
     without `has_floats`.

@@ -48,7 +48,7 @@ _ADVICE: Final = "pass limit=, or a shorter span of time (since=, until=)"
 
 
 class OwnMessage:
-    """The ids of the given message itself: one id, or those of the copies found while messages are read."""
+    """The ids of the given message itself: one id, or the ids of copies found while messages are read."""
 
     def __init__(self, where: MessageId | None = None, is_copy: Callable[[Message], bool] | None = None) -> None:
         self._is_copy = is_copy
@@ -93,7 +93,7 @@ class Question:
 
     @property
     def key_ids(self) -> list[int]:
-        """What must be recorded: the keys, and times if the search has a time span."""
+        """What must be recorded: the keys, and the times if the search has a time span."""
         is_bounded = self.since is not None or self.until is not None
         return [wanted.key_id for wanted in self.wanted] + [TIME] * is_bounded
 
@@ -167,7 +167,7 @@ def answer(catalog: Catalog, question: Question, *, complete: bool = False) -> A
 
 
 def without_values(catalog: Catalog, names: Sequence[str] | None, missing_keys: tuple[MissingKey, ...]) -> Answer:
-    """Answer for a message without any of the values: no message of any stream can share them."""
+    """Answer for a message without any value of the keys: no message of any stream can share one."""
     catalog.check_names(names)
     streams: set[str] = set(catalog.recorded(names))
     for name in names or ():
@@ -198,8 +198,8 @@ def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Found
 def probe(catalog: Catalog, question: Question) -> Found:
     """Read and check the indexed messages.
 
-    If retention has dropped some, or some are the given message itself, the limit may have hidden the following ones:
-    then it probes again. Each round knows more first offsets or own ids, so the rounds end.
+    If retention has dropped some messages, or some are the given message itself, the limit may have hidden the
+    following messages: then it probes again. Each round knows more first offsets or own ids, so the rounds end.
     """
     lost = Lost(dict.fromkeys(catalog.refused() if question.names is None else (), INTEGER_MAX))
     while True:
@@ -235,7 +235,7 @@ def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> t
 
 
 def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int]]) -> list[Row]:
-    """Merge rows to one per message, in the order of the answer, up to the limit, without the message itself."""
+    """Merge rows to one per message, in the order of the answer, up to the limit, without the given message."""
     rows: dict[MessageId, Row] = {}
     for stream, offset, time_us, key_id in probed:
         where = MessageId(stream, offset)

@@ -1,4 +1,4 @@
-"""Lookups by time: next to a moment, and around it. Indexed messages are read and checked."""
+"""Lookups by time: the messages next to a moment, and around it. Indexed messages are read and checked."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -41,8 +41,8 @@ class Moment:
     def edge(self, stream: str, among: Collection[str], direction: Direction, *, inclusive: bool) -> Place:
         """Return the place in a stream beyond which messages match.
 
-        Equal times in the message's own stream are ordered by offset; across the partitions of a super stream by
-        partition and offset; in other streams they are beyond if `inclusive`.
+        Equal times in the message's own stream are ordered by offset; across the partitions of a super stream they are
+        ordered by partition and offset; in other streams they are beyond if `inclusive`.
         """
         if self.id is not None and stream == self.id.stream:
             return self.time_us, self.id.offset
@@ -125,7 +125,7 @@ class TimeMethods:
 
         Args:
             moment: A message read or consumed, for its time; or a `datetime` (without a zone: UTC). If a consumed
-                message does not say its stream and offset, only its time counts: its own copies can be found.
+                message does not give its stream and offset, only its time is used: its own copies can be found.
             stream: The stream or super stream to search.
             by: A key: only messages that share its value with the message. Needs a message.
             inclusive: True accepts an equal time in another stream: the message with the lowest offset.
@@ -153,7 +153,7 @@ class TimeMethods:
     ) -> Answer:
         """Return the previous message in time in a stream: the mirror of `after`.
 
-        With `inclusive`, it takes the message with the highest offset among several of an equal time.
+        With `inclusive`, it takes the highest offset among several messages of an equal time.
         """
         return self._beside({"before": inclusive}, moment, stream, by, complete=complete)
 
@@ -164,9 +164,9 @@ class TimeMethods:
         """Return the message nearest in time in a stream, never the message itself.
 
         An equal time is nearest. The earlier of two equally near messages wins; among several of the same time at or
-        before the moment, the highest offset, as for `before(…, inclusive=True)`. In the message's own stream, messages
-        of the same time at a higher offset count as later: the first of them is taken if none comes before. Arguments,
-        result and errors are those of `after`.
+        before the moment, the highest offset wins, as for `before(…, inclusive=True)`. In the message's own stream,
+        messages of the same time at a higher offset count as later: the first of them is taken if none comes before.
+        Arguments, result and errors are those of `after`.
         """
         return self._beside({"before": True, "after": False}, moment, stream, by, complete=complete)
 
@@ -179,7 +179,7 @@ class TimeMethods:
         *,
         complete: bool,
     ) -> Answer:
-        """Find the nearest message on the given sides; each says whether an equal time in another stream counts."""
+        """Find the nearest message on the given sides; each says whether an equal time in another stream matches."""
         at, message = _moment(moment)
         search = _search(self._catalog, message, stream, by)
         if isinstance(search, Answer):

@@ -269,7 +269,7 @@ class Catalog:
     # --- unusable streams -------------------------------------------------------------------------------------
 
     def _of_others(self) -> Mapping[str, BrokerIdentity]:
-        """The streams recorded from another broker, with its identity. This broker is rarely asked for its own."""
+        """The streams recorded from another broker, with its identity. This broker is rarely queried for its own."""
         snapshot = self._current()
         known_of, others = self._others
         if known_of is not snapshot:
@@ -280,7 +280,7 @@ class Catalog:
         return others
 
     def _identify(self, brokers: Iterable[BrokerIdentity]) -> None:
-        """Ask the broker for its identity, unless it is known and consistent with the records."""
+        """Query the broker's identity, unless it is known and consistent with the records."""
         now = time.monotonic()
         is_known = self._identity.broker_id is not None
         if not any(each.contradicts(self._identity) for each in brokers) if is_known else now < self._identify_at:

@@ -1,11 +1,11 @@
 """The proof that no message matches: every message the streams retain was recorded for the keys searched.
 
-The proof rests on the order of the requests. First the broker is asked for the streams' ends, then the database for the
-coverage, then the index once more: a message that was in the streams at first is then either in a range that is not
-recorded, or in the index. Where one of several streams begins is asked last, and only if a range is not recorded that
-may not be retained either, because it takes as long as the end.
+The proof rests on the order of the requests. First the broker is queried for the streams' ends, then the database for
+the coverage, then the index once more: a message that was in the streams at first is then either in a range that is not
+recorded, or in the index. The beginning of one of several streams is queried last, because it takes as long as the end,
+and only if an unrecorded range may not be retained either.
 
-The rules of statuses; the first that applies counts:
+The rules of statuses; the first rule that applies decides:
 
 - A message was found: `found`, over the recorded messages. If the rest was read as well (`complete=True`), `found`
   covers all messages, and it is `unproven` if a stream proves nothing. It is `unproven`, too, if an indexed message
@@ -57,11 +57,11 @@ class Uncovered:
 
 @dataclass(slots=True)
 class Evidence:
-    """What is known of the streams searched, from before the index was asked.
+    """What was known of the streams searched before the index was queried.
 
     Attributes:
         streams: The names of the existing streams, in order. The proof covers these.
-        gone: Recorded streams that the broker certainly has no more. They hold no messages.
+        gone: Recorded streams that the broker certainly no longer has. They hold no messages.
         refused: Recorded streams that this user may not read.
         unusable: Without named streams: streams of other brokers, and streams that are not the recorded ones. The index
             may have rows of them that cannot be checked.
@@ -121,7 +121,7 @@ class Evidence:
         )
 
     def check_present(self, catalog: Catalog, names: Sequence[str] | None) -> None:
-        """Check, after the index was asked, that each stream is still the one of this evidence.
+        """Check, after the index was queried, that each stream is still the one of this evidence.
 
         Raises:
             StreamReplaced: a recorder has restarted the stream's record, so the index left out the earlier part.
@@ -135,7 +135,7 @@ class Evidence:
     def is_open(self, required: Collection[int] | None = None) -> bool:
         """Whether messages are not recorded for one of the required keys, or for any key if `required` is None.
 
-        A new key that is not required leaves the status as it is, and has to be listed beside it.
+        A new key that is not required does not change the status, and has to be listed beside it.
         """
         if required is None:
             return bool(self.uncovered)
@@ -200,8 +200,8 @@ def evidence(
 ) -> Evidence:
     """Return what is known of the streams: which exist, and which ranges are not recorded for each key, or `TIME`.
 
-    `kept` gets the chunks that are read. `needs_firsts` always asks where each stream begins. Without `is_proof`,
-    ranges recorded over AMQP 0.9.1 by release 0.4 count, too, which may lack rows.
+    `kept` gets the chunks that are read. `needs_firsts` always queries where each stream begins. Without `is_proof`,
+    ranges that release 0.4 recorded over AMQP 0.9.1 are accepted, too; they may lack rows.
 
     Raises:
         StreamNotFound, NotAStream, AccessRefused: a named stream is unknown to the database and the broker, was
@@ -245,7 +245,7 @@ def evidence(
 
 
 def evidence_together(catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int]) -> Evidence:
-    """The same, with one request for all concurrent callers."""
+    """Like `evidence`, but with one request for all concurrent callers."""
     streams, keys = None if names is None else tuple(names), tuple(sorted(set(key_ids)))
     known: Evidence = catalog.servers.flights.run(
         ("evidence", streams, keys), partial(evidence, catalog, streams, keys)
@@ -296,9 +296,9 @@ ATTENDED: Final = sql(
 
 
 def ends_of(servers: Servers, stream: str, *, is_named: bool) -> StreamBounds | UnreadableStream | None:
-    """Return a stream's ends; None if the broker certainly has no such stream; or why this user cannot read it.
+    """Return a stream's ends; None if the broker certainly has no such stream; or the reason this user cannot read it.
 
-    For a named stream, either is an error (`StreamNotFound`, `NotAStream`, `AccessRefused`).
+    For a named stream, the last two are errors (`StreamNotFound`, `NotAStream`, `AccessRefused`).
     """
     try:
         return servers.bounds(stream)
@@ -316,11 +316,11 @@ def all_ends(
     kept: ChunkCache | None = None,
     lasts: Collection[str] = (),
 ) -> dict[str, StreamBounds | UnreadableStream | None]:
-    """Return `ends_of` many streams, in their order: by one request, and the rest one by one.
+    """Return `ends_of` many streams, in their order: one request for most, then single requests for the rest.
 
     For streams in `lasts` the first offset is not needed; it may be 0.
 
-    To ask for one deleted stream costs an AMQP 0.9.1 connection and a channel that the broker closes. So deleted
+    A query for one deleted stream costs an AMQP 0.9.1 connection and a channel that the broker closes. So deleted
     streams are found together, too, unless they were named: there may be many.
     """
     found: dict[str, StreamBounds | UnreadableStream | None] = {}
@@ -334,7 +334,7 @@ def all_ends(
 
 
 def all_names(servers: Servers, recorded: Sequence[PresentStream], names: Sequence[str] | None) -> list[str]:
-    """Return the streams to search: the recorded ones, and named streams or partitions that are not recorded."""
+    """Return the streams to search: recorded streams, and named streams or partitions that are not recorded."""
     found = {stream.name for stream in recorded}
     for name in names or ():
         if name not in found:

@@ -123,7 +123,7 @@ class Servers:
         self.flights = Flights(self.timeout_s)
 
     def reader(self) -> StreamReader:
-        """Return the reader, or raise if no time is left: an unanswered request costs its connection."""
+        """Return the reader, or raise if no time is left, because a request that times out closes its connection."""
         if has_passed():
             raise ReadTimeout(f"There was no time left to ask the broker ({current()}); it is safe to repeat.")
         return self._get_reader()
@@ -172,7 +172,7 @@ class Servers:
 
     @_logged(_names)
     def agreements(self, positions: Mapping[str, Position], kept: ChunkCache) -> dict[str, Agreement]:
-        """Check whether streams are the ones whose positions are known."""
+        """Check whether streams are the streams whose positions are known."""
         return agreements(self.reader(), positions, kept)
 
     @_logged(str)
@@ -206,7 +206,7 @@ def wait_for(turn: threading.Lock, until: float) -> None:
 
 
 class _Subject:
-    """What callers ask about. The outcome is that of the last request begun; it is done if it is shared."""
+    """What callers query. `outcome` belongs to the last request begun; it is done if it is shared."""
 
     def __init__(self) -> None:
         self.turn = threading.Lock()
@@ -216,8 +216,8 @@ class _Subject:
 class Flights:
     """Makes one request for many callers. Thread-safe.
 
-    A running request began before a later caller came, and so proves nothing to it: the caller waits for its end. The
-    first of those that wait makes the next request, which answers all of them.
+    A running request began before a later caller came, so it proves nothing to that caller, which waits for its end.
+    The first waiting caller makes the next request, which answers all of them.
     """
 
     def __init__(self, within_s: float) -> None:

@@ -66,7 +66,7 @@ class LookupStatistics(ReaderStatistics):
 
 
 class Lookups:
-    """Counts and traces the lookups of one `Relations`. Thread-safe. `waits` are those that wait for a message."""
+    """Counts and traces the lookups of one `Relations`. Thread-safe. `waits`: the lookups that wait for a message."""
 
     def __init__(self, timeout_s: float, connections_max: int, waits: Sized) -> None:
         self.timeout_s = timeout_s
@@ -118,7 +118,7 @@ class Lookups:
 
 
 def lookup(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Make a method of a class with `_lookups` a lookup: within the time limit, traced under its name, and counted."""
+    """Make a method of a class with `_lookups` a lookup: it keeps the time limit, is traced by name, and counted."""
     called = method.__name__.lstrip("_")
 
     @wraps(method)

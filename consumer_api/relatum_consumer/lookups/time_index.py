@@ -4,8 +4,8 @@ A block begins and ends at the times of two of its messages, and a block of clas
 a block that holds the moment t begins after t - 4**c: each class is one short range of the index `time_blocks_lookup`.
 
 A place is a pair (time in microseconds, offset); messages are ordered by place. Searching backwards is searching
-forwards in a mirror: with the signs of times and offsets changed, the last place before becomes the first one after.
-So all decisions are written once, for `after`.
+forwards in a mirror: with the signs of times and offsets changed, the last place before becomes the first place
+after. So all decisions are written once, for `after`.
 """
 
 from bisect import bisect_left, bisect_right
@@ -72,7 +72,7 @@ def earliest(block: Block, beyond: Place) -> Place | None:
 
 
 def joined(blocks: Iterable[Block], blocks_max: int) -> list[tuple[int, int, list[Block]]]:
-    """Group blocks, ordered by offset, into runs to read at once: first offset, last offset, blocks.
+    """Group blocks, ordered by offset, into runs to read at once. A run is (first offset, last offset, blocks).
 
     Overlapping blocks are in one run; others join it, up to `blocks_max`, while the gap between them is small.
     """
@@ -316,7 +316,7 @@ def offsets_within(
 ) -> tuple[list[Range], int | None]:
     """Return the offsets from `start` on of messages whose times are from `low` to `high`, both included.
 
-    They are ranges in order, with other messages among them; and the offset to continue from, None after the last one.
+    Returns ranges in order, with other messages among them, and the offset to continue from, None after the last range.
     """
     found = _blocks_of(servers, BLOCKS_PAGE, stream, floor=start, low=low, high=high, blocks_max=blocks_max)
     following = found[-1].first_offset if len(found) == blocks_max else None

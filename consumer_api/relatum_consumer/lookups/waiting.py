@@ -1,11 +1,11 @@
 """Lookups that wait until there is a message, or time out with an answer.
 
-All waits of one object share one statement on the index, at an adaptive pace. It only says which waits should look
-closer: each then probes by itself, as a lookup does. So it may name too many, and the last probe of a wait corrects an
-omission. See docs/adr/0026.
+All waits of one object share one statement on the index, at an adaptive pace. It only says which waits should
+probe: each then probes by itself, as a lookup does. So it may name too many waits, and the last probe of a wait
+corrects an omission. See docs/adr/0026.
 
 A wait ends like any lookup, with a proof if nothing was found. The proof takes a few milliseconds, and longer where
-bodies are large, because it asks the broker for the streams' ends. After `GRACE_S` the answer is `unproven`.
+bodies are large, because it queries the broker for the streams' ends. After `GRACE_S` the answer is `unproven`.
 """
 
 import time
@@ -59,7 +59,7 @@ def without_pauses(given: Generator[_Item | Pause, None, None]) -> Generator[_It
 class Watch:
     """The condition of a wait: the index may have a message with one of the values, other than `beside`.
 
-    The wait looks in any case at `until`, by `time.monotonic`.
+    The wait probes in any case at `until`, by `time.monotonic`.
     """
 
     names: tuple[str, ...] | None
@@ -145,12 +145,12 @@ CLOSE_S: Final = 0.05
 
 
 class Waiting:
-    """One wait for an answer to `asked`: it looks, pauses, and looks again. With a `timeout_s` of 0 it looks once.
+    """One wait for an answer to `asked`: it probes, pauses, and probes again. With a `timeout_s` of 0 it probes once.
 
     Attributes:
-        pause_s: Seconds to pause after a look without an answer.
+        pause_s: Seconds to pause after a probe without an answer.
         watch: The condition to wait for after the pause.
-        is_seen: Set by the caller before the next look: whether the index may have a message by now.
+        is_seen: Set by the caller before the next probe: whether the index may have a message by now.
     """
 
     watch: Watch

@@ -111,7 +111,7 @@ def _routes(
         return Response(content, headers={"Cache-Control": kept}, media_type=kind)
 
     async def tools(request: Request) -> ASGIApp:
-        """Pass a request to the tools. Only POST is accepted: the tools never send a message by themselves."""
+        """Pass a request to the tools. Only POST is accepted, because the tools never send a message by themselves."""
         origin = request.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
             problem = Problem(403, "other_site", "the request comes from a page of another site")
@@ -160,7 +160,7 @@ class SecurityMiddleware:
     """Strips the root path, adds the security headers to all answers, and logs each request after its answer.
 
     A log line has the client's address, the method, the path, the names of the query's parameters, the status, and
-    milliseconds. It never has the values of parameters.
+    the duration in milliseconds. It never has the values of parameters.
     """
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:

@@ -207,7 +207,7 @@ async def in_patience(asked: Awaitable[_Value]) -> _Value | None:
 
 
 async def gathered(questions: Iterable[Callable[[], Awaitable[_Value]]], at_once: int = 4) -> list[_Value]:
-    """Ask questions concurrently, and return the results in order. The first error cancels the others and is raised."""
+    """Await calls concurrently, and return the results in order. The first error cancels the others and is raised."""
     free = asyncio.Semaphore(at_once)
 
     async def answer(question: Callable[[], Awaitable[_Value]]) -> _Value:
@@ -226,7 +226,7 @@ async def gathered(questions: Iterable[Callable[[], Awaitable[_Value]]], at_once
 
 
 async def why(site: Site, error: Exception, began: float) -> Problem:
-    """Return the problem, blaming the unavailable server if there is one, or else the time limit if it was exceeded."""
+    """Return the problem: it names the unavailable server if there is one, else the time limit if it was exceeded."""
     problem, took_s = problem_of(error), time.monotonic() - began
     if isinstance(error, KeyNotDefined | StreamNotFound) and problem.hint != DEFINE_GROUPS:
         with suppress(RelatumError):
@@ -257,6 +257,6 @@ async def _offered(site: Site, error: KeyNotDefined | StreamNotFound) -> str:
 
 
 def words_of(site: Site, error: RelatumError) -> str:
-    """Return in one line why a part of an answer failed."""
+    """Return one line that says why a part of an answer failed."""
     away = site.servers.away
     return f"{away[0].name} does not answer" if away and isinstance(error, Transient) else problem_of(error).words

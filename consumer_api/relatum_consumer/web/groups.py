@@ -48,12 +48,12 @@ def _report(site: Site, report: GroupReport) -> GroupReport:
 
 
 def _is_contradictory(position: GroupPosition) -> bool:
-    """Whether no message can complete the group. Duplicates are not a contradiction: the first one counts."""
+    """Whether no message can complete the group. Duplicates are no contradiction: the first message is used."""
     return any(each is not Anomaly.DUPLICATE for each in position.anomalies)
 
 
 async def _much_unrecorded(site: Site, streams: tuple[str, ...] = ()) -> tuple[Uncovered, ...]:
-    """Return the offsets unrecorded by the key of groups if they are too many to read; else none."""
+    """Return the offsets not recorded for the key of groups if they are too many to read; else none."""
     found = (await site.relations._newest_groups(streams or None, limit=0)).unrecorded
     return found if sum(each.stop - each.start for each in found) > UNRECORDED_READ else ()
 

@@ -1,4 +1,4 @@
-"""Masked values: shown as digests, equal for equal values, which do not reveal the value.
+"""Masked values: shown as digests, which are equal for equal values and do not reveal the value.
 
 A masked key masks the sources of its values: headers, properties and paths in bodies. So no other key, and no list of
 headers, shows its values. The secret is stored in the database: digests are the same in all processes, and after each
@@ -23,7 +23,7 @@ NOT_SAID: Final = "~"
 class Masking:
     """Decides what is masked, and computes digests.
 
-    `keys` are masked in addition to those masked by definition. `definitions` are the last known keys, by name; before
+    `keys` are masked in addition to keys masked by definition. `definitions` are the last known keys, by name; before
     the first `take` (`is_known`), nothing can be shown.
     """
 
@@ -38,7 +38,7 @@ class Masking:
         self.secret: bytes | None = None
 
     def lacks_secret(self, definitions: tuple[KeyDefinition, ...]) -> bool:
-        """Whether these definitions need digests, and the secret is not loaded yet."""
+        """Return whether these definitions need digests and the secret is not loaded yet."""
         return self.secret is None and any(each.masked or each.name in self._keys for each in definitions)
 
     def take(self, definitions: tuple[KeyDefinition, ...]) -> None:
@@ -48,7 +48,7 @@ class Masking:
             self.is_known = True
 
     def is_masked(self, definition: KeyDefinition) -> bool:
-        """Whether a key's values are masked: the key is, or it shares a source with a masked key."""
+        """Whether a key's values are masked: the key is masked, or shares a source with a masked key."""
         assert self.is_known, "definitions come from `Site.keys`"
         return not self._places.keys().isdisjoint(units_of(definition.components))
 
@@ -72,7 +72,7 @@ class Masking:
 
     @property
     def hides_reasons(self) -> bool:
-        """Whether to hide executors' reasons, which may contain anything, masked values too."""
+        """Whether to hide executors' reasons, which may contain anything, including masked values."""
         return self._bodies or (bool(self._places) and not self._show_bodies)
 
     def digest(self, value: str) -> str:
@@ -85,7 +85,7 @@ class Masking:
         return self.digest(value) if self.is_masked(definition) else value
 
     def digest_at(self, kind: str, name: str, value: Any, text: str) -> str:
-        """Return the digest of a masked header's or property's value: the same as that of its key's value.
+        """Return the digest of a masked header's or property's value, which equals the digest of its key's value.
 
         `text`: The value as text, for a value that the key cannot have.
         """

@@ -193,7 +193,7 @@ async def _answered(site: Site, tool: Endpoint, asked: Parameters) -> dict[str, 
 
 
 def _go_on(answer: Mapping[str, Any]) -> str:
-    """Return how to ask for the rest of an answer; empty if the answer is complete."""
+    """Return how to request the rest of an answer; empty if the answer is complete."""
     if answer.get("next") is not None:
         return f"There is more: ask again with all the same arguments and cursor={answer['next']!r}."
     if answer.get("may_be_more"):

@@ -187,7 +187,7 @@ def _recorded(site: Site, definition: KeyDefinition, found: Message) -> int | No
 
 
 async def _nearest(site: Site, definition: KeyDefinition, found: Message) -> tuple[Message, ...]:
-    """Return the messages nearest in time that share a value, from other streams and its own; none if unknown."""
+    """Return the messages nearest in time that share a value, in other streams and in its own; none if unknown."""
     at, values = found.time, values_of(definition, found)
     if at is None or len(values) > 1:
         return ()

@@ -106,7 +106,7 @@ def key_values(site: Site, message: Message) -> tuple[KeyValue, ...]:
 
 
 def message_rows(site: Site, messages: Sequence[Message]) -> tuple[MessageRow, ...]:
-    """Return messages as rows of a list; previews leave out what all bodies of their stream share."""
+    """Return messages as rows of a list; previews leave out members that all bodies of their stream share."""
     shown: dict[str, list[Message]] = {}
     for each in messages:
         if not site.masking.hides_body(each):

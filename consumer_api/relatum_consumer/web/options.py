@@ -28,13 +28,13 @@ class WebOptions:
         database: PostgreSQL's URL. Sessions are read-only, regardless of the role's rights.
         host: The address to listen at. Default: 127.0.0.1. Addresses other than loopback need a `token`.
         port: The port. Default: 8440. 0 takes a free port.
-        root_path: The prefix of all paths if a proxy serves the page below one, such as "/relatum". Default: empty.
-        hosts: Host names of the page, besides those of loopback; requests with other names are refused. Default: only
+        root_path: The prefix of all paths if a proxy serves the page below a path, such as "/relatum". Default: empty.
+        hosts: Host names of the page, besides loopback's names; requests with other names are refused. Default: only
             loopback's names on a loopback address, any name elsewhere.
         token: The secret for access: at least 16 random ASCII characters. Send it once in the URL as `?token=…`, or as
             `Authorization: Bearer …`. Default: None, free access, which only a loopback address allows.
         is_https: Whether a proxy serves the page over https; the cookie is then sent only over https. Default: False.
-        masked_keys: Names of keys whose values are shown as digests, besides those masked by definition.
+        masked_keys: Names of keys whose values are shown as digests, besides keys masked by definition.
         mask_bodies: Whether to hide all bodies. Default: False.
         show_bodies: Whether to show bodies that may contain a masked value. Default: False.
         mcp: Whether to serve tools for agents at `/mcp`; needs the extra `mcp`. Default: False.

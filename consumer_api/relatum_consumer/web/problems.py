@@ -57,7 +57,7 @@ DEFINE_GROUPS: Final = (
 
 
 def problem_of(error: Exception) -> Problem:
-    """Return the problem that an error means for the user. Unexpected errors are logged with their tracebacks."""
+    """Return the problem that describes an error to the user. Unexpected errors are logged with their tracebacks."""
     if isinstance(error, Problem):
         return error
     unknown = 500, "The log has the traceback: please tell the administrator."

@@ -1,4 +1,4 @@
-"""Templates and responses: the only place that makes HTML, and it always escapes."""
+"""Templates and responses: only this module makes HTML, and it always escapes."""
 
 import json
 import unicodedata

@@ -93,7 +93,7 @@ async def search(site: Site, asked: SearchParameters) -> SearchAnswer:
 
 
 async def _instead(site: Site, key: str, value: str) -> dict[str, Any]:
-    """Return recorded values of the key that are like one, and other keys that have it; none of masked keys."""
+    """Return recorded values of the key that resemble a value, and other keys that have it; none of masked keys."""
 
     async def begun(of_key: str, prefix: str, limit: int) -> tuple[str, ...]:
         found = await in_patience(values(site, ValuesParameters(key=of_key, prefix=prefix, limit=limit)))

@@ -1,4 +1,4 @@
-"""What all pages share: links, the state of both servers, lookups, a stream reader, a read-only database, a cache."""
+"""Shared by all pages: links, the state of both servers, lookups, a stream reader, a read-only database, a cache."""
 
 import asyncio
 import logging
@@ -91,7 +91,7 @@ class Server:
     """RabbitMQ or PostgreSQL.
 
     `called` is the cluster's name, empty while unknown; `where` has host, port, and virtual host or database. `error`
-    says why it counts as unavailable, `since` when; empty and None if it answers.
+    is why the server counts as unavailable ("" if it answers), `since` the time it began (None).
     """
 
     name: str
@@ -102,7 +102,7 @@ class Server:
 
 
 class Servers:
-    """Checks both servers, and remembers since when one is unavailable.
+    """Checks both servers, and remembers since when a server is unavailable.
 
     It uses its own connections, so a busy page does not look like an unavailable server.
     """
@@ -240,7 +240,7 @@ class Site:
         return await (await self.reader()).scan(stream, start, stop, lambda message: message)
 
     async def keys(self) -> tuple[KeyDefinition, ...]:
-        """Return the key definitions in force, and mask what they mask from now on."""
+        """Return the key definitions in force, and apply their masking from now on."""
         definitions = await self.relations.keys()
         if self.masking.lacks_secret(definitions):
             self.masking.secret = await self.cached("secret", SECRET_KEPT_S, partial(self.in_thread, self._secret))
@@ -287,7 +287,7 @@ class Site:
         return self.servers.away
 
     async def watch(self) -> None:
-        """Check both servers now and then."""
+        """Check both servers periodically."""
         while True:
             await self.away(now=True)
             await asyncio.sleep(EVERY_S)

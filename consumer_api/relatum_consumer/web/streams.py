@@ -164,7 +164,7 @@ class StreamAnswer:
 
 
 async def ends(site: Site, asked: StreamParameters) -> tuple[Known, ...]:
-    """Return the ends of a stream: all that the broker knows about it."""
+    """Return the ends of a stream, which are all that the broker knows about it."""
     found = await (await site.reader()).bounds(asked.stream)
     if found.first is None or found.last is None:
         return (("The stream exists, and is empty.", None),)
@@ -218,7 +218,7 @@ async def live(site: Site, asked: LiveParameters) -> LiveAnswer:
 
 
 async def newest(site: Site) -> LiveAnswer:
-    """Return the latest messages of each stream, so that a busy one does not hide the others."""
+    """Return the latest messages of each stream, so that a busy stream does not hide the others."""
     asked = LiveParameters(stream=(), limit=500)
     return await site.cached("newest", KEPT_S, partial(_live, site, asked, asked.limit // STREAMS_LOOKED))
 

@@ -1,4 +1,4 @@
-"""The message collector: it gives each type's messages to an executor in bulks, and stores their outcomes."""
+"""The message collector gives each type's messages to an executor in bulks, and stores their outcomes."""
 
 from relatum.collecting._async_collector import AsyncMessageCollector
 from relatum.collecting._bulk import Bulk, Collected, ExecutorOptions, Failure, FlushReason, WhenFull

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class ApplicationLoop:
-    """Runs coroutine functions in the running loop, for threads that wait. Calls `ended` if the loop ends before it."""
+    """Runs coroutine functions in the running loop, for threads that wait. Calls `ended` if the loop ends first."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -40,7 +40,7 @@ class ApplicationLoop:
             self._ended()
 
     def call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Run a coroutine function in the loop, and wait in this thread; `Abandoned` if the loop ends before it has."""
+        """Run a coroutine function in the loop, and wait in this thread; `Abandoned` if the loop ends first."""
         called, done = self._called(function, arguments), Future[T]()
         # A closed loop raises.
         with suppress(RuntimeError):
@@ -126,7 +126,7 @@ class AsyncMessageCollector(Collector, AsyncClosing):
     # --- messages in --------------------------------------------------------------------------------------------------
 
     async def collect(self, message: Message, *, timeout_s: float | None = None) -> bool:
-        """Collect a message; see `MessageCollector.collect`. If cancelled while waiting for room, nothing was taken."""
+        """Collect a message; see `MessageCollector.collect`. If cancelled while it waits for room, it took nothing."""
         return (await self.collect_many([message], timeout_s=timeout_s))[0]
 
     async def collect_many(self, messages: Iterable[Message], *, timeout_s: float | None = None) -> list[bool]:
@@ -142,7 +142,7 @@ class AsyncMessageCollector(Collector, AsyncClosing):
         await self._awaited(self._shared.flush, type, not self._is_storer)
 
     async def _awaited(self, function: Callable[..., Any], *args: Any) -> Any:
-        """As `_result_of`, for a task; cancelling the task cancels the call."""
+        """Like `_result_of`, but for a task; cancelling the task cancels the call."""
         result = self._shared.loop.run(function, *args)
         if result is None:
             return None

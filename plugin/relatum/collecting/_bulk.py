@@ -89,7 +89,7 @@ class Failure:
 
     @property
     def stored_reason(self) -> str:
-        """The reason to store: at most 1,000 characters, without those that PostgreSQL's text cannot hold."""
+        """The reason to store: at most 1,000 characters, without characters that PostgreSQL's text cannot hold."""
         text = str(self.reason).replace("\0", "").encode("utf-8", "replace").decode()
         return text[:REASON_CHARACTERS_MAX]
 
@@ -229,7 +229,7 @@ def describe(message: Message, type_of: TypeOf) -> Collected:
 
 
 def describe_given(messages: Iterable[Message], type_of: TypeOf) -> list[Collected]:
-    """As `describe`, for the arguments of `collect_many`, after a check of all of them."""
+    """Like `describe`, but for the arguments of `collect_many`, which are all checked first."""
     if not isinstance(messages, Iterable):
         raise InvalidInput(f"collect_many takes messages, not {type(messages).__name__}")
     given: list[Any] = list(messages)
@@ -241,7 +241,7 @@ def describe_given(messages: Iterable[Message], type_of: TypeOf) -> list[Collect
 
 
 def describe_followed(messages: Iterable[Message], type_of: TypeOf) -> list[Collected]:
-    """As `describe`; a message for which that fails gets no type and is passed over."""
+    """Like `describe`, but a message that cannot be described gets no type and is passed over."""
     described = list[Collected]()
     for message in messages:
         try:

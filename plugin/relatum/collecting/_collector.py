@@ -1,4 +1,4 @@
-"""The blocking message collector, and what both message collectors share: options, executors, handlers, start, end."""
+"""The blocking message collector, and the base of both collectors: options, executors, handlers, start, end."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -180,7 +180,7 @@ class Collector:
     # --- state --------------------------------------------------------------------------------------------------------
 
     def statistics(self) -> CollectorStatistics:
-        """Return what this member has counted and what it holds now. No I/O."""
+        """Return this member's counts, and what it holds now. No I/O."""
         return self._shared.statistics()
 
     def _join_members(self) -> list[str]:
@@ -251,7 +251,7 @@ class MessageCollector(Collector, Closing):
         type_of: A function that returns a message's type, or None to pass it over. Default: the property `type`.
         lease_s: Seconds after which others take over from a dead member, at least 1. Default: 15.
         keep_s: Seconds before a finished message is deleted and its outcome is unknown again. Default: 7 days. None:
-            never. The member that joined last decides.
+            never. The value of the member that joined last applies.
 
     Raises:
         InvalidInput: An argument has the wrong type, or is out of range.
@@ -295,9 +295,9 @@ class MessageCollector(Collector, Closing):
         return taken or [False] * len(described)
 
     def flush(self, type: str | None = None) -> None:  # noqa: A002
-        """Close the bulks being filled, of a type or of all types. They contain all messages taken before the call.
+        """Close the bulks of a type, or of all types, that are being filled, with all messages taken before the call.
 
-        Waits until these are stored, except in a handler of `collected`, since storing continues only after it.
+        Waits until they are stored, except in a handler of `collected`, since storing continues only after it.
 
         Raises:
             InvalidInput: The type has no executor here.

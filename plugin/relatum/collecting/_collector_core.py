@@ -57,7 +57,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The messages that a call to the store applied to, by place, and when; None if there are none."""
+    """The messages that a call to the store affected, by place, and the time; None if it affected none."""
 
     places: frozenset[MessageId]
     at: datetime | None
@@ -123,7 +123,7 @@ class TypeBulks:
 
     @property
     def is_full(self) -> bool:
-        """Whether `queue_bulks` bulks wait for a worker, with those that messages now stored or filled in will make."""
+        """Whether `queue_bulks` bulks wait for a worker, counting bulks that messages being stored or added fill."""
         messages, size = self._expected + len(self.filling), self._expected_bytes + self.bytes
         coming = max(messages // self.options.bulk_messages, size // self.options.bulk_bytes)
         return len(self.waiting) + coming >= self.options.queue_bulks
@@ -230,7 +230,7 @@ class Core:
                 self._close(min(being_filled, key=lambda each: each.first_at), FlushReason.ACTIVE_BULKS)
 
     def adopt(self, taken_over: Iterable[tuple[Collected, float]], now: float) -> list[MessageId]:
-        """Hold messages taken over, each with the seconds until it is due; return the places of those held already.
+        """Hold messages taken over, each with the seconds until it is due; return the places that were held already.
 
         Workers read the bodies.
         """
@@ -288,7 +288,7 @@ class Core:
             self._spill(bulk)
 
     def _spill_waiting(self) -> None:
-        """Drop bodies of waiting bulks until there is room, the last bulks first, of types that spill."""
+        """Drop bodies of waiting bulks of types that spill, last bulks first, until there is room."""
         for bulks in self._types.values():
             if bulks.options.when_full != "spill":
                 continue
@@ -373,7 +373,7 @@ class Lot:
     advance: Advance | None = None
 
     def take(self, core: Core, messages: Sequence[Collected], from_offset: int) -> int:
-        """Take messages of a stream in order until one must wait; return how many were taken or passed over."""
+        """Take messages of a stream in order until a message must wait; return how many were taken or passed over."""
         taken = passed_over = 0
         for message in messages:
             verdict = core.admit(message)

@@ -227,7 +227,7 @@ class CollectorLoop:
     # --- storing ------------------------------------------------------------------------------------------------------
 
     async def _store_given(self) -> None:
-        """Store the messages of `collect`: all that arrive until the transaction before has ended."""
+        """Store the messages of `collect`: all messages that arrive until the previous transaction has ended."""
         async with self._one_by_one:
             await self.gather(len(self._given.messages))
             lot, self._given = self._given, Lot()
@@ -247,7 +247,7 @@ class CollectorLoop:
     async def store_lot(self, lot: Lot) -> None:
         """Store messages, call the handlers of `collected`, and put the messages into bulks, in this order.
 
-        Nothing is stored if another member follows the stream, or did so in between (`Conflict`), or after the close.
+        Nothing is stored after the close, or if another member follows or meanwhile followed the stream (`Conflict`).
         """
         self._lots.add(lot)
         try:
@@ -281,7 +281,7 @@ class CollectorLoop:
             self.notify()
 
     async def _leave_to_others(self, places: Sequence[MessageId]) -> None:
-        """Let any member, this one as well, take over messages that may be stored as this one's, but are not held."""
+        """Let any member, including this one, take over messages that may be stored as this one's but are not held."""
         leave = partial(self.store.leave_to_others, self.member, places)
         with suppress(Abandoned):
             await in_thread(self._storing, self.persist, leave, "leaving messages to others")

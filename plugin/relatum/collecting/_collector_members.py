@@ -207,7 +207,7 @@ class CollectorMembers:
     # --- streams ------------------------------------------------------------------------------------------------------
 
     def follow(self, member: int, stream: str, initial: int) -> Followed | None:
-        """Follow a stream; return None if a live member follows it, or has executors for types that this one lacks.
+        """Follow a stream; return None if a live member follows it, or has executors for types that this member lacks.
 
         `initial`: The position to start at if this collector never followed the stream.
         """
@@ -242,7 +242,7 @@ class CollectorMembers:
         return rows[0] if rows else None
 
     def set_back(self, member: int, stream: str, to: int, *, is_new: bool) -> None:
-        """Continue at an offset; later messages, or all if the stream is new, fail, and their places become free."""
+        """Continue at an offset. Later messages (all if the stream is new) fail, and their places become free."""
         with self._database.transaction() as connection:
             self._hold(connection, member)
             source = self._lock(connection, stream)

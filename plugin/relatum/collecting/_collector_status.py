@@ -261,7 +261,7 @@ def _status_of(connection: sa.Connection, row: Any) -> CollectorStatus:
 
 
 class CollectedAt(NamedTuple):
-    """The end of a page: when its last message was finished (None: unfinished), its stream's id and offset."""
+    """The end of a page: its last message's finish time (None: unfinished), stream id and offset."""
 
     finished_at: datetime | None
     source: int

@@ -1,7 +1,7 @@
-"""A collector's messages in PostgreSQL, by id and state: a statement per stream, which is a transaction of its own.
+"""A collector's messages in PostgreSQL, by id and state. Each stream gets one statement, in its own transaction.
 
-A call whose commit is in doubt is repeated: it finds what the first call wrote, and returns the same. Each row is
-fenced: statements name the member that must own it. A statement names its rows by an array of offsets in one stream:
+A call whose commit is in doubt is repeated: it finds what the first call wrote, and returns the same result. Each row
+is fenced: statements name the member that must own it. A statement names its rows by an array of offsets in one stream:
 one statement for any number of rows, without a join that PostgreSQL could start at the wrong end while it has no
 statistics.
 """
@@ -54,7 +54,7 @@ _MINE: Final = f"""source_id = {PRESENT} AND stream_offset = ANY (:offsets::bigi
 
 
 def _adding(source: str) -> sa.TextClause:
-    """Make a statement that adds messages of the source that a step returns, if it returns one and the member exists.
+    """Make a statement that adds messages of the source that a step returns, if there is one and the member exists.
 
     It returns when it ran, whether there is such a source, and how many messages were added; no row without the member.
     The member's row is locked first, so that it is not removed meanwhile.
@@ -356,7 +356,7 @@ class CollectorStore(CollectorMembers):
         return found, left
 
     def leave_to_others(self, member: int, places: Collection[MessageId]) -> None:
-        """Let any member take over those of the messages that this member collected and did not forward."""
+        """Release the given messages that this member collected but did not forward: any member may take them over."""
         for each in self._by_stream(member, places):
             self._database.rows(LEAVE_TO_OTHERS, each)
 

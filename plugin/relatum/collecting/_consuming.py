@@ -100,7 +100,7 @@ class _RolledBack(Exception):
 
 
 class BulkConsumer:
-    """Consumes bulks of one type. `take` does all of it in one of `threads`: read bodies, execute, store results."""
+    """Consumes bulks of one type. `take` does all steps in one of `threads`: read bodies, execute, store results."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class BulkConsumer:
         return [self._decided(message, found[message.place]) for message in bulk.messages]
 
     def execute_joined(self, bulk: Bulk, span: Span) -> tuple[list[Result], Stored | None]:
-        """Call the executor in a transaction; return the results, and which were committed (None: rolled back).
+        """Call the executor in a transaction; return the results, and which results were committed (None: rolled back).
 
         Exactly-once depends on the statement that stores the results: it must find each row still forwarded, in this
         bulk, by this member. Otherwise everything that the executor wrote is rolled back.

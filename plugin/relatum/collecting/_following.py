@@ -1,4 +1,4 @@
-"""The streams that a collector follows: which exist, a task for each, and the calls to servers about them."""
+"""The streams that a collector follows: finds them, runs a task for each, and calls the servers about them."""
 
 import asyncio
 from bisect import bisect_left
@@ -81,7 +81,7 @@ class NamedStreams:
         self._reader = None if self.address is None else SharedReader(self.address)
 
     def reader(self) -> StreamReader:
-        """Return the reader for bodies and for questions about streams; `close` closes it."""
+        """Return the reader for bodies and for queries about streams; `close` closes it."""
         assert self._reader is not None, "nothing is read without a broker"
         return self._reader.get()
 
@@ -104,7 +104,7 @@ class NamedStreams:
         return self._without_dead_letters(found)
 
     def checked(self) -> list[str]:
-        """As `find`, but refuse queues of other kinds. Missing or unreachable streams are waited for later."""
+        """Like `find`, but refuse queues of other kinds. Missing or unreachable streams are waited for later."""
         if self.dead_letters is not None:
             with suppress(NotAStream):
                 self.reader().bounds(self.dead_letters.stream)
@@ -117,7 +117,7 @@ class NamedStreams:
 
 
 class Following:
-    """Follows a collector's streams by one follower. For the collector's loop.
+    """Follows a collector's streams with one follower. For the collector's loop.
 
     Each stream has a task: a stream that waits for room, a server or another member blocks no other.
     """
@@ -146,7 +146,7 @@ class Following:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the broker is unreachable from here, or refuses the login, as far as all streams know."""
+        """Whether the broker is unreachable from here, or refuses the login, for all streams."""
         return bool(self.streams) and all(stream.is_cut_off for stream in self.streams.values())
 
     def wake(self) -> None:

@@ -37,7 +37,7 @@ class Handlers:
         self._by: dict[tuple[str | None, str | None], list[Handler]] = {}
 
     def register(self, handler: Handler, *, type: str | None = None, message_id: str | None = None) -> None:  # noqa: A002
-        """Add a handler of a message, of a type or of all. A message's is removed after the final outcome."""
+        """Add a handler of a message, of a type or of all. A message's handler is removed after its final outcome."""
         with self._lock:
             self._by.setdefault((type, message_id), []).append(handler)
 
@@ -53,7 +53,7 @@ class Handlers:
                 call_handler(handler, outcome, caught=BaseException)
 
     async def notify_async(self, outcomes: Iterable[Outcome]) -> None:
-        """As `notify`, in the running loop. Awaits awaitables; an exit ends the loop, a cancellation the call."""
+        """Like `notify`, but in the running loop. Awaits awaitables; an exit ends the loop, a cancellation the call."""
         task = asyncio.current_task()
         assert task is not None, "a task runs this"
         for outcome in outcomes:
@@ -97,7 +97,7 @@ def outcome_of(
 
 @dataclass(slots=True, eq=False)
 class CollectorCall:
-    """A collector's call of an executor or of handlers, which must not wait for themselves."""
+    """A collector's call to an executor or handlers, which must not wait for that same call."""
 
     collector: object
     is_storing: bool

@@ -49,8 +49,8 @@ class AffinitySet:
 class AffinitySets(SerializationContexts):
     """The affinity sets of a super stream. A context manager; threads may share one.
 
-    The arguments, and the methods that move sets or change partitions, are those of `SerializationContexts`: sets move
-    as contexts do.
+    `SerializationContexts` documents the arguments, and the methods that move sets or change partitions: sets move as
+    contexts do.
 
     Raises:
         SuperStreamNotFound: no router has published sets to the super stream yet.
@@ -80,7 +80,7 @@ class AffinitySets(SerializationContexts):
         return [_set_of(placement) for placement in islice(with_prefix, limit)]
 
     def count(self) -> dict[str, int]:
-        """Return the number of open sets of every partition, by its stream."""
+        """Return the number of open sets in every partition, by the partition's stream."""
         return {partition.stream: partition.open_sets for partition in self._store.partitions()}
 
     def inspect(self, name: str) -> AffinitySet:
@@ -148,7 +148,7 @@ class AffinitySets(SerializationContexts):
         self._store.set_weights(weights)
 
     def move(self, names: str | Iterable[str], to: str, *, progress: Progress | None = None) -> "builtins.list[Move]":
-        """Move sets to another partition; guarantees and errors are those of `SerializationContexts.move`.
+        """Move sets to another partition, with the guarantees and errors of `SerializationContexts.move`.
 
         Args:
             names: The sets' names; a single string is refused.

@@ -79,7 +79,7 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
     async def start(self) -> None:
         """Join the members with this name and begin to read; see `SerialConsumer.start`.
 
-        If cancelled, it undoes what it began before it returns.
+        If the call is cancelled, it undoes what it began, then returns.
         """
         self._check_startable()
         starting = asyncio.ensure_future(in_thread(self._threads, self._member.start))

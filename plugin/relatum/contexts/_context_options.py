@@ -74,9 +74,9 @@ class ContextOptions(RouterOptions):
 
     Attributes:
         header: The header that names a message's context. All users of the super stream must agree on it.
-        balance: How the partition of a new context is chosen. "hash" (default): by its name, as RabbitMQ's stream
-            clients route keys; or "round_robin", "least_loaded", "weighted" or a function. Adding partitions later
-            moves no context.
+        balance: How the partition of a new context is chosen. "hash" (default): by the context's name, as RabbitMQ's
+            stream clients route keys; or "round_robin", "least_loaded", "weighted" or a function. Adding partitions
+            later moves no context.
         trust_clock: True (default): a confirmed message is valid if the router's last query of the database began less
             than 0.2 s before, by this machine's clock; a thread queries while messages are published. False: the router
             queries the database after each message. Use False on machines that can be paused together with their clock.
@@ -99,7 +99,7 @@ class ContextOptions(RouterOptions):
 
 
 def _by_messages(rule: Balance) -> Balance:
-    """The rule for messages without a set. It has its own state; a partition's load is what this router sent there."""
+    """The rule for messages without a set. It has its own state; a partition's load is this router's message count."""
     sent: defaultdict[str, int] = defaultdict(int)
     lock = threading.Lock()
 
@@ -174,8 +174,8 @@ class SerialOptions:
         batch_s: Seconds to wait for more messages before a smaller batch is delivered; 0 does not wait.
         held_messages_max: The most messages held back in a partition. At the limit, reading pauses until some of them
             are delivered.
-        held_bytes_max: The same in bytes.
-        lease_s: Seconds after which other members take over from one that died; at least 1. A lease is renewed four
+        held_bytes_max: The same limit in bytes.
+        lease_s: Seconds after which other members take over from a dead member; at least 1. A lease is renewed four
             times in this time.
 
     Raises:

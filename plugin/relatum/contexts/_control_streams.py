@@ -1,4 +1,4 @@
-"""Publishes control messages to streams, and finds them and strays, which are invalid messages after them."""
+"""Publishes control messages to streams, and finds them and strays (invalid messages after control messages)."""
 
 import contextlib
 from collections.abc import Callable, Generator
@@ -33,8 +33,8 @@ def scan(
 ) -> Generator[Message]:
     """Iterate over the messages of a stream that may matter, from an offset to its present end. Close the iterator.
 
-    With `is_whole`, the end is the leader's, or `StreamUnavailable` is raised; else it may be the end of a replica that
-    lags. Messages that retention dropped are skipped.
+    With `is_whole`, the end comes from the leader, or `StreamUnavailable` is raised; else it may be the end of a
+    lagging replica. Messages that retention dropped are skipped.
     """
     bounds = reader.bounds(stream)
     # Compare with what was read: a replica may have less than its leader has confirmed.

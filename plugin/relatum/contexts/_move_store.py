@@ -195,7 +195,7 @@ class MoveStore(PlacementStore):
     ) -> MoveStep:
         """Begin a move of the contexts that are open in the source.
 
-        The holder performs the move, and is unique for it: a repeated call finds the move of the first one by it.
+        The holder performs the move, and is unique to it: a repeated call uses it to find the move of the first call.
         """
         with self.kept() as ask:
             rows = ask(LOCK_NAMED, names=sorted(contexts)).all()
@@ -249,7 +249,7 @@ class MoveStore(PlacementStore):
         return next((row.move_id for row in self.database.rows(TAKE_ABANDONED, taken, once=True)), None)
 
     def let_fence(self, move_id: int) -> MoveStep:
-        """Assign the fence's epoch, once no publisher relies on a query from before the move."""
+        """Assign the fence's epoch, once no publisher relies on a query made before the move."""
         return self._after(_LET_FENCE, move_id)
 
     def set_fenced(self, move_id: int, attempt: int, fence_offset: int) -> MoveStep:
@@ -282,7 +282,7 @@ class MoveStore(PlacementStore):
             return _step(ask, move_id)
 
     def moves(self, *, latest: int | None = None) -> list[Move]:
-        """Return the moves that have not ended, oldest first; or the `latest` ones of all, newest first."""
+        """Return the moves that have not ended, oldest first; or the `latest` of all moves, newest first."""
         rows = self._select(UNDER_WAY) if latest is None else self._select(LATEST, latest=latest)
         return [_move(row) for row in rows]
 
@@ -290,11 +290,11 @@ class MoveStore(PlacementStore):
         return _move(_only(self._select(ONE, move_id=move_id), move_id))
 
     def fence_after(self, name: str, epoch: int, stream: str) -> Move | None:
-        """Read the first move of a name out of or into a partition whose fence or marker has an epoch above this one.
+        """Return the first move of `name` into or out of `stream` with a fence or marker above `epoch`.
 
-        After that fence or marker, messages with this epoch are strays. Old moves may be deleted, but then a later move
-        of the name there is kept whose fence or marker retention has dropped, too: all remaining messages follow it.
-        None: messages with this epoch cannot be strays there.
+        After that fence or marker, messages with this epoch are strays. If that move was deleted, a later one is kept.
+        Retention has dropped its fence or marker as well, so every remaining message comes after it. None: messages
+        with this epoch cannot be strays there.
         """
         wanted = self._with_id(name=name, stream=stream, above=epoch)
         # Publishers rely on the result: a standby, which may lag, is refused.

@@ -1,8 +1,8 @@
 """Moves of serialization contexts from one partition to another: their steps, and the movers that perform them.
 
-A `Mover` performs each step, and may die between any two. The state of the move is in the database and the streams:
-another mover reads it (`go_on`) and performs the rest. Two movers may do so at the same time: the database accepts each
-step of a move once, and repeating a fence or marker changes nothing.
+A `Mover` performs each step, and may die between any two steps. The state of the move is in the database and the
+streams: another mover reads it (`go_on`) and performs the rest. Two movers may do so at the same time: the database
+accepts each step of a move once, and repeating a fence or marker changes nothing.
 
 ```
 begin ── fencing ──────────────────────────────► fenced ──────────────────► switched
@@ -123,7 +123,7 @@ def _complete(world: "Mover", found: MoveStep) -> MoveStep:
 def _ensure(world: "Mover", stream: str, control: Fence | Marker, from_offset: int) -> int:
     """Return the offset of the first such message; publish it if there is none.
 
-    Once one was seen, the first cannot change: offsets only ascend.
+    Once such a message was seen, the first cannot change: offsets only ascend.
     """
     at = world.find(stream, control, from_offset)
     if at is not None:
@@ -148,8 +148,8 @@ def _fence(of: MoveStep) -> Fence:
 class Mover:
     """Performs the steps of one move, and retries them while a server does not answer.
 
-    Its public methods are the calls of the steps, which the tests' model answers, too. Each may be repeated if its
-    outcome is unknown: calls of the database return the present state of the move, whether they changed it or not.
+    Its public methods are the calls that the steps make; the tests' model implements them, too. Each may be repeated if
+    its outcome is unknown: calls of the database return the present state of the move, whether they changed it or not.
     """
 
     def __init__(
@@ -351,7 +351,7 @@ class Movers:
     def _perform_all(self, wanted: Sequence[_Wanted]) -> list[MoveStep]:
         """Perform several moves at a time. If one stops, running moves are completed and no other begins.
 
-        Moves whose contexts had all left the source by then are left out.
+        Moves are left out if all their contexts have left the source by then.
         """
         threads = Threads(self.at_once, "relatum-move")
         moves = [threads.submit(self._perform_one, *each) for each in wanted]

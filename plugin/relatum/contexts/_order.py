@@ -1,6 +1,6 @@
 """Verification of the order of serialization contexts, by reading the partitions. Nothing is written.
 
-A context's messages are ordered by epoch, then by offset: an epoch is in one partition. A message after its context's
+A context's messages are ordered by epoch, then by offset: each epoch is in one partition. A message after its context's
 fence (a stray) is valid only where its publisher has adopted it. `PartitionLog` has these rules, for consumers too.
 
 The facts come from the streams. PostgreSQL adds what streams have lost: which partitions were retired, and which fences
@@ -162,7 +162,7 @@ class OrderCheck:
         """By context and epoch: the first and last message of each session."""
 
     def begin(self, stream: str, floors: Mapping[str, int]) -> None:
-        """Begin the next partition; `floors` are those at the first offset read."""
+        """Begin the next partition; `floors` are the floors at the first offset read."""
         self._stream = stream
         self._log = PartitionLog(floors)
         self._latest = {}
@@ -343,7 +343,7 @@ def _begin(
 
 
 def _ranges(reader: StreamReader, streams: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Return the present offsets of each stream; deleted ones, which were retired, are left out."""
+    """Return the present offsets of each stream; deleted streams, which were retired, are left out."""
     ranges = {}
     for stream in streams:
         with suppress(StreamNotFound):

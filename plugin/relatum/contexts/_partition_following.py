@@ -179,7 +179,7 @@ class Following:
         self.gather(now)
 
     def lost_to(self, offset: int, now: float) -> None:
-        """Skip to an offset: retention has dropped what was not read before it."""
+        """Skip to an offset: retention has dropped the unread messages before it."""
         self.log.lost_to(offset)
         if offset > self._step.position:
             self._step.position = offset
@@ -271,7 +271,7 @@ class Following:
         self._note_control(self._step, offset, entry, now)
 
     def waiting_holds(self) -> list[int]:
-        """The moves with stored holds that wait for their source; none before held messages were read again."""
+        """The moves with stored holds that wait for their source; no moves before held messages were read again."""
         if not self.log.is_caught_up:
             return []
         return [move_id for move_id in self.log.holds if move_id in self.stored_holds and move_id not in self._released]
@@ -338,12 +338,12 @@ class Following:
         return step
 
     def give_back(self, step: Step) -> None:
-        """Hand a step out again, unless it is not the one that was handed out last."""
+        """Hand a step out again if it is the step that was handed out last."""
         if self.outstanding is step and not self.is_over:
             self._again, self.outstanding = step, None
 
     def committed(self, step: Step, now: float) -> list[float]:
-        """Continue after a step was stored; return the seconds that each hold that ended with it was open."""
+        """Continue after a step was stored; return how long each hold that it ended was open, in seconds."""
         if step is not self.outstanding and step is not self._again:
             return []  # the partition was reopened in the meantime
         self.version += 1

@@ -1,7 +1,7 @@
 """The meaning of a partition's messages for the order of serialization contexts. Only their order decides; no I/O.
 
-Most messages are the application's. A router publishes them under a placement, in the header `relatum_placed`. Moves of
-contexts add three kinds of control messages:
+Most messages are the application's. A router publishes them under a placement, named in the header `relatum_placed`.
+Moves of contexts add three kinds of control messages:
 
 - a `Fence` in the source: after it, messages with an earlier epoch are invalid (strays);
 - a `Marker` in the target: messages of its epoch are held until the source is consumed up to the fence;
@@ -14,8 +14,8 @@ By two rules, all consumers of a partition come to the same verdicts:
 - Each context has a **floor**: the highest epoch of its fences and markers in this partition so far. Messages with an
   earlier epoch are strays: a router that did not know of the move published them after the fence. They are skipped
   here, and valid where their publisher adopts them. So a publisher that was suspended cannot break the order.
-- Messages after a marker are **held** until the source is consumed up to the fence, and holds none of these contexts'
-  messages. Other contexts are not affected.
+- Messages after a marker are **held** until the source is consumed up to the fence and itself holds no message of
+  these contexts. Other contexts are not affected.
 
 Repeated or late fences and markers have an epoch that is not above the floor, and change nothing. So a mover may write
 them again without asking whether another mover has.
@@ -152,7 +152,7 @@ def entry_of(headers: Mapping[str, Any], body: bytes, context_header: str) -> En
 
 
 class EntryReader:
-    """Returns the entries of messages, and decodes no more of them than needed."""
+    """Returns the entries of messages, and decodes only what they need."""
 
     def __init__(self, header: str) -> None:
         self._header = header
@@ -226,8 +226,8 @@ class Hold:
 class PartitionLog:
     """The verdicts on one partition's messages, in the order of their offsets.
 
-    It begins with the floors at the offset where reading begins. Entries below the position were handled before; of
-    them, only those still in open holds (by their cursors) are delivered.
+    It begins with the floors at the offset where reading begins. Entries below the position were handled before; the
+    log delivers them only if they are still in open holds (by their cursors).
     """
 
     def __init__(
@@ -278,7 +278,7 @@ class PartitionLog:
         self._next = max(self._next, offset)
 
     def delivered(self, move_id: int, offset: int) -> None:
-        """Note that a held entry, and all held before it, were delivered."""
+        """Note that a held entry, and all entries held before it, were delivered."""
         hold = self.holds[move_id]
         hold.cursor = offset + 1
         for at in list(takewhile(lambda at: at <= offset, hold.held)):
@@ -351,8 +351,8 @@ def consistent_starts(starts: Mapping[Any, int], moves: Iterable[MovedBefore]) -
     begins before its fence: it then begins at the marker, and holds the messages after it. A consumer that begins so
     gets some earlier messages, and misses none.
 
-    The starts must be read before the moves, which are all of the super stream. A move without a known fence has no
-    marker yet, and does not matter.
+    The starts must be read before the moves; all moves of the super stream are needed. A move without a known fence has
+    no marker yet, and does not matter.
     """
     consistent = dict(starts)
     known = [move for move in moves if move.fence_offset is not None]

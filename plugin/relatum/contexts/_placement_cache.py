@@ -91,7 +91,7 @@ class PlacementCache:
 class Unchecked:
     """Published messages that are not known to be valid yet, in order for each name; at most this many. Thread-safe.
 
-    A query of the database removes those it proves valid; the others are settled one by one.
+    A query of the database removes the messages it proves valid; the others are settled one by one.
     """
 
     def __init__(self, most: int) -> None:
@@ -124,7 +124,7 @@ class Unchecked:
             self._sent.setdefault(sent.name, []).append((self._tick, sent))
 
     def replace(self, sent: Sent, by: Sent) -> None:
-        """Replace a message by another at its position in the order, as confirmed just now."""
+        """Replace a message with another one, confirmed just now, at the same position in the order."""
         with self._lock:
             self._tick += 1
             of_name = self._sent.get(sent.name, [])

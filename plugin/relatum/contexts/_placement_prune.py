@@ -122,7 +122,7 @@ def forget_released(engine: sa.Engine, super_stream_id: int, *, older_s: float =
 
 
 def forget_moves(engine: sa.Engine, super_stream_id: int, first_offsets: Mapping[int, int]) -> int:
-    """Delete moves that later moves replace, if retention has dropped both; return the row count.
+    """Delete moves that later moves replace, if retention has dropped what both wrote; return the row count.
 
     `first_offsets` has the first retained offset of each partition, `INTEGER_MAX` if the stream is gone. Moves from or
     to other partitions are kept.

@@ -218,7 +218,7 @@ class PlacementStore:
         return partitions
 
     def open_or_add(self, header: str | None, broker: BrokerAddress) -> None:
-        """Open the super stream's rows; if there are none, create them for the partitions that the broker has."""
+        """Open the super stream's rows; if there are none, create rows for the partitions that the broker has."""
         try:
             self.open(header)
         except SuperStreamNotFound:
@@ -262,10 +262,10 @@ class PlacementStore:
     def place(
         self, names: Collection[str], choose: Choose, *, open_sets_max: int | None = None, are_new: bool = False
     ) -> dict[str, Placement]:
-        """Return the placements of names, and place those that have none. Concurrent callers get the same placements.
+        """Return the placements of names, and place names that have none. Concurrent callers get the same placements.
 
-        Some may be moving. With `are_new`, names are not looked up first. If `open_sets_max` would be exceeded,
-        `TooManyOpenSets` is raised and no name is placed.
+        Some placements may be moving. With `are_new`, names are not looked up first. If `open_sets_max` would be
+        exceeded, `TooManyOpenSets` is raised and no name is placed.
         """
         found = {} if are_new else self.find(names, on_primary=True)
         for attempt in range(_TRIES):
@@ -341,7 +341,7 @@ class PlacementStore:
         self._select(TOUCH, names=list(names))
 
     def idle(self, idle_s: float) -> list[Placement]:
-        """Read the open placements without use for this many seconds, longest unused first; without moving ones."""
+        """Read the open placements unused for this many seconds, longest unused first; moving ones are left out."""
         return [_placement(row) for row in self._select(IDLE, idle_s=float(idle_s), most=PAGE)]
 
     def placements(self, *, stream: str | None = None, first: str = "") -> Iterator[Placement]:

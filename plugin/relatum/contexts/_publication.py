@@ -4,16 +4,16 @@ All input and output goes through a `RouterCore`, and the router may be suspende
 
 1. Look up the placement, or make it. While the context moves, wait.
 2. Publish the message to that partition, and wait for the confirm.
-3. Only then, read the clock. If the last query of the database (a look) began less than `TRUST_S` ago and the placement
-   is still in force, the message is valid: a mover waits longer than that before its fence (`MOVE_WAIT_S`). Otherwise,
-   look again. If it is in force then, the message precedes any fence: movers write `moving` to the database first.
+3. Only then, read the clock. If the last query of the database began less than `TRUST_S` ago and the placement is still
+   in force, the message is valid: a mover waits longer than that before its fence (`MOVE_WAIT_S`). Otherwise, query
+   again. If it is in force then, the message precedes any fence: movers first write `moving` to the database.
 4. If the context has changed, the partition decides. Read it from the lowest possible offset of the move's fence: a
    message after the fence is a stray, which consumers skip. An `Adoption`, published to the context's present
    partition, makes it valid there. The adoption is checked like a message, since the context may have moved again.
 
-A router publishes one message of a name at a time, and the next one once that is known to be valid, so strays do not
-overtake each other. No two clocks are compared; each must run at nearly the same rate, and must not stop while other
-machines run on. Source: docs/adr/0051.
+A router publishes one message of a name at a time, and the next one once that message is known to be valid, so strays
+do not overtake each other. No two clocks are compared; each must run at nearly the same rate, and must not stop while
+other machines run on. Source: docs/adr/0051.
 """
 
 import itertools
@@ -77,7 +77,7 @@ def elapsed_s() -> float:
 def find_stray(entries: Iterable[tuple[int, Entry]], sent: Sent, *, anywhere: bool) -> int | None:
     """The offset of a published message among a partition's entries, if it is after the end of its placement.
 
-    That is a fence or marker of its name with a higher epoch. `anywhere` finds the message in any place.
+    The end is a fence or marker of its name with a higher epoch. `anywhere` finds the message in any place.
     """
     is_behind = anywhere
     for offset, entry in entries:
@@ -151,7 +151,7 @@ class Publications:
         self._settle_all(name, self._clock() + timeout_s, must=must)
 
     def look(self) -> None:
-        """Look at the database once, and drop the messages that it proves valid: those with unchanged placements."""
+        """Query the database once, and drop the messages it proves valid: the messages with unchanged placements."""
         self._look(self._clock(), must=True)
 
     def counts(self, sent: Sent) -> bool:
@@ -160,14 +160,14 @@ class Publications:
         return self._stray(sent) is None
 
     def _trusts(self) -> bool:
-        """Whether the last look is young enough to prove a message valid that was confirmed before this call."""
+        """Whether the last query is recent enough to prove that a message confirmed before this call is valid."""
         return self._options.trust_clock and self._has_fresh_look()
 
     def _has_fresh_look(self) -> bool:
         return self._clock() - self._looked_at < TRUST_S
 
     def _looked(self, mark: int, began: float) -> None:
-        """Note what a look found, and when it began; the latest look wins."""
+        """Note a query's result, and when the query began; the latest query wins."""
         with self._lock:
             self._checked_mark = max(mark, self._checked_mark)
             self._looked_at = max(began, self._looked_at)
@@ -219,7 +219,7 @@ class Publications:
     def _comes_first(self, name: str, placement: Placement) -> bool:
         """Whether messages of a name must be settled before another one is sent with a placement.
 
-        These are messages that a look left unchecked, adoptions that may not have arrived, and all messages with
+        These are messages that a query left unchecked, adoptions that may not have arrived, and all messages with
         another placement: after its end they are strays, which the next message would overtake.
         """
         unchecked = self.unchecked.of(name)
@@ -258,7 +258,7 @@ class Publications:
                 self._settle(sent, deadline)
 
     def _settle(self, sent: Sent, deadline: float) -> None:
-        """Return once a message is valid, here or as an adoption elsewhere. Call it after a look."""
+        """Return once a message is valid, here or as an adoption elsewhere. Call this after a query."""
         if sent.is_doubtful and not self._is_there(sent):
             sent = self._adopt(sent, None, deadline)
         while (at := self._stray(sent)) is not None:
@@ -291,7 +291,7 @@ class Publications:
         return self._world.search(sent, from_offset, True) is not None
 
     def _stray(self, sent: Sent) -> int | None:
-        """The offset of a message after the end of its placement; None if it is valid. Call it after a look."""
+        """The offset of a message after the end of its placement; None if it is valid. Call this after a query."""
         if self.cache.still(sent):
             return None
         move = self._world.fence_after(sent.name, sent.wanted.epoch, sent.stream)
@@ -305,6 +305,6 @@ class Publications:
 
 
 def _scan_from(move: Move, stream: str) -> int:
-    """The offset from which to read all that a move wrote to a stream."""
+    """The offset at which to begin to read all that a move wrote to a stream."""
     offsets = [at for end, at in ((move.source, move.scan_from), (move.target, move.target_scan_from)) if end == stream]
     return min(offsets)

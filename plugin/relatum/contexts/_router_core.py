@@ -166,7 +166,7 @@ class RouterCore:
         metrics.retire(self)
 
     def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:
-        """The generation, and the placements changed since another one; None if that is not known.
+        """The generation, and the placements changed since another generation; None if they are unknown.
 
         One query serves all calls made before it began.
         """
@@ -183,7 +183,7 @@ class RouterCore:
                 self._reading.release()
 
     def place(self, name: str, stream: str | None) -> Placement:
-        """The placement of a name, open or moving; if it has none, one in this stream, or by the balance rule."""
+        """The placement of a name, open or moving; a name without one gets one in this stream, or by the rule."""
 
         def choose(name: str, partitions: Sequence[PartitionRow]) -> PartitionRow:
             self._candidates = partitions
@@ -242,7 +242,7 @@ class RouterCore:
         return within(max(seconds, LEAST_S))
 
     def published(self) -> None:
-        """Count a message with a name. The first one, and one after a pause, starts the thread that looks."""
+        """Count a message with a name. The first one, and one after a pause, starts the thread that queries."""
         with self._lock:
             self._published += 1
             if self._looks is None and self.options.trust_clock and not self._is_closed:
@@ -253,7 +253,7 @@ class RouterCore:
             self._unnamed += 1
 
     def _look(self) -> None:
-        """Query after several messages, for later ones, and while some are unchecked: it saves them the round trip."""
+        """Query after several messages, for later ones, and while some are unchecked: this saves them a round trip."""
         now, unchecked = time.monotonic(), len(self.publications.unchecked)
         published, self._looked_after = self._published - self._looked_after, self._published
         if published or unchecked:
@@ -299,7 +299,7 @@ def _candidates(partitions: Sequence[PartitionRow]) -> list[Candidate]:
 
 @contextmanager
 def unsettled(name: str, settle: Callable[..., Any]) -> Iterator[None]:
-    """After the confirm of a message, an error leaves the outcome unknown, and `settle` finds it out."""
+    """After the confirm of a message, an error leaves the outcome unknown; `settle` finds the outcome."""
     try:
         yield
     except RelatumError as error:

@@ -1,7 +1,7 @@
 """How a router publishes a message, with pika or aio-pika.
 
-The flow is written once, as coroutines. The asyncio router awaits them. The blocking router runs them by hand: all that
-they await there is blocking code, so they never suspend.
+The flow is written once, as coroutines. The asyncio router awaits them. The blocking router runs them by hand: they
+await only blocking code there, so they never suspend.
 """
 
 import copy
@@ -206,7 +206,7 @@ class RouterBase(Generic[Options]):
     # --- what the asyncio router does in other ways -----------------------------------------------------------------
 
     async def _call(self, function: Callable[..., T], *args: Any, to_end: bool = True) -> T:
-        """Make a blocking call; to its end, even if cancelled, if later messages of the name must not overtake it."""
+        """Make a blocking call. If later messages of the name must not overtake it, it completes even if cancelled."""
         return function(*args)
 
     async def _end(self, function: Callable[[], None]) -> None:

@@ -1,6 +1,6 @@
 """The affinity sets of a router: finds the set of a message, and closes sets that have ended.
 
-A message's headers name its set, or a predecessor, whose set it joins. A thread stores the use of sets and closes those
+A message's headers name its set, or a predecessor, whose set it joins. A thread stores the use of sets and closes sets
 that have ended; publishers never wait for it.
 """
 
@@ -56,7 +56,7 @@ RECORDED: Final = sql(f"""
 
 
 class SetRequest(NamedTuple):
-    """What a message's headers ask for: a set, or the set of its predecessor."""
+    """The set that a message's headers request: a named set, or the set of its predecessor."""
 
     name: str | None = None
     is_last: bool = False
@@ -112,7 +112,7 @@ class Predecessors:
                 self._recent.popitem(last=False)
 
     def known(self, request: SetRequest) -> Found | None:
-        """Return the set or partition that a request names; None if servers must be asked for it."""
+        """Return the set or partition that a request names; None if only servers know it."""
         if request.predecessor is None:
             return Found(request.name, None)
         with self._lock:
@@ -121,7 +121,7 @@ class Predecessors:
             return self._recent.get(request.predecessor)
 
     def find(self, predecessor: str) -> Found:
-        """Ask the servers for the set or partition of a predecessor."""
+        """Query the servers for the set or partition of a predecessor."""
         partitions = [row.stream for row in self._core.store.partitions()]
         place = place_in(predecessor, partitions)
         if place is None:
@@ -276,7 +276,7 @@ class SetKeeper:
         return is_done
 
     def _check(self) -> None:
-        """Make earlier messages valid: a set that has ended is not checked again."""
+        """Make earlier messages valid, because a set that has ended is not checked again."""
         unchecked = self._core.publications.unchecked
         if not len(unchecked):
             return

@@ -87,8 +87,8 @@ class Router(RouterBase[Options], Target, Closing):
             body: The body.
             properties: The properties, whose headers name the context or set. They are not changed.
             routing_key: For messages without a context or set: a key to balance by, or "".
-            mandatory: For messages without a context or set: whether unroutable messages are returned. Others always
-                are.
+            mandatory: For messages without a context or set: whether unroutable messages are returned. Other messages
+                always are.
 
         Returns:
             The result of `basic_publish`.
@@ -111,7 +111,7 @@ class Router(RouterBase[Options], Target, Closing):
 
 
 class ContextRouter(ContextFlow, Router[ContextOptions]):
-    """Publishes messages to the partitions their serialization contexts are in.
+    """Publishes messages to the partitions of their serialization contexts.
 
     A context manager; threads may share one.
 
@@ -131,7 +131,7 @@ class ContextRouter(ContextFlow, Router[ContextOptions]):
         super_stream: The super stream's name.
         database: PostgreSQL's URL, or a `Database`, which the caller closes.
         options: A `ContextOptions`; None for the defaults.
-        broker: The broker's URL, or a `Broker`. None (default): that of the channel first published on.
+        broker: The broker's URL, or a `Broker`. None (default): the broker of the channel first published on.
 
     Raises:
         ConfigurationError: an option or a URL is invalid.
@@ -242,7 +242,7 @@ class AsyncContextRouter(ContextFlow, AsyncRouter[ContextOptions]):
 
 
 class AsyncAffinityRouter(AffinityFlow, AsyncRouter[AffinityOptions]):
-    """Publishes all messages of an affinity set to the partition of its first one: `AffinityRouter` for asyncio.
+    """Publishes all messages of an affinity set to one partition: `AffinityRouter` for asyncio.
 
         async with relatum.AsyncAffinityRouter("invoices", DATABASE_URL) as router:
             await router.publish(channel, Message(body, headers={"affinity_set": "invoice 17"}))

@@ -1,4 +1,4 @@
-"""The serial consumer for threads, its batches, and the part that it shares with the one for tasks."""
+"""The serial consumer for threads, its batches, and the part that it shares with the serial consumer for tasks."""
 
 import asyncio
 import logging
@@ -112,8 +112,8 @@ class SerialBatch(BatchBase):
     def transaction(self) -> AbstractContextManager[sa.Connection]:
         """Open a transaction that acknowledges the batch when it commits: each message is consumed exactly once.
 
-        The rows you write through the connection and the position are committed together. If the block raises, all of
-        it is rolled back, and the batch remains to be acknowledged or given back.
+        The rows you write through the connection and the position are committed together. If the block raises,
+        everything is rolled back, and the batch remains to be acknowledged or given back.
 
         Raises:
             PartitionLost: Another member took the partition over; nothing was written.
@@ -241,8 +241,8 @@ class SerialConsumer(ConsumerBase, Closing):
 
     Consumers with the same name, in any number of processes, are members that share the partitions; one member reads a
     partition at a time. Positions are stored in PostgreSQL. Contexts may move between partitions at any time: messages
-    in the new partition are held back until all earlier ones in the old partition are consumed. Contexts that do not
-    move never wait.
+    in the new partition are held back until all earlier messages in the old partition are consumed. Contexts that do
+    not move never wait.
 
     A context manager: entering starts it, leaving closes it. Thread-safe; batches of different partitions can be
     processed at the same time.

@@ -3,7 +3,7 @@
 The loop hands batches out; the application's threads wait for them.
 
 A process that was frozen for longer than its lease delivers nothing before it has renewed the lease, whichever timer
-fires first; what it writes until then is fenced.
+fires first. Its writes until then are fenced.
 """
 
 import asyncio
@@ -185,7 +185,7 @@ class Member:
         self._ended.set()
 
     async def _keep_lease(self) -> float:
-        """Renew the lease; open the partitions gained, and drop those lost."""
+        """Renew the lease; open gained partitions, and drop lost partitions."""
         if (early_s := self._renews_at - time.monotonic()) > 0:
             return early_s
         reach = self._reach

@@ -1,7 +1,7 @@
 """One partition of a member: a task opens it at its stored position, reads it, and judges its messages.
 
-Partitions do not block each other: one that cannot continue, because its batch is in use, an adopted message cannot be
-read yet, or PostgreSQL is unavailable, keeps its events and retries.
+Partitions do not block each other: a partition that cannot continue, because its batch is in use, an adopted message
+cannot be read yet, or PostgreSQL is unavailable, keeps its events and retries.
 
 The loop hands steps out, and the application's threads commit them: PostgreSQL fences the commit, and the loop learns
 of it afterwards. After any failure in the loop, the partition is reopened from its stored state.
@@ -224,7 +224,7 @@ class Partition:
             self.member.surplus.wake()
 
     def _look(self) -> None:
-        """Do what is due: hand out a batch, or store the position; else do so when it is due."""
+        """Hand out a batch or store the position if that is due; else do so when it is."""
         following, now = self.following, time.monotonic()
         if following is None:
             return
@@ -382,8 +382,8 @@ class Partition:
     def _read_adopted(self, adoption: Adoption) -> Message | None:
         """Read the message that an adoption names; None if retention dropped it, or its partition was deleted.
 
-        It was confirmed before it was adopted. If it is not visible, the replica lags, and the read is retried; only
-        the word of the stream's leader ends that: the stream was declared again.
+        It was confirmed before it was adopted. If it is not visible, the replica lags, and the read is retried until
+        the stream's leader says that it has no such message: the stream was declared again.
         """
         try:
             return self.member.follower.reader().read(adoption.stream, adoption.offset)

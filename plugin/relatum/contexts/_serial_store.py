@@ -220,7 +220,7 @@ class ConsumerStore:
         self._of_lease.close()
 
     def ensure(self, super_stream_id: int, beginnings: Callable[[Sequence[str]], Mapping[str, int]]) -> None:
-        """Create missing rows of this consumer; `beginnings` returns a new one's first positions above 0."""
+        """Create missing rows of this consumer; `beginnings` returns a new consumer's first positions above 0."""
         with self.database.transaction() as connection:
             ask = asking(connection, super_stream_id=super_stream_id, name=self.name)
             ask(_ADD_CONSUMER)
@@ -290,8 +290,8 @@ class ConsumerStore:
     def restart(self, partition_id: int, position: int, *, markers_from: int, fences_from: int) -> None:
         """Set the position back, or to the beginning of a stream that was declared again.
 
-        Holds whose markers are at or after `markers_from` are dropped: these markers are gone, or read again. Holds in
-        other partitions stop waiting for fences at or after `fences_from`, which no longer exist.
+        Holds whose markers are at or after `markers_from` are dropped: these markers are gone, or will be read again.
+        Holds in other partitions stop waiting for fences at or after `fences_from`, which no longer exist.
         """
         with self._asking(partition_id) as ask:
             if ask(_RESTART, position=position).rowcount:

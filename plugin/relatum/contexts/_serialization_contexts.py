@@ -50,9 +50,9 @@ class SerializationContexts(Closing):
 
     Args:
         super_stream: The super stream's name.
-        database: PostgreSQL's URL, or a `Database`, which stays the caller's.
-        broker: The broker's URL, or a `Broker`. Moving contexts and changing partitions needs it, looking does not.
-        vhost: The super stream's virtual host; None (default): the broker's, or "/" without one.
+        database: PostgreSQL's URL, or a `Database`, which the caller closes.
+        broker: The broker's URL, or a `Broker`. Needed to move contexts and to change partitions, not to list them.
+        vhost: The super stream's virtual host; None (default): the broker's, or "/" without a broker.
         header: The header that names contexts; None (default): the stored one, or `serialization_context` if the super
             stream is new to the database.
         moves_at_once: How many moves run at the same time, from 1. Default: 4.
@@ -107,7 +107,7 @@ class SerializationContexts(Closing):
         """Assign contexts to a partition before their first messages. Idempotent.
 
         Args:
-            contexts: Their names; or one name.
+            contexts: The contexts' names; or one name.
             partition: The partition's stream.
 
         Raises:
@@ -160,7 +160,7 @@ class SerializationContexts(Closing):
         )
 
     def _find(self, names: Collection[str]) -> dict[str, Placement]:
-        """The placements of names; `PlacementNotFound` if one of them has none."""
+        """The placements of names; `PlacementNotFound` if a name has none."""
         found = self._store.find(names)
         for name in names:
             if name not in found:
@@ -174,12 +174,12 @@ class SerializationContexts(Closing):
         time, and several moves run at the same time.
 
         Args:
-            contexts: Their names; or one name.
+            contexts: The contexts' names; or one name.
             to: The target partition's stream.
             progress: Called after each step.
 
         Returns:
-            The ended moves; `pause_s` of each is how long its contexts paused.
+            The ended moves; the `pause_s` of a move is how long its contexts paused.
 
         Raises:
             PlacementNotFound: a context has no messages yet; nothing was moved.
@@ -187,7 +187,7 @@ class SerializationContexts(Closing):
             SuperStreamConflict: the target partition is retired.
             MoveConflict: a context is part of another move. Contexts before it may have moved.
             RelatumError: a move stopped; the field `move_id` has its number: `resume` or `abort` it. Moves that ran at
-                the same time were completed, the remaining ones did not begin.
+                the same time were completed; the remaining moves did not begin.
         """
         checked_name("to", to)
         names = _names("contexts", contexts)
@@ -253,7 +253,7 @@ class SerializationContexts(Closing):
         """The moves that have not ended, oldest first.
 
         Args:
-            latest: If given, return this many of all moves instead, ended ones included, newest first.
+            latest: If given, return this many of all moves instead, ended moves included, newest first.
         """
         if latest is not None:
             checked_count("latest", latest)
@@ -294,10 +294,10 @@ class SerializationContexts(Closing):
 
         Args:
             count: How many partitions to add.
-            binding_keys: Their binding keys, instead of `count`; None (default): the next numbers.
+            binding_keys: The partitions' binding keys, instead of `count`; None (default): the next numbers.
 
         Raises:
-            SuperStreamConflict: a partition with that binding key exists or was retired; earlier ones were added.
+            SuperStreamConflict: a partition with that binding key exists or was retired; earlier partitions were added.
         """
         checked_count("count", count, most=PARTITIONS_MAX)
         if binding_keys is not None:
@@ -317,7 +317,7 @@ class SerializationContexts(Closing):
         Args:
             partition: The partition's stream.
             delete: Also delete the stream, after every serial consumer has consumed all present messages of the super
-                stream. Consumers with new names cannot read its messages then.
+                stream. Consumers with new names then cannot read its messages.
             timeout_s: With `delete`, seconds to wait for consumers. Default: 30.
 
         Raises:
@@ -374,7 +374,7 @@ class SerializationContexts(Closing):
 
 
 def _names(argument: str, given: str | Iterable[str]) -> list[str]:
-    """One name or several, each once, in their order."""
+    """The given name or names, in order, without duplicates."""
     return list(dict.fromkeys(checked_names(argument, [given] if isinstance(given, str) else given)))
 
 

@@ -1,4 +1,4 @@
-"""The rows of a super stream with placements, and of its partitions: created if missing, else checked; and retired."""
+"""Creates or checks the rows of a super stream with placements and of its partitions, and retires partitions."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -228,7 +228,7 @@ def _synced(ask: Ask, known: Sequence[PartitionRow], wanted: Layout) -> bool:
 
 
 def checked_key(rows: Sequence[PartitionRow], super_stream: str, key: str | None) -> str | None:
-    """Return the binding key of a new partition: the given one, or the next number. Keys of retired ones are refused.
+    """Return the binding key of a new partition: the given key, or the next number. Keys of retired ones are refused.
 
     None lets the broker choose the number, which does not know of deleted partitions.
     """
@@ -247,7 +247,7 @@ def checked_key(rows: Sequence[PartitionRow], super_stream: str, key: str | None
 
 
 def retire(store: "MoveStore", stream: str) -> None:
-    """Retire a partition: nothing is placed in it or moved to it. Idempotent.
+    """Retire a partition: from then on, nothing is placed in it or moved to it. Idempotent.
 
     Raises:
         StreamNotFound, PartitionInUse: nothing was changed.
@@ -275,7 +275,7 @@ def retire(store: "MoveStore", stream: str) -> None:
 def wait_until_read(store: "MoveStore", streams: "ControlStreams", retired: str, timeout_s: float) -> None:
     """Wait until every consumer has read all present messages of the super stream.
 
-    This includes other partitions: an adoption there may stand for a message in the retired one.
+    This includes other partitions: an adoption there may replace a message in the retired partition.
 
     Raises:
         PartitionInUse: a consumer did not finish in time.

@@ -9,13 +9,13 @@ The events of a follower mean the same to every component:
   Other gaps are normal and not reported.
 - **Replaced**: the stream differs from what was read: another message has a known offset, or the leader says that the
   stream ends before it. The stream lost its end, or was declared again. An owner with more known positions can find the
-  last one that agrees, and follow from there. A node with fewer messages proves nothing: the follower asks the leader,
-  and waits for its answer.
+  last one that agrees, and follow from there. A node with fewer messages proves nothing: the follower queries the
+  leader, and waits for its answer.
 - **CaughtUp**: a node has no more records now. This need not be the stream's end, which only the leader knows.
 - **Failed**: the stream cannot be read now: it is missing, moving or damaged, reading is refused, or the broker is
   unreachable. The follower retries forever. A deleted stream is a `StreamNotFound` until it is declared again.
 
-After an interruption, reading continues after the last delivered record, by which the stream is recognised.
+After an interruption, reading continues after the last delivered record, which identifies the stream.
 
 Data in flight is bounded per stream, and in bytes for all streams; a stream gets credit when the owner releases
 records. So neither a busy stream nor a slow owner slows down other streams.

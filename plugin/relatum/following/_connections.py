@@ -30,7 +30,7 @@ SETTLED_S: Final = 5.0
 class Node:
     """A node of the broker (None: the home node), and its connections, which are opened one after the other.
 
-    `attempts`: How often one was opened, or could not be and need not. `error`: Why none can be opened `out_until`.
+    `attempts`: How often a connection was opened, or failed and need not be. `error`: Why none opens `out_until`.
     """
 
     def __init__(self, where: NodeAddress | None) -> None:
@@ -51,7 +51,7 @@ class Node:
 class Connections:
     """The connections of a follower.
 
-    `link`: Opens a connection to a node. `places`: Asks for the nodes of a stream.
+    `link`: Opens a connection to a node. `places`: Queries the nodes of a stream.
     `away`: Called with the reason if no stream can be read. `back`: Called when streams can be read again.
     """
 
@@ -87,7 +87,7 @@ class Connections:
     # --- subscriptions ------------------------------------------------------------------------------------------------
 
     async def subscribe(self, followed: "Followed") -> Subscription:
-        """Subscribe over a connection to the stream's node, as soon as one has room."""
+        """Subscribe over a connection to the stream's node, as soon as a connection has room."""
         node = self._node(followed.node)
         while True:
             connection = node.least_used()

@@ -113,9 +113,9 @@ BYTES: Final = 1 << 20
 
 
 class HeldChunk:
-    """A chunk that was read. It is split and unpacked piece by piece at delivery, so it waits at its sent size.
+    """A chunk that was read. Delivery splits and unpacks it piece by piece; until then it takes its size on the wire.
 
-    `begin`: Earlier records are not delivered. `out`: Delivered pieces that the owner has not released. `is_cut`: No
+    `begin`: The first record to deliver. `out`: Delivered pieces that the owner has not released. `is_cut`: No
     piece is left.
     """
 

@@ -1,8 +1,8 @@
 """One followed stream: how far it was read, and whether it is still the known one.
 
 If a message of the stream is known, reading begins at that message, not after it. So the first chunk shows without a
-query whether the stream is the same: it contains the message, or a different one. Otherwise the follower asks the
-stream's leader:
+query whether the stream is the same: it contains the message, or a different one. Otherwise the follower queries
+the stream's leader:
 
 - if nothing arrives, or only earlier records: the node lags, or the stream lost its end or was declared again;
 - if reading begins after the known message, or after the next one: retention dropped it, the stream has a gap, or it
@@ -44,7 +44,7 @@ class StreamDiffers(Exception):
 
 
 class Followed:
-    """A stream being followed: all before `next_offset` was read, and `known` is the last known message.
+    """A stream being followed: everything before `next_offset` was read, and `known` is the last known message.
 
     `node`: The node to read from; None: the home node.
     `is_attached`: Whether `Attached` was reported since reading began.
@@ -221,7 +221,7 @@ class Followed:
         return first
 
     async def _recognise(self, held: HeldChunk | None) -> bool:
-        """Compare a chunk with the known message, or ask the leader; return False if reading must start again."""
+        """Compare a chunk with the known message, or query the leader; return False if reading must start again."""
         known = self.known
         assert known is not None, "else it is agreed"
         if held is None or held.last_offset < known.offset:
@@ -255,7 +255,7 @@ class Followed:
         return True
 
     async def _look(self, held: HeldChunk | None, known: Position | None, *, is_end: bool) -> Finding:
-        """Ask the leader; see `StreamFollower.look`."""
+        """Query the leader; see `StreamFollower.look`."""
         follower = self._follower
         try:
             finding = await follower.look(self.stream, known, is_end)
@@ -309,7 +309,7 @@ class Followed:
         self._follower.delivery.put(self, item)
 
     def note_delivered(self, batch: RecordBatch) -> None:
-        """Remember the last delivered record, by which the stream is recognised."""
+        """Remember the last delivered record, which identifies the stream."""
         self._has_given = True
         # Undecoded: this runs for each chunk, and is needed only after an interruption.
         self._last = batch.offsets[-1], batch.records[-1], batch.chunk_ms

@@ -80,7 +80,7 @@ class StreamFollower:
     logged and the event is delivered again; records are read again for this.
     `gather_s`: Seconds that reading pauses while many streams send small chunks: together they cost less. Default: 0.
     `name`, `who`: How `outages` names the follower as a whole, and the following of one stream.
-    `options`: Those of `StreamReader.open`. A connection that is silent for 1.5 times `heartbeat_s` is dropped.
+    `options`: The options of `StreamReader.open`. A connection that is silent for 1.5 times `heartbeat_s` is dropped.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class StreamFollower:
     def follow(self, stream: str, next_offset: int, *, known: Position | None = None) -> int:
         """Follow a stream, which need not exist yet, from an offset; start again if it is followed already.
 
-        `known`: A message of the stream, by which it is recognised; None accepts any stream.
+        `known`: A message of the stream, which identifies it; None accepts any stream.
         Returns the number that identifies this following in its events.
         """
         if self.is_closed:
@@ -171,7 +171,7 @@ class StreamFollower:
         )
 
     async def look(self, stream: str, known: Position | None, is_end: bool) -> Finding:
-        """Ask the stream's leader whether a known message is unchanged, and where the stream begins.
+        """Query the stream's leader: whether a known message is unchanged, and where the stream begins.
 
         `is_end`: The beginning is not needed if the message is unchanged or expired. Raises `StreamUnavailable` if
         there is no answer now.

@@ -14,8 +14,8 @@ are equal in the table:
 | | `int` | taken as microseconds since 1970, UTC |
 | | ISO 8601 text with a zone | as the `datetime` it names |
 
-UTF-8 `bytes` count as their text, for every type. `None` is not a value: it makes no row and no error. All other values
-are invalid, each for a named reason.
+UTF-8 `bytes` are treated as their text, for every type. `None` is not a value: it makes no row and no error. All other
+values are invalid, each for a named reason.
 """
 
 import re

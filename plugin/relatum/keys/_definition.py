@@ -29,17 +29,17 @@ class KeyDefinition:
             `"property:NAME"` (see `PROPERTIES`): that header or property. `"header:$.a.b[0]"`: a value inside a
             header's tables and arrays. `"body:$.order.id"`: a value in a body of JSON; `[*]` is each item of an array,
             and then a message has several values. `"trace-id:traceparent"`: the trace's id in that header, or in a
-            body: `"trace-id:body:$.parent"`. `"… or …"`: the first of these that has a value. A sequence of these: a
-            composite of them in that order, which has a value if each component has one. A callable of the body: the
+            body: `"trace-id:body:$.parent"`. `"… or …"`: the first of these that has a value. A sequence of sources: a
+            composite of these in order, which has a value if each component has one. A callable of the body: the
             interceptor calls it on each message and writes the result into the header with the key's name (None: no
             header), where recorders and consumers find it.
         type: `"text"` (default), `"integer"` or `"timestamp"`; see `relatum.keys` for which values are equal.
         names: The name of another key: a value of this key refers to the earlier message that has the same value of
             that key (a reply's `correlation_id` to a request's `message_id`). Both keys have the same type and number
-            of parts. None (default): messages share the value.
-        masked: Whether the values are secret: the page shows digests of them. False (default) agrees with either.
+            of parts. None (default): messages that share the value are related.
+        masked: Whether the values are secret: the page shows digests of them. False (default) accepts either setting.
         since: When the key was defined; set by the database.
-        key_id: The key's id in the database; set by the database, 0 before.
+        key_id: The key's id in the database, which sets it; 0 before that.
 
     Raises:
         InvalidKeyDefinition: `name`, `source`, `type` or `names` is invalid.
@@ -241,7 +241,7 @@ def bases_of(message: Any) -> Callable[[Place], Any]:
 def bases(
     headers: Mapping[str, Any], get_property: Callable[[str], Any], get_body: Callable[[], bytes]
 ) -> Callable[[Place], Any]:
-    """As `bases_of`, for a message's parts."""
+    """Like `bases_of`, but for a message's parts."""
     content: Content | None = None
 
     def base_of(place: Place) -> Any:
@@ -274,7 +274,7 @@ def as_definitions(keys: Iterable["str | KeyDefinition"]) -> list[KeyDefinition]
 
 
 def masked_places(definitions: Iterable[KeyDefinition], names: Collection[str] = ()) -> dict[Place, KeyType]:
-    """Return the places of masked keys, and of keys that refer to them and so share their values, with the types.
+    """Return the places and types of masked keys, and of keys that refer to these and so share their values.
 
     Args:
         definitions: All definitions in force.
@@ -329,7 +329,7 @@ class KeyAgreement:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the database was asked once, even if it did not answer."""
+        """Whether the database was queried once, even if it did not answer."""
         return self._asked.is_set()
 
     def tell(self, conflict: RelatumError | None) -> None:
@@ -338,7 +338,7 @@ class KeyAgreement:
         self._asked.set()
 
     def wait(self, timeout_s: float = AGREE_S) -> None:
-        """Wait until the database was asked once, for at most this many seconds."""
+        """Wait until the database was queried once, for at most this many seconds."""
         self._asked.wait(max(0.0, timeout_s))
 
     def check(self) -> None:

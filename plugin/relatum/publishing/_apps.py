@@ -1,8 +1,8 @@
 """Apps and broker objects, which are made before their processes fork: Celery's, dramatiq's, and FastStream's.
 
-Each process that publishes has its own interception, made with its first publishing connection.
+Each process that publishes has its own interception, which its first publishing connection makes.
 
-- Celery sends tasks by the producers of `app.producer_or_acquire`. The signal `before_task_publish` does not suffice:
+- Celery sends tasks with the producers of `app.producer_or_acquire`. The signal `before_task_publish` does not suffice:
   Celery suppresses errors of its receivers, and does not say which app publishes.
 - dramatiq's RabbitMQ broker object has a pika connection for each thread. It connects when the thread first publishes,
   and adds the connection to its public set before using it. So that set is replaced. Middleware does not suffice:
@@ -66,7 +66,7 @@ class ProcessInterceptions:
         return PublisherCounts() if self._present is None else self._present.counts
 
     def current(self, connection: Any, *, may_wait: bool = True) -> Interception | None:
-        """Return this process's interception, made with its first publishing connection; None once released."""
+        """Return this process's interception, which its first publishing connection makes; None once released."""
         with self._starting:
             if self.active and self._present is None:
                 address = address_of(self.options.broker or connection, self.nodes)

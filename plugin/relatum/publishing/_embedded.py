@@ -1,8 +1,8 @@
 """The recorders inside this process: one for each broker, database and set of keys, shared by connections.
 
 Recorders outlive connections, so messages published just before a connection ended are recorded too. They run in daemon
-threads and never keep a process alive; another process, or the next start, continues from the coverage. Messages that
-`release`, or a process that ends without it, leaves unrecorded are logged as a warning, if known.
+threads and never keep a process alive; another process, or the next start, continues from the coverage. A warning
+reports known messages left unrecorded by `release`, or by a process that ends without it.
 """
 
 import atexit

@@ -59,14 +59,14 @@ def intercept(
 ) -> _Connection:
     """Make a connection publish messages that Relatum can relate, and return it.
 
-    A message without a `message_id` gets one: a UUIDv7, which carries the message's time. A message that has one, or is
-    to have a receipt, gets the header `relatum_time` instead (microseconds since 1970, UTC), unless it has the property
+    A message without a `message_id` gets a UUIDv7, which carries the message's time. A message that has an id, or will
+    have a receipt, gets the header `relatum_time` instead (microseconds since 1970, UTC), unless it has the property
     `timestamp`. Values of keys are checked. Bodies and the caller's properties and headers do not change. This applies
     to all channels, including open ones.
 
-    Errors after sending belong to the client's class and to one of Relatum's: `PublishUnroutable`, `PublishNacked`, or
-    `PublishOutcomeUnknown`, whose `settle(timeout_s)` finds out by reading the streams (await it if you awaited the
-    publish). Errors before sending are the client's own.
+    Errors after sending are both the client's class and a Relatum class: `PublishUnroutable`, `PublishNacked`, or
+    `PublishOutcomeUnknown`. `settle(timeout_s)` of the latter reads the streams to find the outcome (await it if you
+    awaited the publish). Errors before sending are the client's own.
 
     Args:
         connection: A pika BlockingConnection, a pika callback connection (such as SelectConnection), an aio-pika
@@ -142,7 +142,7 @@ def intercept(
 def release(connection: _Connection) -> _Connection:
     """Undo `intercept` and return the connection. Wrappers that others have added since stay and pass calls through.
 
-    With the last connection that used it, the embedded recorder ends, once it has recorded the published messages. This
+    The embedded recorder ends with the last connection that used it, once it has recorded the published messages. This
     takes at most two seconds, even if no server answers. Unrecorded messages are logged as a warning and counted in
     `statistics(connection).left`; the next recorder of these streams records them. In an event loop:
     `await asyncio.to_thread(relatum.release, connection)`. A connection that is not intercepted does not change.

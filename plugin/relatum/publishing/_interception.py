@@ -238,7 +238,7 @@ class Interception:
         return self._locator
 
     def check_receipts(self) -> None:
-        """Check that receipts can be had: there is a database, and it defines the keys alike."""
+        """Check that receipts are possible: there is a database, and it defines the keys in the same way."""
         if self.options.database is None:
             raise ConfigurationError("a receipt needs the database: intercept the connection with database=URL")
         self.agreement.check()
@@ -298,14 +298,14 @@ def interception_of(connection: object) -> Any:
 class Replacement:
     """Replaces a method of one object and resembles it: decorators check its name, and whether it is awaited.
 
-    `replaced` is the object's own attribute before, None if it had none; `__wrapped__` is the replaced method.
+    `replaced` is the object's own earlier attribute, None if it had none; `__wrapped__` is the replaced method.
     """
 
     replaced: Any = None
 
     @property
     def __class__(self) -> Any:
-        """The method's class, by which `inspect` and `unittest.mock` recognise a method."""
+        """The method's class: `inspect` and `unittest.mock` use it to recognise a method."""
         return self.__wrapped__.__class__
 
     @__class__.setter
@@ -337,7 +337,7 @@ class LateBound(Replacement):
 
 
 class Watch(LateBound):
-    """Calls the method, then `after(result, *args, **kwargs)`."""
+    """A wrapper of a client's method: calls it, then `after(result, *args, **kwargs)`."""
 
     def __init__(self, owner: Callable[[], Any], name: str, after: Callable[..., None]) -> None:
         super().__init__(owner, name)

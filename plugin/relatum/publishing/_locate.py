@@ -70,8 +70,8 @@ class Destinations:
     """The streams that may contain a message.
 
     If `is_exact`, a message that the broker accepted is in each of these streams and in no other. Otherwise it is in
-    some of them, or in others: the broker cannot be asked safely where an exchange routes a key, and exchanges may be
-    bound to exchanges. Its absence from these streams then proves nothing.
+    some of these streams, or in others: the broker cannot be asked safely where an exchange routes a key, and exchanges
+    may be bound to exchanges. Its absence from these streams then proves nothing.
     """
 
     streams: frozenset[str]
@@ -153,7 +153,7 @@ class Locator:
         self.waits: SharedWait[PlaceSearch, bool] = SharedWait(partial(Locator._poll, weakref.proxy(self)), first_s=0)
 
     def close(self) -> None:
-        """Close the reader and the database. A search that still runs opens a reader for each look."""
+        """Close the reader and the database. A search that still runs then opens a reader for each read."""
         self._is_closed = True
         self._reader.close()
         self.waits.join()
@@ -188,8 +188,8 @@ class Locator:
         """Return the queues or streams that contain a message if it arrived, as far as Relatum can tell.
 
         The default exchange routes only to the queue named by the routing key. Any other exchange may route to the
-        streams that are bound to it, and to those that `intercept(streams=…)` names; the routing key of a super stream
-        names one of its partitions.
+        streams that are bound to it, and to the streams that `intercept(streams=…)` names; the routing key of a super
+        stream names one of its partitions.
         """
         exchange, name = sent.exchange, sent.routing_key
         if exchange == "":
@@ -242,7 +242,7 @@ class Locator:
     # --- the table: which streams have the message -----------------------------------------------------------------
 
     def _poll(self, looks: "Sequence[PlaceSearch]") -> Iterator[tuple[int, bool]]:
-        """Query the places of all awaited messages, and yield the looks that have ended.
+        """Query the places of all awaited messages, and yield the searches that have ended.
 
         While the database is unavailable, the messages count as not recorded yet.
         """

@@ -53,7 +53,7 @@ class Numbering:
         self._has_ended = False
 
     def _resume(self, position: GroupPosition) -> None:
-        """Continue from a position: with the missing numbers, then with numbers above the highest."""
+        """Continue from a position: first with the missing numbers, then above the highest."""
         if position.group_id != self.group_id and self._is_begun:
             raise GroupFault.OPTION_INVALID.error(
                 f"group {self.group_id} has messages already: continue another group with a new MessageGroup"
@@ -159,8 +159,8 @@ class _Group(Numbering):
                 would be used twice. Default: False.
 
         Raises:
-            InvalidGroup: the position is of another group, and this one has messages already; or it is of other
-                streams, or not proven.
+            InvalidGroup: the position is of another group although this group has messages already, is of other
+                streams, or is not proven.
             GroupConflict: no further message can complete the group (field `anomaly`).
         """
         if not isinstance(position, GroupPosition):
@@ -252,15 +252,15 @@ class MessageGroup(_Group):
             last: Whether the group ends with this message. Default: False.
             exchange: The message's exchange. None (default): the group's.
             routing_key: The message's routing key. None (default): the group's.
-            mandatory: True (default): with confirms, a message without a bound queue is `PublishUnroutable`. False: the
-                broker drops it, and the group keeps a gap.
+            mandatory: True (default): with confirms, a message that no queue takes raises `PublishUnroutable`. False:
+                the broker drops it, and the group keeps a gap.
             kwargs: Further arguments of the client's own `basic_publish`.
 
         Returns:
             What the client's `basic_publish` returns.
 
         Raises:
-            InvalidGroup: the group has its last message, or its block has ended; or it would have over 999,999,999
+            InvalidGroup: the group has its last message, its block has ended, or it would have over 999,999,999
                 messages. Nothing was sent.
             InvalidRelationshipKey, HeadersRefused: nothing was sent; the next message gets this number.
             PublishUnroutable, PublishNacked: the message is in no stream; the next one gets this number. If an exchange
@@ -300,7 +300,7 @@ class MessageGroup(_Group):
 
 
 class AsyncMessageGroup(_Group):
-    """Publishes the messages of one group in order, as `MessageGroup`, for aio-pika.
+    """Publishes the messages of one group in order, like `MessageGroup`, but for aio-pika.
 
         async with relatum.AsyncMessageGroup(exchange, "orders") as group:
             await group.put(Message(b"first"))

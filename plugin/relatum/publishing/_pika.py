@@ -79,7 +79,7 @@ class Publisher(Replacement):
 
     @property
     def _original_function(self) -> "Publisher":
-        """The method that OpenTelemetry's instrumentation restores when removed: the one it wrapped, intercepted.
+        """The method that OpenTelemetry's instrumentation restores when removed: the wrapped method, intercepted.
 
         The instrumentation reads this attribute of `basic_publish`. Raises AttributeError if it wrapped nothing.
         """
@@ -98,7 +98,7 @@ class Publisher(Replacement):
         *more: Any,
         **options: Any,
     ) -> Any:
-        """Publish a stamped message. Arguments, result and errors before sending are those of the wrapped method.
+        """Publish a stamped message. The wrapped method defines arguments, result and errors before sending.
 
         A `Target` passed as the exchange chooses the exchange and calls this again.
         """
@@ -159,7 +159,7 @@ class Publisher(Replacement):
         return outcome(PublishOutcomeUnknown, error, settle=unsettled.settle)
 
     def final_at(self, error: Exception) -> float | None:
-        """Return when messages sent before this end of the connection can no longer arrive; None: never."""
+        """Return from when messages sent before this end of the connection can no longer arrive; None: no such time."""
         if isinstance(error, ConnectionBlockedTimeout):
             # A broker that blocks publishers neither reads nor checks heartbeats: it may accept the message later.
             return None
@@ -189,7 +189,7 @@ def is_connection(connection: object) -> bool:
 
 
 def may_wait(connection: "BlockingConnection | Connection") -> bool:
-    """Return whether the connection's thread may wait: a callback connection's runs an event loop."""
+    """Return whether the connection's thread may wait: the thread of a callback connection runs an event loop."""
     return isinstance(connection, BlockingConnection)
 
 

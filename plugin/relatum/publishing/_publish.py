@@ -46,7 +46,7 @@ def publish(
     mandatory: bool = True,
     **kwargs: Any,
 ) -> Receipt:
-    """Publish with a confirm and return a receipt, by which to wait for the message's offsets.
+    """Publish with a confirm and return a receipt, which can wait for the message's offsets.
 
     Puts the channel into confirm mode if necessary. On a BlockingConnection, this returns when the broker has
     confirmed. On a callback connection, it returns at once, and must be called on the connection's thread.
@@ -58,7 +58,7 @@ def publish(
         routing_key: The routing key.
         body: The body; not changed.
         properties: As for `basic_publish`; not changed.
-        mandatory: True (default): a message without a bound queue is `PublishUnroutable`. False: the broker drops it
+        mandatory: True (default): a message that no queue takes raises `PublishUnroutable`. False: the broker drops it
             and confirms.
         kwargs: Further arguments of the client's `basic_publish`.
 
@@ -103,16 +103,16 @@ async def publish_async(
     mandatory: bool = True,
     **kwargs: Any,
 ) -> AsyncReceipt:
-    """Publish with a confirm and return a receipt, by which to wait for the message's offsets.
+    """Publish with a confirm and return a receipt, which can wait for the message's offsets.
 
-    As `relatum.publish`, for aio-pika, with the arguments of `Exchange.publish`.
+    Like `relatum.publish`, but for aio-pika, with the arguments of `Exchange.publish`.
 
     Args:
         target: An exchange of an intercepted connection; a channel, for its default exchange; or
             `SuperStream.exchange(channel)`.
         message: The client's message; not changed.
         routing_key: The routing key.
-        mandatory: True (default): a message without a bound queue is `PublishUnroutable`, regardless of the channel's
+        mandatory: True (default): a message that no queue takes raises `PublishUnroutable`, regardless of the channel's
             `on_return_raises`. False: the broker drops it and confirms.
         kwargs: Further arguments of the client's method, such as `timeout`.
 

@@ -1,4 +1,4 @@
-"""The outcome of a publish: errors of the client's class and of Relatum's, and how an unknown outcome is settled.
+"""The outcome of a publish: errors with the client's and Relatum's class, and how an unknown outcome is settled.
 
 Some callers write `except pika.exceptions.NackError`, others `except relatum.errors.PublishNacked`. Both must catch the
 same exception, so its class has both as bases. The class for each pair is made when first needed, since any exception
@@ -47,7 +47,7 @@ _OF_THE_PROCESS = frozenset({"settle", "link", "connection"})
 
 
 def outcome(ours: type[_Outcome], theirs: Exception, **fields: Any) -> _Outcome:
-    """Return the client's exception as an error of Relatum's class, too. Raise it `from` the client's."""
+    """Return an error that has the client's exception class and Relatum's. Raise it `from` the client's exception."""
     if isinstance(theirs, ours):
         theirs.__dict__.update(fields)
         return theirs
@@ -152,9 +152,9 @@ _HEARTBEATS_UNTIL_GIVEN_UP: Final = 3
 
 
 def final_at(heartbeat_s: int, *, announced: bool) -> float | None:
-    """Return when nothing sent by a lost connection can arrive any more, by `time.monotonic()`; None: never.
+    """Return the `time.monotonic()` after which nothing sent on a lost connection can arrive; None: no such time.
 
-    Once the broker itself has closed the channel or connection (`announced`), it accepts nothing more from it.
+    The broker accepts nothing more from a channel or connection that it closed itself (`announced`).
     """
     if announced:
         return time.monotonic() + 1
@@ -165,8 +165,8 @@ def final_at(heartbeat_s: int, *, announced: bool) -> float | None:
 class Unsettled:
     """A message with an unknown outcome.
 
-    `final_at`: When its absence becomes a proof, by `time.monotonic()`: the broker has then closed the connection that
-    sent it. None: never.
+    `final_at`: The `time.monotonic()` from which its absence is a proof, because the broker has then closed the
+    connection that sent it. None: no such time.
     """
 
     sent: Sent
@@ -190,7 +190,7 @@ class Unsettled:
     async def settle_async(
         self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()
     ) -> tuple[MessageId, ...]:
-        """As `settle`. Each look runs in a thread, and no thread is held between looks. Cancelling is safe."""
+        """Like `settle`, but each search runs in a thread. No thread is held between searches. Cancelling is safe."""
         looks = _Searches(self, timeout_s, streams, again=self.settle_async)
         while True:
             with within(looks.left_s):
@@ -201,7 +201,7 @@ class Unsettled:
 
 
 class _Searches:
-    """The looks (searches) of one call of `settle`, and what they prove."""
+    """The searches of one call of `settle`, and what they prove."""
 
     def __init__(
         self, unsettled: Unsettled, timeout_s: float | None, streams: tuple[str, ...], *, again: Callable[..., Any]
@@ -228,7 +228,7 @@ class _Searches:
         return min(next(self._pauses), max(0.0, self._deadline - time.monotonic()))
 
     def look(self) -> tuple[MessageId, ...]:
-        """Search all streams once. Returns the places, or () to look again. Raises as `settle`."""
+        """Search all streams once. Returns the places, or () to search again. Raises the errors of `settle`."""
         is_final = self._final_at is not None and time.monotonic() >= self._final_at
         failure: RelatumError | None = None
         was_found = any(search.place for search in self._searches.values())
@@ -306,7 +306,7 @@ class _Search:
 
     @property
     def is_known(self) -> bool:
-        """Whether the message was found, or the last look proved that the stream lacks it."""
+        """Whether the message was found, or the last search proved that the stream lacks it."""
         return self.place is not None or self._is_absent
 
     def go_on(self, reader: StreamReader, deadline: float) -> None:
@@ -348,9 +348,9 @@ class _Search:
 def begin_of(reader: StreamReader, stream: str, sent: Sent) -> datetime | None:
     """Return a time, by the broker's clock, before which a message was not written. None: the stream is empty.
 
-    The broker's clock now shows at least the time of the stream's last chunk. So at the send, it showed at least that
-    time less the time elapsed since. This holds for any difference between the clocks of client and broker, and however
-    late the failure was noticed.
+    The broker's clock now shows at least the time of the stream's last chunk. So when the message was sent, that clock
+    showed at least that time less the time elapsed since. This holds for any difference between the clocks of client
+    and broker, and however late the failure was noticed.
     """
     latest_ms = _chunk_ms(reader, stream, "last")
     if latest_ms is None:

@@ -1,4 +1,4 @@
-"""Receipts, by which a publisher waits for its message's offsets."""
+"""Receipts: a publisher uses them to wait for its message's offsets."""
 
 import threading
 import time
@@ -48,8 +48,8 @@ class PlaceSearch:
     def has_all(self) -> bool:
         """Whether all places are known.
 
-        If the streams are known exactly, each must have a place. Otherwise one must have a place, and each other stream
-        must be recorded up to its end after the confirm.
+        If the streams are known exactly, each must have a place. Otherwise one stream must have a place, and each
+        other stream must be recorded up to its end after the confirm.
         """
         if self.where.is_exact:
             return not self.missing
@@ -69,7 +69,7 @@ class _Published:
 
     @property
     def streams(self) -> frozenset[str] | None:
-        """The streams the message was routed to; None before `wait`, and if they are not known exactly.
+        """The streams the message was routed to; None before `wait`, or if they are not known exactly.
 
         They are known for the default exchange and for super streams. For other exchanges, see `wait`.
         """
@@ -149,11 +149,11 @@ class Receipt(_Published):
             timeout_s: Seconds to wait in all, at most one more if a server does not answer. Default: 10.
 
         Returns:
-            One message id for each stream that the exchange routed the message to, ordered by the stream's name; none,
-            and a warning, for a queue that is not a stream. For exchanges other than the default one and super streams,
-            the wait ends once the message is recorded in one stream, and each other stream that is bound to the
+            One message id for each stream that the exchange routed the message to, ordered by the stream's name; a
+            queue that is not a stream gives no id, but a warning. For other exchanges than the default and super
+            streams, the wait ends once the message is recorded in one stream, and each other stream bound to the
             exchange, or named in `intercept`, has it or is recorded beyond it. Name streams behind further exchanges.
-            If no stream is known (no stream protocol), or over 32: the places recorded with the first one, and
+            If no stream is known (no stream protocol), or over 32 are: the places recorded with the first place, and
             `streams` is None.
 
         Raises:
@@ -235,7 +235,7 @@ class Receipt(_Published):
             raise error
 
     def _decide(self, error: PublishError | None, final_at: float | None = None) -> None:
-        """Set the broker's answer, on the connection's thread. Only the first one counts."""
+        """Set the broker's answer, on the connection's thread. Later answers are ignored."""
         if self._answer.done():
             return
         self._final_at = final_at

@@ -60,7 +60,7 @@ _new_tuple: Final = tuple.__new__
 
 
 class Stamp(NamedTuple):
-    """All headers of one message, the caller's first, None if there are none; and its property `message_id`."""
+    """One message's headers, the caller's first (None: no headers), and its property `message_id`."""
 
     headers: dict[str, Any] | None
     message_id: str
@@ -314,7 +314,7 @@ def _refuse(reason: str, what: str) -> NoReturn:
 
 
 def is_copied(stream: str, exchange: Any, routing_key: Any, mandatory: Any) -> bool:
-    """Return whether a message gets a copy. A mandatory one does not: the copy would count as its queue."""
+    """Return whether a message gets a copy. A mandatory message gets none: the copy would count as its queue."""
     return bool(exchange == "" and routing_key != stream and not mandatory)
 
 

@@ -60,8 +60,8 @@ class Broker:
             (default): the URL's.
 
     Raises:
-        ConfigurationError: A URL cannot be parsed; its options contradict each other or these; TLS options without TLS;
-            several URLs with different virtual hosts, or a different number of stream URLs. The message shows no
+        ConfigurationError: A URL cannot be parsed; its options contradict each other or these; TLS options are given
+            without TLS; several URLs differ in virtual host, or from the stream URLs in number. The message shows no
             password. TLS files are read later, when connecting.
         InvalidInput: The password is neither text nor a function.
     """
@@ -156,7 +156,7 @@ class BrokerAddress:
         return (replace(self, others=()), *self.others) if self.others else (self,)
 
     def beside(self, others: "Iterable[BrokerAddress]") -> "BrokerAddress":
-        """Return this address with those of other nodes added, without duplicates."""
+        """Return this address with the addresses of other nodes added, without duplicates."""
         first = replace(self, others=())
         each = dict.fromkeys(other for given in others for other in given.each)
         return replace(first, others=tuple(other for other in each if other != first))
@@ -192,9 +192,9 @@ class BrokerAddress:
     def is_joined_by(self, other: "BrokerAddress") -> bool:
         """Whether another connection goes to the same broker as the same user; if so, its password is used from now on.
 
-        True if the addresses are equal. If only the passwords differ, true if both connections have the same one now,
-        or if this address's connections are closed. Two live ones may be two users: a token may come with any user
-        name.
+        True if the addresses are equal. If only the passwords differ, true if both connections have the same password
+        now, or if this address's connections are closed. Two live connections may be two users: a token may come with
+        any user name.
         """
         mine, theirs = self.password_now, other.password_now
         if self == other:

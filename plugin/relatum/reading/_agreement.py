@@ -1,7 +1,7 @@
 """Recognizing streams and brokers: whether a stream is the one that was read before, and which broker this is.
 
 The first message of a stream in its virtual host identifies a broker (docs/adr/0043). Several recorders may publish one
-at once: the first message wins, and all read that one.
+at once: the first message wins, and all recorders read it.
 """
 
 import time
@@ -76,7 +76,7 @@ def agreement(reader: "StreamReader", stream: str, position: Position) -> Agreem
 def agreements(
     reader: "StreamReader", positions: Mapping[str, Position], kept: "ChunkCache | None" = None
 ) -> dict[str, Agreement]:
-    """As `agreement`, for many streams at once. Kept chunks are not read again."""
+    """Like `agreement`, but for many streams at once. Kept chunks are not read again."""
     ids = [(stream, position.offset) for stream, position in positions.items()]
     agreed: dict[str, Agreement] = {}
     try:
@@ -91,7 +91,7 @@ def agreements(
 
 
 def agreement_of(position: Position, found: Message | OffsetNotFound | StreamUnavailable) -> Agreement:
-    """As `agreement`, given what was read at the position's offset. Pure, for callers that read many at once."""
+    """Like `agreement`, but given what was read at the position's offset. Pure, for callers that read many at once."""
     if isinstance(found, StreamUnavailable):
         return Agreement.UNKNOWN
     if isinstance(found, OffsetExpired):
@@ -107,7 +107,7 @@ def agreement_of(position: Position, found: Message | OffsetNotFound | StreamUna
 
 
 def position_of(message: Message) -> Position:
-    """Return the position by which a stream is recognized later."""
+    """Return the position that later identifies a stream."""
     return Position(message.offset, _fingerprint_of(message), message.chunk_ms)
 
 

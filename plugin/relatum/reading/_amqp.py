@@ -1,4 +1,4 @@
-"""Requests over AMQP 0.9.1: which cluster a guessed stream port must belong to, and whether a name is a queue's.
+"""Requests over AMQP 0.9.1: which cluster a guessed stream port must belong to, and whether a queue has a name.
 
 A stream port that was not given is a guess, and any server may listen there. Servers of the stream protocol name their
 cluster before the login: credentials are sent only to the cluster that the AMQP port belongs to.
@@ -76,7 +76,7 @@ def cluster_meant(address: BrokerAddress) -> str:
 
 
 def blocking_connection(address: BrokerAddress, *, timeout_s: float, heartbeat_s: int) -> pika.BlockingConnection:
-    """Open a blocking connection of pika to the first address that answers. Errors as of `StreamReader.open`."""
+    """Open a blocking connection of pika to the first address that answers. Raises as `StreamReader.open`."""
     return first_answering(address, timeout_s, lambda one, share_s: _connect(one, share_s, timeout_s, heartbeat_s))
 
 

@@ -1,4 +1,4 @@
-"""Readers that many use: one for the tasks of asyncio, and one that threads open when the first of them needs it."""
+"""Shared readers: one for asyncio tasks, and one that threads share and the first caller opens."""
 
 import asyncio
 import sys
@@ -154,10 +154,10 @@ class AsyncStreamReader(AsyncClosing):
             await self._beside_to_its_end(self._reader.close)
 
     async def _enter(self, use: Use) -> None:
-        """Wait for a turn, and so for a thread that is free or about to be.
+        """Wait for a turn, and so for a thread that is free or soon will be.
 
         An iteration needs a thread to continue and to return its connection. So iterations get at most three of four
-        turns, as they do of the connections.
+        turns, and likewise of the connections.
         """
         check_time()
         turn = self._turns.enter(use)
@@ -219,7 +219,7 @@ class AsyncStreamReader(AsyncClosing):
 
 
 class SharedReader:
-    """Opens a reader at most once, as `opened`. `options` are those of `StreamReader.open`.
+    """Opens a reader at most once, as `opened`. `options` are the options of `StreamReader.open`.
 
     `refusing`: The message of `UsedAfterClose`.
     """
@@ -261,7 +261,7 @@ class SharedReader:
         return reader
 
     def close(self) -> None:
-        """Close the reader, without waiting for one that is being opened: its opener closes it. Idempotent."""
+        """Close the reader. A reader still being opened is not waited for: its opener closes it. Idempotent."""
         self._is_closed = True
         if self.opened is not None:
             self.opened.close()

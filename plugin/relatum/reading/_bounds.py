@@ -36,11 +36,10 @@ class StreamBounds(_Ends):
     """Offsets of the first and the last retained message; both None if there is none.
 
     Attributes:
-        is_proven: True if they come from the stream's leader: everything that was confirmed before the request is
-            between them. False if they are what one node knows, because the leader is unreachable. It is not a member
-            of the pair.
-        is_silence: True if there is none because a leader that may have to wait for replicas showed none for a while:
-            enough if nothing is known of the stream, but no proof that a known message is gone.
+        is_proven: True if the offsets come from the stream's leader: everything confirmed before the request is between
+            them. False if they are what one node knows, because the leader is unreachable. Not a member of the pair.
+        is_silence: True if there are no offsets because a leader that may have to wait for replicas showed none for a
+            while: enough if nothing is known of the stream, but no proof that a known message is gone.
     """
 
     is_proven: bool
@@ -53,7 +52,7 @@ class StreamBounds(_Ends):
 
     @property
     def is_sure(self) -> bool:
-        """Whether a message that was once confirmed and is not between them is gone."""
+        """Whether a message that was once confirmed and is not within the bounds is gone."""
         return self.is_proven and not self.is_silence
 
     @property
@@ -127,7 +126,7 @@ def not_there(stream: str, offset: int, bounds: StreamBounds) -> OffsetNotFound:
 
 
 def bounds_or_error(reader: "StreamReader", stream: str) -> StreamBounds | RelatumError:
-    """Return a stream's bounds, or why it cannot be read: not there, a queue, no permission, no leader, bad data.
+    """Return a stream's bounds, or why it cannot be read: missing, a queue, no permission, no leader, bad data.
 
     Raises:
         BrokerUnavailable: The broker is unavailable for all streams.
@@ -144,7 +143,7 @@ def ends_of_known(reader: "StreamReader", stream: str) -> StreamBounds:
     """Return the bounds of a stream that was read before, for a caller that is about to discard its messages.
 
     Raises:
-        StreamUnavailable: Its leader returns no message at present, which proves nothing. Wait, and ask again.
+        StreamUnavailable: Its leader returns no message at present, which proves nothing. Wait, and call again.
         RelatumError: As for `StreamReader.bounds`.
     """
     bounds = reader.bounds(stream)
@@ -158,5 +157,5 @@ def ends_of_known(reader: "StreamReader", stream: str) -> StreamBounds:
 
 
 def is_of_all(error: RelatumError) -> bool:
-    """Whether an error of one stream concerns the broker, so that the other streams need not be asked."""
+    """Whether an error of one stream concerns the broker, so that the other streams need no request."""
     return isinstance(error, BrokerUnavailable) and not isinstance(error, (StreamUnavailable, ConnectionLost))

@@ -1,6 +1,6 @@
-"""Connecting to a broker: to which of its addresses, and what an error means.
+"""Connects to one of a broker's addresses, and says what an error means.
 
-Among several addresses, the one that answered last in this process is tried first, for either protocol, so that only
+Of several addresses, the last to answer in this process is tried first, for either protocol, so that only
 one caller waits for a silent node. There is no failback: the nodes of a cluster are equal, and a return would end
 connections that work (docs/adr/0042).
 
@@ -77,7 +77,7 @@ def first_answering(
 ) -> _Connection:
     """Connect to the first address that answers; each gets its share of the remaining seconds.
 
-    If none answers, the first error that needs a fix is raised, else one for all.
+    If none answers, the first error that needs a fix is raised, else one error for all.
     """
     until, addresses, errors = time.monotonic() + within_s, in_turn(address), list[RelatumError]()
     for number, one in enumerate(addresses):
@@ -148,7 +148,7 @@ def _connected(host: str, port: int, tls: ssl.SSLContext | None, name: str | Non
 
 
 def is_ready(stream: socket.socket, event: int, until: float) -> bool:
-    """Wait until a socket can be read or written, or until the next look at the deadline, which may be moved up.
+    """Wait until a socket can be read or written, or until the next check of the deadline, which may be moved up.
 
     `TimeoutError` if no time is left.
     """
@@ -182,7 +182,7 @@ _PASSING_ALERTS: Final = frozenset({"INTERNAL_ERROR", "USER_CANCELLED", "BAD_REC
 
 
 def not_reached(error: BaseException, protocol: str, host: str, port: int) -> TlsRefused | BrokerUnavailable:
-    """Return the error for a server that was not reached, not in time, or not by TLS."""
+    """Return the error for a server that was not reached, not reached in time, or not reached with TLS."""
     where, found = f"{host}:{port}", list(all_inside(error))
     for each in found:
         if isinstance(each, ssl.SSLError) and (refused := _tls_refusal(each, where)) is not None:

@@ -39,7 +39,7 @@ of 3.10 and 3.11 may accept it, and are not asked. Source: rabbitmq-server, pull
 
 
 class AnotherCluster(BrokerUnavailable):
-    """Another cluster answers, or one that does not give its name; no login data was sent."""
+    """Another cluster answers, or a cluster that does not give its name; no login data was sent."""
 
 
 class MechanismNotTaken(ConfigurationError):
@@ -166,7 +166,7 @@ class SocketConnection:
         return events
 
     def wait(self, idle_s: float) -> list[Event] | None:
-        """As `exchange`, but return None if nothing came for `idle_s`; heartbeats are exchanged during the wait."""
+        """Like `exchange`, but return None if nothing came for `idle_s`; heartbeats are exchanged during the wait."""
         idle_at = time.monotonic() + idle_s
         while True:
             # During the login RabbitMQ takes nothing but the next step.
@@ -309,10 +309,10 @@ class Attach:
     """One subscription for a few chunks, and the chunks received. It never waits; see `until`.
 
     The broker handles a connection's commands in order. So after a Subscribe or a Credit, the answer to the next
-    command is a barrier: all granted chunks that exist have come by then. In a pair, the Unsubscribe is that command;
-    a subscription that may continue sends an empty Metadata, which costs the broker nothing. So a question such as
-    "what is at or after this offset" is one round trip, needs no time-out, and many can be in flight. Yet if nothing
-    came, this does not prove that nothing is there: see `_leaders`.
+    command is a barrier: all granted chunks that exist have arrived by then. In a pair, the Unsubscribe is that
+    command; a subscription that may continue sends an empty Metadata, which costs the broker nothing. So a query such
+    as "what is at or after this offset" takes one round trip and no time-out, and many can be in flight. Yet if nothing
+    arrives, this does not prove that nothing is there: see `_leaders`.
     """
 
     def __init__(self, connection: SocketConnection, stream: str, start: StartSpec, chunks: int = 1) -> None:
@@ -332,7 +332,7 @@ class Attach:
 
     @classmethod
     def once(cls, connection: SocketConnection, stream: str, start: StartSpec, chunks: int = 1) -> "Attach":
-        """Ask for at most `chunks` chunks from a start on, and end there."""
+        """Request at most `chunks` chunks from a start on, and end there."""
         attach = cls(connection, stream, start, chunks)
         connection.session.unsubscribe(attach.subscription, attach.barrier)
         attach.is_done = True
@@ -340,7 +340,7 @@ class Attach:
 
     @classmethod
     def to_go_on(cls, connection: SocketConnection, stream: str, start: StartSpec, chunks: int) -> "Attach":
-        """As `once`, but keep the subscription at its barrier until `go_on` or `end`."""
+        """Like `once`, but keep the subscription at its barrier until `go_on` or `end`."""
         # RabbitMQ 4 sends for a Credit only when half of the first credit is back. So the first credit is the least,
         # else the chunks would not come before the barrier.
         attach = cls(connection, stream, start)
@@ -351,7 +351,7 @@ class Attach:
         return attach
 
     def go_on(self, chunks: int) -> None:
-        """Ask for more chunks."""
+        """Request more chunks."""
         self.barrier = self._session.next_correlation()
         self.granted += chunks
         self.is_at_barrier = False
@@ -383,7 +383,7 @@ class Attach:
 
 
 def until(connection: SocketConnection, *attaches: Attach) -> None:
-    """Wait until all the existing chunks that subscriptions asked for have come."""
+    """Wait until all existing chunks that subscriptions requested have arrived."""
     for awaited in attaches:
         while not awaited.is_at_barrier:
             for event in connection.exchange():

@@ -1,7 +1,7 @@
 """Bindings of exchanges and their routes: requests that crash some brokers, and are therefore made with care.
 
-If a broker ends the connection during a request, it has crashed over it, and asking again would crash it again; or it
-just stopped at that moment, and asking later is harmless. So the request is not repeated for half a minute, and then
+If a broker ends the connection during a request, it has crashed over it, and a repetition would crash it again; or it
+just stopped at that moment, and a later request is harmless. So the request is not repeated for half a minute, and then
 for twice as long each time.
 """
 
@@ -70,7 +70,7 @@ def routes(nodes: Nodes, exchange: str, routing_key: str) -> list[str] | None:
 
 @contextmanager
 def _once(address: BrokerAddress, exchange: str) -> Iterator[None]:
-    """Ask about an exchange in the block; `BrokerUnavailable` if that lost a connection recently."""
+    """Query an exchange in the block; `BrokerUnavailable` if such a query lost a connection recently."""
     question = (address.stream_host, address.stream_port, address.vhost, exchange)
     until, pause_s = _lost.get(question, (0.0, REPEATED_S[0]))
     if time.monotonic() < until:
@@ -88,7 +88,7 @@ def _once(address: BrokerAddress, exchange: str) -> Iterator[None]:
 
 
 def _routes(connection: SocketConnection, exchange: str, routing_key: str) -> list[str] | None:
-    """Return the streams that an exchange routes a key to; None if this broker cannot be asked safely."""
+    """Return the streams that an exchange routes a key to; None if this broker cannot be queried safely."""
     # A version that cannot be parsed is not known to answer Route.
     parts = connection.session.server_properties.get("version", "").split(".")[:2]
     is_known = len(parts) == 2 and all(part.isdecimal() for part in parts)

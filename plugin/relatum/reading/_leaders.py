@@ -1,9 +1,9 @@
 """A stream's first and last offset, as its leader knows them.
 
 A request for the ends includes the request for the leader in the same write. If the connected node does not lead, the
-leader is asked over a connection of its own, which is kept.
+leader is queried over a connection of its own, which is kept.
 
-A leader may have nothing to show at once, so "no chunk" does not count, and the request is repeated. A stream is empty
+A leader may have nothing to show at once, so "no chunk" proves nothing, and the request is repeated. A stream is empty
 
 - if StreamStats says so, from RabbitMQ 3.11 on;
 - on RabbitMQ 3.10, if the leader showed nothing during a look: `EMPTY_LOOK_S`, three times that if it should have
@@ -66,7 +66,7 @@ BOUNDS_OF_LANE: Final = 2
 
 
 class NotTheLeader(StreamUnavailable):
-    """The node that was asked does not lead the stream; `leader` does, None while there is none."""
+    """The queried node does not lead the stream; `leader` does (None: no node leads it now)."""
 
     leader: NodeAddress | None
 
@@ -111,7 +111,7 @@ class Leaders:
         return known.node if known is not None else None
 
     def bounds(self, stream: str) -> StreamBounds:
-        """Ask for a stream's ends until a node that can know them answers."""
+        """Query a stream's ends until a node that can know them answers."""
         deadline, pause_s, empty_since, losses = time.monotonic() + self._nodes.limit_s, PAUSE_S[0], None, 0
         node, any_node, hops = self.of(stream), False, 0
         while True:
@@ -198,7 +198,7 @@ class Leaders:
     def _all_at(
         self, node: Node, streams: Sequence[str], kept: ChunkCache, lasts: Collection[str]
     ) -> dict[str, StreamBounds]:
-        """Ask one node for the ends of a few streams, two on each connection if there are many."""
+        """Query one node for the ends of a few streams, two on each connection if there are many."""
         found: dict[str, StreamBounds] = {}
         most = min(LANES_MAX, math.ceil(len(streams) / BOUNDS_OF_LANE))
         with ExitStack() as stack:
@@ -220,7 +220,7 @@ class Leaders:
 def _bounds(connection: SocketConnection, stream: str, *, any_node: bool = False) -> StreamBounds:
     """Return the first and the last offset, in one round trip if this node leads.
 
-    `any_node`: True accepts this node's answer although it does not lead: then they are not proven.
+    `any_node`: True accepts this node's answer even if it does not lead: the offsets are then not proven.
     """
     first, last = Attach.once(connection, stream, FIRST), attach_at_end(connection, stream)
     until(connection, first, last)
@@ -244,7 +244,7 @@ def _ends_of(
 ) -> dict[str, StreamBounds]:
     """Return the ends of the streams that this node leads and that have messages to show, in one round trip.
 
-    The first is 0 if it was not asked for. `keep` is called with the chunks received.
+    The first offset is 0 if it was not requested. `keep` is called with the chunks received.
     """
     until(connection, *(attach for pair in pairs.values() for attach in pair if attach is not None))
     found: dict[str, StreamBounds] = {}
@@ -275,7 +275,7 @@ def _shown(first: Attach | None, last: Attach, *, is_proven: bool) -> StreamBoun
 
 
 def attach_at_end(connection: SocketConnection, stream: str) -> Attach:
-    """Ask for the last chunk, and for the stream's leader, without waiting."""
+    """Request the last chunk, and the stream's leader, without waiting."""
     last = Attach(connection, stream, LAST)
     last.end()
     connection.session.send(frames.metadata(last.barrier, [stream]))

@@ -1,11 +1,11 @@
-"""The login to a broker: what TLS trusts and presents, the SASL mechanism, and passwords that change.
+"""The login to a broker: TLS authorities and certificates, the SASL mechanism, and passwords that change.
 
-A password may change while a process lives: each login asks for the current one, and nothing stores it.
+A password may change while a process lives: each login gets the current one, and nothing stores it.
 `PasswordFunction` wraps a user's function, which may ask a server for a token, raise, or never return. So it runs in a
 thread of its own, one call at a time, and a login waits a few seconds for it. The message of its error may hold the
 secret, and is never shown. `HeldPassword` is the password that an intercepted connection would log in with, which for
 example aio-pika's `update_secret` changes; reading it is free. Connections with equal logins share one recorder, so
-several may be read: the last change counts, even after its connection is gone.
+several may be read: the last change applies, even after its connection is gone.
 """
 
 import base64
@@ -221,7 +221,7 @@ def _written(path: str) -> tuple[int, int]:
 
 
 class PasswordFunction:
-    """A function that returns the current password. Two with the same function are equal."""
+    """A function that returns the current password. Two objects with the same function are equal."""
 
     def __init__(self, function: Callable[[], str | None]) -> None:
         self._function = function
@@ -262,8 +262,8 @@ class PasswordFunction:
 class HeldPassword:
     """The password that a connection, held weakly, would log in with now.
 
-    `says` returns it, None: unchanged. `others` are further objects with such functions, such as the parameters of its
-    next connection; held weakly if they can be.
+    `says` returns the password; None: unchanged. `others` are further objects with such functions, such as the
+    parameters of its next connection; held weakly if they can be.
     """
 
     def __init__(
@@ -277,7 +277,7 @@ class HeldPassword:
         self._last: str | None = None
 
     def __call__(self) -> str | None:
-        """Return the password that changed last; None if none has."""
+        """Return the password that changed last; None if no password has changed."""
         for source in self._sources:
             owner = source.owner()
             now = None if owner is None else source.says(owner)

@@ -43,8 +43,8 @@ KEPT_BYTES_MAX: Final = 32 << 20
 class ChunkCache:
     """The chunks that one caller has read, of any streams; valid for one answer, because they are not read again.
 
-    A caller that keeps chunks asks in rounds, so streams are read ahead: it will ask for more messages, mostly further
-    on, because messages that belong together were published one after the other.
+    A caller that keeps chunks reads in rounds, so streams are read ahead: the next round mostly wants later messages,
+    because messages that belong together were published one after the other.
     """
 
     def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
@@ -68,7 +68,7 @@ class ChunkCache:
             self._bytes -= len(dropped.data)
 
     def holding(self, stream: str, offsets: Sequence[int]) -> Iterator[tuple[Chunk, list[int]]]:
-        """Yield the chunks that hold some of the ascending offsets, each with those it holds."""
+        """Yield the chunks that hold some of the ascending offsets, each with the offsets it holds."""
         chunks, begin = self._chunks.get(stream, ()), 0
         while chunks and begin < len(offsets):
             place = bisect_right(chunks, offsets[begin], key=_first) - 1
@@ -100,7 +100,7 @@ class _Lane:
 class ManyReader:
     """Reads many ids at the connected node, part by part; between two parts it holds no connection.
 
-    `settle` resolves a result that is not a message: it asks the leader, or another name.
+    `settle` resolves a result that is not a message: it queries the leader, or another name.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class ManyReader:
                 self._lanes.append(_Lane(stack.pop_all(), connection))
 
     def _lane(self) -> _Lane:
-        """Return the lane for the next attach: the one with the fewest in flight, or a new one if these are many.
+        """Return the lane for the next attach: the lane with the fewest in flight, or a new lane if these are many.
 
         No lane is added if other callers may need the free connections, or if none can be opened.
         """

@@ -24,7 +24,7 @@ from relatum.reading._message_values import Properties, TimeSource
 
 
 class _Unsealed:
-    """The fields of a message while they are set: plain assignments take a third of the time of `Message`'s own."""
+    """The fields of a message while they are set: plain assignments take a third of the time of `Message`'s."""
 
     __slots__ = ("_body", "_content", "_decode", "_raw", "_time", "chunk_ms", "offset", "stream")
 
@@ -82,12 +82,12 @@ class Message(_Unsealed):
 
     @property
     def id(self) -> MessageId:
-        """Its stream and offset."""
+        """The stream and offset."""
         return MessageId(self.stream, self.offset)
 
     @property
     def headers(self) -> Mapping[str, Any]:
-        """Its headers, read-only: str, int, bool, float, aware datetime, None, or bytes that are not UTF-8.
+        """The headers, read-only: str, int, bool, float, aware datetime, None, or bytes that are not UTF-8.
 
         Headers of the broker (`x-exchange`, `x-routing-key`, `x-stream-offset`, `x-death`, `x-basic-…`) are left out.
         """
@@ -95,12 +95,12 @@ class Message(_Unsealed):
 
     @property
     def properties(self) -> Properties:
-        """Its AMQP 0.9.1 properties."""
+        """The AMQP 0.9.1 properties."""
         return self._parts()[1]
 
     @property
     def body(self) -> bytes:
-        """Its body; all its bytes if it is not an AMQP message."""
+        """The body; all bytes of the message if it is not an AMQP message."""
         if self._content is not None or self._raw is None:
             return self._parts()[2]
         body = self._body
@@ -117,23 +117,23 @@ class Message(_Unsealed):
 
     @property
     def raw(self) -> bytes | None:
-        """Its bytes as the stream holds them; None for an AMQP 0.9.1 delivery."""
+        """The message's bytes as the stream holds them; None for an AMQP 0.9.1 delivery."""
         return self._raw
 
     @property
     def time_us(self) -> int | None:
-        """Its time, microseconds since 1970, UTC; None if it has none. See `time_source`."""
+        """The message's time, microseconds since 1970, UTC; None if it has none. See `time_source`."""
         return self._timed()[0]
 
     @property
     def time(self) -> datetime | None:
-        """Its time as an aware datetime; None if it has none."""
+        """The message's time as an aware datetime; None if it has none."""
         time_us = self._timed()[0]
         return None if time_us is None else EPOCH + time_us * MICROSECOND
 
     @property
     def time_source(self) -> TimeSource:
-        """The source of its time."""
+        """The source of the message's time."""
         return self._timed()[1]
 
     def _parts(self) -> Parts:

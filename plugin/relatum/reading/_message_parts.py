@@ -1,4 +1,4 @@
-"""Decoding a message from a stream's record or an AMQP 0.9.1 delivery; its time, and the source of it. Pure."""
+"""Decodes a message from a stream's record or an AMQP 0.9.1 delivery, with its time and the time's source. Pure."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -53,7 +53,7 @@ def message_time(stamped: Any, timestamp: Any, message_id: Any, chunk_ms: int | 
 
     Args:
         stamped: The header `relatum_time`; ignored unless it is a moment in microseconds.
-        timestamp: The property `timestamp`; whole seconds count, since AMQP 0.9.1 shows no more.
+        timestamp: The property `timestamp`; only whole seconds are used, since AMQP 0.9.1 shows no more.
         message_id: The property `message_id`; ignored unless an intercepted connection made it.
         chunk_ms: When the chunk was written; None if unknown.
     """

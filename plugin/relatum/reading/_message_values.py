@@ -1,4 +1,4 @@
-"""The values of a message beside its body: its AMQP properties, and the source of its time."""
+"""A message's values besides its body: its AMQP properties, and the source of its time."""
 
 from dataclasses import dataclass
 from datetime import datetime

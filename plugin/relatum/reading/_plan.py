@@ -1,8 +1,8 @@
 """The plan of a batched read: which offsets are read together, in how many chunks, and which results are held. Pure.
 
 An attach costs about as much as reading on over many small chunks or a few large ones. Streams differ in the number of
-records per chunk. So the plan starts with one attach, learns from the chunks that come, and decides each time whether
-to read across the gap to the next wanted offset or to jump. The cost of an attach beside its chunk is assumed, not
+records per chunk. So the plan starts with one attach, learns from the chunks that arrive, and decides each time whether
+to read across the gap to the next wanted offset or to jump. The cost of an attach without its chunk is assumed, not
 measured (decision 4).
 """
 
@@ -107,7 +107,7 @@ class PlannedAttach(NamedTuple):
 
 
 class StreamPlan:
-    """The reads of one stream; they teach `density`. `is_ahead`: the furthest read asks for some more chunks."""
+    """The reads of one stream, which update `density`. `is_ahead`: the furthest read requests some more chunks."""
 
     def __init__(self, offsets: Sequence[int], density: Density, *, is_ahead: bool = False) -> None:
         self._pending = deque(offsets)
@@ -116,7 +116,7 @@ class StreamPlan:
         self._in_flight = 0
 
     def next_request(self) -> PlannedAttach | None:
-        """Return the next attach to send now; None if there is none, or none before an answer has come."""
+        """Return the next attach to send now; None if there is none, or none until an answer arrives."""
         pending = self._pending
         if not pending or (self._in_flight and not self._density.is_known):
             return None
@@ -129,7 +129,7 @@ class StreamPlan:
         return PlannedAttach(offsets, self._density.chunks_for(offsets[0], offsets[-1]) + ahead)
 
     def arrived(self, request: PlannedAttach, first: int, records: int, size: int) -> list[int]:
-        """Return the wanted offsets, ascending, in a chunk that a request brought, also beyond its own offsets."""
+        """Return the wanted offsets, ascending, in a request's chunk, including offsets beyond the request's own."""
         self._density.learn(records, size)
         last = first + records - 1
         offsets = request.offsets
@@ -140,11 +140,11 @@ class StreamPlan:
         return wanted
 
     def more(self, request: PlannedAttach, reached: int, chunks: int, ahead: int) -> int:
-        """Return how many more chunks to ask for once a request has reached an offset; 0 for none.
+        """Return how many more chunks to request once a request has reached an offset; 0 for none.
 
-        Chunks are asked for before the earlier ones have all come, so that neither side waits. A request ends when it
-        has all its offsets, or if chunks are so small that jumping is cheaper after all. `chunks` have come up to the
-        offset `reached`; `ahead` more were asked for and have not come.
+        Chunks are requested before all earlier chunks have arrived, so that neither side waits. A request ends when it
+        has all its offsets, or if chunks are so small that jumping is cheaper after all. `chunks` have arrived up to
+        the offset `reached`; `ahead` more were requested and have not arrived.
         """
         first, last = request.offsets[0], request.offsets[-1]
         if reached >= last:
@@ -219,7 +219,7 @@ class Part:
     Attributes:
         wanted: The offsets to read by stream, ascending.
         rest: The ids from the first without a result, once `results` has yielded those before it.
-        is_full: More arrived than can be held: some was dropped, and must be requested again.
+        is_full: More arrived than can be held: some messages were dropped, and must be requested again.
     """
 
     def __init__(self, places: list[Place], bytes_max: int = WINDOW_BYTES_MAX) -> None:
@@ -285,8 +285,8 @@ class Part:
     def results(self) -> Iterator[list[Any]]:
         """Yield the results in the order of the ids; if the part is full, up to the first that was dropped.
 
-        Messages come about `TAKEN_BYTES` at a time, errors alone. What did not come is a `StreamNotHere`: only the
-        leader knows why.
+        Messages come about `TAKEN_BYTES` at a time, each error alone. A message that did not arrive yields
+        `StreamNotHere`: only the leader knows why.
         """
         given: list[Any] = []
         message, of_streams, taken = Message.from_record, self._results, 0

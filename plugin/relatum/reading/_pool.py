@@ -1,11 +1,11 @@
-"""The connections of one reader: used in turns, kept while idle, limited over all nodes.
+"""The connections of one reader: used in turns, kept while idle, limited in number over all nodes.
 
 A turn is the right to have one connection; turns are given in the order of the calls. A call that holds one never waits
 for another, with one exception: the caller of an iteration (`Use.LENT`) may make another request between two messages.
 So iterations never get the last quarter of the turns: requests end by themselves, and always make progress.
 
 Connections in use and idle together never exceed the limit: before another is opened, the one that was idle longest is
-closed. A followed stream has a connection of its own beside the limit.
+closed. A followed stream has a connection of its own, outside the limit.
 """
 
 import threading
@@ -118,7 +118,7 @@ class Turns:
         return None
 
     def leave(self, use: Use) -> None:
-        """Give a turn back, to the call that has waited longest among those that can use it."""
+        """Return a turn; it goes to the call that has waited longest of all that can use it."""
         with self.lock:
             if use is Use.FOLLOW:
                 self.following -= 1
@@ -166,7 +166,7 @@ class Turns:
 class Pool:
     """The turns, and the idle connections by node, least recently used first. Thread-safe.
 
-    In a forked child all turns are free and there is no connection: they are the parent's.
+    In a forked child all turns are free and there is no connection: the connections are the parent's.
     """
 
     def __init__(self, limit: int = CONNECTIONS_MAX) -> None:
@@ -252,7 +252,7 @@ class Pool:
         return idle < CONNECTIONS_KEPT or idle < turns.in_use - self._out + turns.waiting
 
     def close(self) -> None:
-        """Close all idle connections; those in use are closed when they are given back."""
+        """Close all idle connections; connections in use are closed when they are given back."""
         with self._turns.lock:
             self.is_closed = True
             idle, self._idle = self._idle, []

@@ -78,11 +78,11 @@ class StreamReader(Closing):
         Args:
             broker: The broker's URL, or a `Broker`.
             timeout_s: Seconds after which a call without an answer raises `ReadTimeout`; connecting included.
-            heartbeat_s: The requested heartbeat interval in seconds of followed streams: a broker that is silent for
-                1.5 times that counts as lost. Connections that answer requests have one of at least 60 s. 0: none.
+            heartbeat_s: The heartbeat interval to request for followed streams, in seconds: a broker silent for 1.5
+                times that counts as lost. Connections for requests have an interval of at least 60 s. 0: none.
             broker_connections_max: The most connections to all nodes of the broker together, in use and idle; 2 or
-                more. Calls wait for one within `timeout_s`, in their order. Each followed stream has one more beside
-                these.
+                more. Calls wait for one within `timeout_s`, in their order. Each followed stream has one more, outside
+                the limit.
 
         Raises:
             BrokerUnavailable: Nothing answers. If the broker is running, its plugin `rabbitmq_stream` is not enabled.
@@ -106,8 +106,8 @@ class StreamReader(Closing):
         """Read the message at an offset.
 
         Raises:
-            OffsetExpired: Retention has dropped it; `first` is the first retained offset.
-            OffsetNotFound: The stream ends before it (`last` says where), or the broker used that offset itself.
+            OffsetExpired: Retention has dropped the message; `first` is the first retained offset.
+            OffsetNotFound: The stream ends before the offset (`last` says where), or the broker used the offset itself.
         """
         checked_name("stream", stream)
         check_offset(stream, offset)
@@ -135,7 +135,7 @@ class StreamReader(Closing):
     ) -> Generator[Result, None, None]:
         """Yield the messages of many ids, in the order of the ids; neighbours are read together.
 
-        Each id yields its message, or the `NotFound` or `AccessRefused` error that says why there is none, as a value.
+        Each id yields its message or, as a value, the `NotFound` or `AccessRefused` error that says why there is none.
         Memory is bounded: at most `window` messages and 64 MiB are held; more is read again. No connection is held
         between two results.
 
@@ -155,7 +155,7 @@ class StreamReader(Closing):
         return ManyReader(self._nodes, partial(self._settled, {}), kept).run(ids, window)
 
     def _settled(self, begins: dict[str, int], result: Result | StreamNotHere) -> Result:
-        """Resolve a result that is not a message: ask the leader, or another name.
+        """Resolve a result that is not a message: query the leader, or another name.
 
         `begins`: First offsets of streams, learned so far. They only grow, so any offset below has expired.
         """
@@ -231,7 +231,7 @@ class StreamReader(Closing):
                     return
 
     def scan(self, stream: str, start: int, stop: int, take: Callable[[Message], _Taken | None]) -> list[_Taken]:
-        """Apply a function to the messages from an offset to before another, and return its results.
+        """Apply a function to the messages from one offset up to another, exclusive, and return its results.
 
         Args:
             stream: The stream's name.
@@ -259,10 +259,10 @@ class StreamReader(Closing):
     def all_bounds(
         self, streams: Sequence[str], kept: ChunkCache | None = None, lasts: Collection[str] = ()
     ) -> dict[str, StreamBounds]:
-        """Return `bounds` of many streams in one request, as far as their leaders know them at once.
+        """Return `bounds` of many streams in one request, as far as their leaders know the bounds at once.
 
-        Streams may be missing from the result: they are empty, starting, led elsewhere, or not there. Ask `bounds` for
-        them.
+        Streams may be missing from the result: they are empty, starting, led elsewhere, or do not exist. Call `bounds`
+        for them.
 
         Args:
             streams: The streams' names.
@@ -272,7 +272,7 @@ class StreamReader(Closing):
         return self._leaders.all_bounds(checked_names("streams", streams), kept or ChunkCache(), lasts)
 
     def missing(self, streams: Sequence[str]) -> list[str]:
-        """Return those of many streams that the broker certainly does not have, in one request."""
+        """Return which of many streams the broker certainly does not have, in one request."""
         names = checked_names("streams", streams)
         return self._nodes.ask(lambda connection: missing(connection, list(names)))
 
@@ -285,23 +285,23 @@ class StreamReader(Closing):
         return BrokerIdentity(known, self.cluster_name or "")
 
     def partitions(self, super_stream: str) -> list[str]:
-        """Return the partitions of a super stream, in order; empty if the name is not a super stream's.
+        """Return the partitions of a super stream, in order; empty if no super stream has the name.
 
         Also empty if a stream has that very name: it takes precedence over an exchange. For an exchange that is no
-        super stream, the same as `bound`.
+        super stream, returns the same as `bound`.
         """
         found = self.bound(checked_name("super_stream", super_stream))
         return [] if found and self.routes("", super_stream) else found
 
     def bound(self, exchange: str) -> list[str]:
-        """Return the streams bound to an exchange, a super stream's in order; empty if there is no such exchange."""
+        """Return the streams bound to an exchange (a super stream's in order); empty if there is no such exchange."""
         return _exchanges.bound(self._nodes, checked_name("exchange", exchange))
 
     def routes(self, exchange: str, routing_key: str) -> list[str] | None:
         """Return the streams that an exchange routes a key to; None if the broker cannot be asked safely.
 
-        "" is the default exchange, which routes to the stream of that name: every broker can be asked. Other exchanges
-        can be asked from RabbitMQ 4.3 on: in older brokers the request crashes the stream plugin if it reaches a
+        "" is the default exchange, which routes to the stream of that name: every broker answers this. Other exchanges
+        can be queried from RabbitMQ 4.3 on: in older brokers the request crashes the stream plugin if it reaches a
         headers exchange. A headers exchange routes by headers, so it yields no stream.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Reading on from a point: the scan, the subscription that serves it, and the batches it yields."""
+"""Reads a stream from a point on: the scan, the subscription that serves it, and the batches it yields."""
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
@@ -127,7 +127,7 @@ class Scan:
         return None if end < self.first or not self.wants(chunk) else end
 
     def wants(self, chunk: Chunk) -> bool:
-        """Whether a chunk is not before the beginning."""
+        """Whether a chunk reaches the beginning of the scan or a later offset."""
         return chunk.last_offset >= self.first and (self.time_ms is None or chunk.time_ms >= self.time_ms)
 
 
@@ -208,7 +208,7 @@ def _chunks(nodes: Nodes, leaders: Leaders, scan: Scan, idle_s: float, use: Use)
 
 
 def _chunks_at(connection: SocketConnection, scan: Scan, idle_s: float) -> Generator[list[Chunk], None, None]:
-    """Yield them from one node. A chunk's credit is granted again after it was handled."""
+    """Yield the chunks from one node. The credit of a handled chunk is granted again."""
     if scan.follow and scan.stop is not None and scan.stop <= scan.first:
         return
     subscription = Subscription(connection, scan)
@@ -229,7 +229,7 @@ def _chunks_at(connection: SocketConnection, scan: Scan, idle_s: float) -> Gener
 
 
 class Subscription:
-    """A lasting subscription, its credit, and its end: `is_over` once all wanted chunks have come."""
+    """A lasting subscription, its credit, and its end: `is_over` once all wanted chunks have arrived."""
 
     def __init__(self, connection: SocketConnection, scan: Scan) -> None:
         self._connection = connection

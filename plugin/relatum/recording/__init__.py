@@ -1,4 +1,4 @@
-"""Recording: from streams into the relationship table, and what keeps the two equal."""
+"""Recording: from streams into the relationship table, and the work that keeps the two equal."""
 
 from relatum.recording.backfilling import BackfillProgress, BackfillReport, backfill
 from relatum.recording.comparing import Difference, StreamVerified, VerifyReport

@@ -1,7 +1,7 @@
 """Back-fill: recording offsets before the tail, for streams and keys that were not recorded from the start.
 
-The coverage says which offsets lack a key. They are read again, and each batch adds a range to the coverage. So a
-back-fill that was killed is resumed by running it again: what it wrote is covered. Recorders may run beside it; the two
+The coverage says which offsets lack a key. They are read again, and each batch adds a range to the coverage. So run
+a killed back-fill again to resume it: what it wrote is covered. Recorders may run beside it; the two
 never write the same offsets for the same key. If no recorder runs, the back-fill continues to the stream's end.
 """
 
@@ -61,7 +61,7 @@ def backfill(
     progress: Callable[[BackfillProgress], None] | None = None,
     stop: threading.Event | None = None,
 ) -> BackfillReport:
-    """Record the retained messages of a stream that lack some key. Safe to repeat, and beside a recorder.
+    """Record the retained messages of a stream that lack some key. Safe to repeat, and to run beside a recorder.
 
     A running recorder's future offsets are left to it. If no recorder runs and `keys` is None, the stream is recorded
     up to its end.
@@ -174,7 +174,7 @@ def plan_backfill(
 
 
 def _leave_to_back_fill(engine: sa.Engine, stream: StreamRow, last: int) -> None:
-    """Move the tail to the stream's end, unless a recorder runs, which gets there by itself."""
+    """Move the tail to the stream's end, unless a recorder runs: it gets there by itself."""
     with suppress(CoverageConflict), transaction(engine) as connection:
         lock_stream(connection, stream.stream_id)
         tail = tail_of(connection, stream.stream_id)

@@ -56,7 +56,7 @@ def width_class(width_us: int) -> int:
 def time_blocks(
     offsets: Sequence[int], times: Sequence[int], high_us: int | None
 ) -> tuple[list[TimeBlock], int | None]:
-    """Return the blocks of consecutive messages, and the greatest time up to and including theirs."""
+    """Return the blocks of consecutive messages, and the greatest time so far, including these messages."""
     if len(times) == 1:
         # Common: most streams of a large commit have one message.
         (at,) = times
@@ -76,7 +76,7 @@ def time_blocks(
 
 
 def _grouped(offsets: Sequence[int], times: Sequence[int]) -> list[TimeBlock]:
-    """Group messages by time; no group is wider than disorder may be."""
+    """Group messages by time; no group is wider than the allowed disorder."""
     groups: list[TimeBlock] = []
     members: list[int] = []
     first = last = 0

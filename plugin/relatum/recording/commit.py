@@ -1,4 +1,4 @@
-"""Commits: the follower's records fill batches, and one thread writes those of all streams in one transaction."""
+"""Commits: the follower's records fill batches, and one thread writes the batches of all streams in one transaction."""
 
 import asyncio
 import logging

@@ -64,8 +64,8 @@ class StreamVerified:
 
     `windows` of `windows_total` were compared; `damaged` are the ranges of offsets with all differences found, listed
     or not. `unproven` says what could not be compared, and why. `is_recorded` is False if the database does not have
-    the stream: nothing was compared. `stream_id` is the generation's number, `super_stream` the super stream by whose
-    name the stream was asked for.
+    the stream: nothing was compared. `stream_id` is the generation's number, `super_stream` the super stream whose
+    name the caller gave for the stream.
     """
 
     stream: str
@@ -172,7 +172,7 @@ class Stored:
         return any(row.from_offset <= offset < row.to_offset and row.holds(key_id) for row in self._covering)
 
     def proves(self, offset: int, key_id: int) -> bool:
-        """Return whether a missing row proves a missing value; False if AMQP 0.9.1 was used to record it."""
+        """Return whether a missing row proves a missing value; False if the message was recorded over AMQP 0.9.1."""
         return any(row.from_offset <= offset < row.to_offset and row.proves(key_id) for row in self._covering)
 
     def values(self, message: Message) -> Iterator[tuple[int, str]]:
@@ -288,7 +288,7 @@ def _is_exact(block: Block, held: Sequence[tuple[int, int]], first_retained: int
 def compare_coverage(rows: Sequence[CoverageRow], first: int | None, last: int | None) -> Iterator[Difference]:
     """Yield ranges that contradict the stream's ends; an end of None is not compared.
 
-    Two ranges may cover the same offsets: no answer depends on that, and rows recorded twice are differences.
+    Two ranges may cover the same offsets: no lookup depends on that, and rows recorded twice are differences.
     """
     for row in rows:
         if last is not None and row.to_offset > last + 1:

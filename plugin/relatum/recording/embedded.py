@@ -1,8 +1,8 @@
 """A recorder inside a publisher's process.
 
 A message published to the default exchange goes to the queue named by its routing key, so Relatum asks the broker about
-that name. For any other exchange, it asks which streams are bound to it. It never asks to which of them a routing key
-leads: if the exchange inspects messages, that query crashes the stream plugin of RabbitMQ 3.10.
+that name. For any other exchange, it asks which streams are bound to it. It never asks which of them a routing key
+reaches: if the exchange inspects messages, that query crashes the stream plugin of RabbitMQ 3.10.
 """
 
 import logging
@@ -73,7 +73,7 @@ class Watched:
         self._streams: set[str] = set()
 
     def add(self, exchange: Any, routing_key: Any, now: float) -> bool:
-        """Note where a message goes; return True if the broker must be asked about it now.
+        """Note a message's destination; return True if the broker must be asked about it now.
 
         Invalid names are ignored: the client refuses them.
         """
@@ -90,7 +90,7 @@ class Watched:
         return state is None
 
     def next(self, now: float) -> Subject | None:
-        """Return the subject to ask about now, a new one first; None if none is due."""
+        """Return the subject of the next query, new subjects first; None if no query is due."""
         if self.new:
             return next(iter(self.new))
         if not self._due:
@@ -105,7 +105,7 @@ class Watched:
         return max(0.0, min((state.due for state in self._states.values()), default=now + ASK_S[1]) - now)
 
     def answered(self, subject: Subject, streams: Sequence[str], now: float) -> None:
-        """Note the broker's answer. A stream's name is settled; other queries are repeated after a backoff."""
+        """Note the broker's answer. A stream's name is not queried again; other queries repeat after a backoff."""
         if streams and not subject.is_exchange:
             self._forget(subject)
             self._streams.update(streams)
@@ -271,7 +271,7 @@ class EmbeddedRecorder:
             self._begin()
 
     def hurry(self, waits: "SharedWait[Any, Any]") -> None:
-        """Make waits for receipts poll soon after each commit of some. `waits` is held weakly."""
+        """Make these receipt waits poll soon after each commit of receipts. `waits` is held weakly."""
         with self._changed:
             self._waits.add(waits)
 
@@ -318,7 +318,7 @@ class EmbeddedRecorder:
             self._wake()
 
     async def _look_up(self) -> float:
-        """Ask about the subject that is due, and return the seconds until the next one is."""
+        """Ask about the subject that is due, and return the seconds until the next is due."""
         # Keys first: messages recorded before a key is defined have no rows for it.
         if not self._keys.has_agreed:
             return math.inf
@@ -341,7 +341,7 @@ class EmbeddedRecorder:
         return 0.0
 
     def _note(self, subject: Subject | None = None, streams: Sequence[str] = (), *, is_away: bool) -> None:
-        """Note what the broker answered about a subject, if it was asked, and wake a drain."""
+        """Note the broker's answer about a subject, if it was asked, and wake a drain."""
         with self._changed:
             if subject is not None:
                 self._watched.answered(subject, streams, time.monotonic())

@@ -1,4 +1,4 @@
-"""What the recorder extracts from a message: its time, the values of keys, and what it had to skip.
+"""Extracts a message's time and key values for the recorder, and notes what had to be skipped.
 
 This is the recorder's hot path. Sections are found by their sizes; only headers that a key needs are decoded, and the
 body only if a key needs it. The definitions are compiled once into slots: each distinct header or property that a key
@@ -234,7 +234,7 @@ def _body_of(raw: bytes) -> bytes:
 
 
 def _plain(value: Any) -> str | None:
-    """Return a text key's canonical form of a value that needs no further check; None if it does."""
+    """Return a text key's canonical form of a value; None if the value needs further checks."""
     kind = type(value)
     if kind is str:
         text: str = value

@@ -228,7 +228,7 @@ class Filler:
         self._commit(work, part.to_offset)
 
     def _records(self, part: Segment) -> Iterator[RecordBatch]:
-        """Iterate over a part's records. A scan ends where the stream ended when it began, so scan repeatedly."""
+        """Iterate over a part's records. A scan ends at the stream's end when the scan began, so scan repeatedly."""
         expected = part.from_offset
         while expected < part.to_offset:
             before = expected
@@ -351,6 +351,6 @@ class _Work:
         return read.known_by(self.batch.position()) if self.batch.messages else read
 
     def skip_to(self, offset: int) -> None:
-        """Continue after offsets that were committed, or are gone."""
+        """Continue after offsets that were committed or are gone."""
         self.done_to, self.expected = offset, max(offset, self.expected)
         self.batch = self._new_batch()

@@ -79,9 +79,9 @@ _COUNTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ForgottenStream:
-    """A stream that was forgotten, or would be, with its number of rows by table; estimated in a large table.
+    """A stream that was or would be forgotten, with its number of rows by table; estimated in a large table.
 
-    `needed` says why it cannot be forgotten now, and what to do; None if it can be, or was.
+    `needed` says why it cannot be forgotten now, and what to do; None if it can be or was forgotten.
     """
 
     stream: str

@@ -95,7 +95,7 @@ def _bytes_of_a_row(connection: sa.Connection, rows: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class KeySize:
-    """The size of one key in the table: its rows, counted or estimated from a sample, and their estimated bytes."""
+    """The size of one key in the table: its rows (counted, or estimated from a sample) and their estimated bytes."""
 
     definition: KeyDefinition
     rows: int
@@ -107,7 +107,7 @@ class KeySize:
 class RecorderMember:
     """A recorder that is running, or ran until its lease expired.
 
-    Recorders with the same `name` share their streams. `streams` are those that it holds, by virtual host and name.
+    Recorders with the same `name` share their streams. `streams`: Those it holds, by virtual host and name.
     """
 
     holder: str
@@ -278,7 +278,7 @@ def status(
 def recorded_status(
     engine: sa.Engine, vhost: str, names: Sequence[str] | None, reader: StreamReader | RelatumError
 ) -> list[StreamStatus]:
-    """Return what `status` does, without a reader; the reason why there is none becomes each stream's `error`."""
+    """Return what `status` returns, without a reader; why there is no reader becomes each stream's `error`."""
     with transaction(engine) as connection:
         known = streams_named(connection, vhost, names)
         facts = _Facts(connection, known)

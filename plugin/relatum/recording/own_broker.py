@@ -1,4 +1,4 @@
-"""The broker that streams are recorded from; another broker's stream of the same name is not. See docs/adr/0043."""
+"""The broker that streams are recorded from. A stream of that name on another broker is refused. See docs/adr/0043."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ _NOTE_BROKER: Final = sql("""
 
 
 class OwnBroker:
-    """The broker that a recorder reads from, and which streams are its own. Thread-safe.
+    """The broker that a recorder reads from, and which streams belong to it. Thread-safe.
 
     `reader` returns a reader for queries. All methods except `is_not_of` wait for servers.
     """
@@ -80,7 +80,7 @@ class OwnBroker:
             raise next(iter(others.values()))
 
     def is_stream_of(self, row: StreamRow) -> bool:
-        """Return whether a changed stream is still the row's; if it lost its end, the table is cut back."""
+        """Return whether a changed stream still belongs to its row; if it lost its end, the table is cut back."""
         # Another broker may have taken this one's address.
         self._identity = claimed_identity(self._reader())
         return not self.is_not_of(row.broker_id) and after_loss(self._engine, self._reader(), row)

@@ -101,7 +101,7 @@ _DELETE_FORGOTTEN: Final = sql("""
 
 
 def delete_ended(engine: sa.Engine, batch_rows: int, vhost: str | None = None, name: str | None = None) -> Counter[str]:
-    """Delete what is left of all replaced or forgotten streams, or only of those with a name; return rows by table."""
+    """Delete what is left of replaced or forgotten streams, all or those with one name; return rows by table."""
     rows = Counter[str]()
     with transaction(engine) as connection:
         ids = list(connection.scalars(_ENDED, {"vhost": vhost, "name": name}))

@@ -136,7 +136,7 @@ def lock_ranges(connection: sa.Connection, stream_id: int, part: Range) -> list[
 def uncover(connection: sa.Connection, reader: StreamReader, stream: StreamRow, part: Range, first: int) -> Range:
     """Remove what is recorded of some offsets from the table, and return the offsets removed.
 
-    They may be more: a block of the time index is removed as a whole. Receipts and checkpoints are kept.
+    More offsets may be removed than given: blocks of the time index are removed whole. Receipts and checkpoints stay.
 
     Before it commits, the caller must check that the stream is still the recorded one: the position stored for the
     ranges before the part is read from the present stream.
@@ -161,7 +161,7 @@ def uncover(connection: sa.Connection, reader: StreamReader, stream: StreamRow, 
 
 
 def _left_of(row: CoverageRow, start: int, stop: int, before: Position | None) -> Iterator[CoverageRow]:
-    """Yield what is left of a range, with new ids: a group consumer's scan of the old range is then refused."""
+    """Yield the rest of a range, with new ids: a group consumer's scan of the old range is then refused."""
     if row.from_offset < start:
         is_in = before is not None and before.offset >= row.from_offset and row.kind == "recorded"
         known = row.position if _ends_before(row, start) else before if is_in else None

@@ -39,8 +39,8 @@ class Recorder:
     Args:
         broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`, whose pool then limits the connections.
-        streams: Names of streams and super streams. All partitions of a super stream are recorded, also later ones. The
-            recorder waits for streams that do not exist yet.
+        streams: Names of streams and super streams. All partitions of a super stream are recorded, later ones included.
+            The recorder waits for streams that do not exist yet.
         keys: Keys to define before recording, unless they are already defined.
         holder: The member's name. Default: a name made of host and process.
         database_connections_max: Maximum connections to PostgreSQL, for any number of streams; at least 1. Work waits
@@ -126,7 +126,7 @@ class Recorder:
                 stop.wait(next(unknown))
 
     def _tried(self, what: str, server: Server, attempt: Callable[[], None]) -> bool:
-        """Make an attempt; log the error and return False if the server cannot be asked now."""
+        """Make an attempt; log the error and return False if the server is unavailable now."""
         outages = self._group.outages
         try:
             attempt()
@@ -163,7 +163,7 @@ class Recorder:
             self._has_checked = True
 
     def _find(self, reader: StreamReader, name: str) -> None:
-        """Record the stream or partitions of a name; one that is unknown or a queue is logged, and asked for again."""
+        """Record the stream or partitions of a name; a name that is unknown or a queue's is logged and retried."""
         partitions = reader.partitions(name)
         for partition in partitions:
             self._group.add(partition, super_stream=name)

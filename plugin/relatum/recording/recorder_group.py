@@ -51,7 +51,7 @@ _Answer = TypeVar("_Answer")
 
 
 class Question(Generic[_Answer]):
-    """A question that streams ask: one call for all that wait, retried until the servers answer. For the loop's thread.
+    """One query for all streams that wait for it, retried until the servers answer. For the loop's thread.
 
     With 1,000 streams, servers that return are not asked 1,000 times. `call` runs in a thread; it returns each stream's
     answer, or the error of that stream.
@@ -68,11 +68,11 @@ class Question(Generic[_Answer]):
         self._duty: Duty | None = None
 
     def begin(self, what: str) -> None:
-        """Start asking."""
+        """Start the queries."""
         self._duty = self._group.repeat(self._ask, what)
 
     async def answer(self, stream: StreamRecording) -> _Answer:
-        """Ask for a stream, and wait for its answer."""
+        """Query for a stream, and wait for its answer."""
         answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._waiting[stream] = answer
         if self._duty is not None:

@@ -75,9 +75,9 @@ class RecorderStatistics:
 class Progress:
     """One process's progress with one stream. Times are seconds since 1970.
 
-    The lag is the age of the oldest message known to be unrecorded. If none is known, because no server answers, or
-    none has been asked, the lag counts from the last moment at which everything was recorded: an upper bound, which
-    grows until more is known. It is never 0 only because nothing is known.
+    The lag is the age of the oldest message known to be unrecorded. If no such message is known, because no server
+    answered or was asked, the lag counts from the last moment at which everything was recorded: an upper bound, which
+    grows until more is known. Lack of knowledge alone never makes it 0.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -138,7 +138,7 @@ class Progress:
                 self._lacking = self.recorded + 1, oldest
 
     def stand_by(self) -> None:
-        """Note that another process records the stream, and drop what this one knew of it."""
+        """Note that another process records the stream, and drop what this process knew of it."""
         with self._lock:
             self.is_standby, self.recorded, self.end, self._lacking = True, None, None, None
             self._whole_at = self._clock()

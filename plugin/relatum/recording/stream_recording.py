@@ -1,4 +1,4 @@
-"""One stream of a recorder: it is found, opened when this member holds it, read, and committed batch by batch.
+"""One stream of a recorder: finds it, opens it when this member holds it, reads it, and commits it batch by batch.
 
 Each stream is a coroutine in the recorder's loop, so only the loop's thread changes its state; any thread may read the
 counts.
@@ -109,7 +109,7 @@ class StreamRecording:
         self._leave()
 
     async def _record(self, row: StreamRow) -> None:
-        """Open the tail, and record until something ends it; then commit what was read, and act on what ended it."""
+        """Open the tail, and record until something ends it; then commit what was read, and act on the cause."""
         opened = await self._group.open.answer(self)
         if not self._holds(row):
             return
@@ -152,7 +152,7 @@ class StreamRecording:
     # --- from the membership ------------------------------------------------------------------------------------------
 
     def take(self) -> None:
-        """Record the stream: this member holds it now."""
+        """Record the stream, because this member holds it now."""
         if self.tail is None and not self.is_mine:
             self.is_mine, self.is_refused, self.progress.is_standby = True, False, False
             self._changed.set()
@@ -163,7 +163,7 @@ class StreamRecording:
         self.close()
 
     def look_up(self) -> None:
-        """Look up the row again: the stream was replaced or forgotten, or belongs to another broker."""
+        """Look up the row again, because the stream was replaced or forgotten, or belongs to another broker."""
         self.row, self.is_there = None, False
         self._changed.set()
 
@@ -222,7 +222,7 @@ class StreamRecording:
     # --- the end of a tail --------------------------------------------------------------------------------------------
 
     def close(self, after: Callable[[], Awaitable[Any]] | None = None, *, is_followed: bool = False) -> None:
-        """Stop reading; once everything that was read is committed, call `after`, unless the member gave it up."""
+        """Stop reading. Call `after` once everything read is committed, unless the member gave up the stream."""
         tail = self.tail
         if tail is not None and not tail.is_closing:
             tail.is_closing, tail.after = True, after

@@ -1,4 +1,4 @@
-"""The tail of a stream, where recording continues: opened, moved past a hole, or cut back to what the stream still has.
+"""Opens the tail of a stream, where recording continues; moves it past a hole, or cuts it back to the stream's end.
 
 RabbitMQ does not fsync streams, silently moves a reader that fell behind retention forward, and starts a stream that is
 declared again at offset 0. So offsets alone prove nothing: a stream is the recorded one if the message at the last
@@ -180,7 +180,7 @@ def _cut_back(
 ) -> bool:
     """Remove everything after the last agreement, so that it is recorded again as the stream has it now.
 
-    False if no retained position would be left to identify the stream by; then nothing was changed.
+    False if no retained position would be left that identifies the stream; then nothing was changed.
     """
     with translated_errors(), engine.connect() as connection, connection.begin() as undoable:
         lock_ranges(connection, stream.stream_id, (0, INTEGER_MAX))

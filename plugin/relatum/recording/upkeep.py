@@ -1,4 +1,4 @@
-"""A recorder's background duties: its lease and share, asking for ends, closing gaps, and maintaining the table.
+"""A recorder's background duties: its lease and share, querying ends, closing gaps, and maintaining the table.
 
 Gaps come from interrupted back-fills, and from batches that could not be unpacked when they were read. Offsets that
 release 0.4 recorded over AMQP 0.9.1 are recorded again with the stream protocol.
@@ -98,7 +98,7 @@ class Membership:
         self.wake()
 
     async def in_time(self) -> None:
-        """Renew first if a renewal is overdue: the process was suspended, and others may take its streams."""
+        """Renew first if a renewal is overdue, because the process was suspended: others may take its streams."""
         if time.monotonic() - self._begun_at > 2 * self._member.renewal_s and self.duty is not None:
             with suppress(Exception):  # Reported by the duty.
                 await asyncio.wait_for(self._renew(), self._member.renewal_s)
@@ -280,7 +280,7 @@ class Upkeep:
     # --- ends ---------------------------------------------------------------------------------------------------------
 
     async def _look(self) -> float:
-        """Ask for the ends of the next stream that no other process records."""
+        """Query the ends of the next stream that no other process records."""
         looked_at = [
             each
             for each in self._group.streams()

@@ -5,12 +5,12 @@ row's message has that value, every block's ends are those of its messages, and 
 recorded. Messages are decoded as a consumer decodes them, not by the recorder's extractor, so that its faults are
 found.
 
-Repair: a report says where to look, never what to write. One transaction removes each window with a difference from the
-table and records it again. So two repairs at once, a repair from an old report, and a repair beside a recorder write
-nothing twice.
+Repair: a report says which windows to repair, never what to write. One transaction removes each window with a
+difference from the table and records it again. So two repairs at once, a repair from an old report, and a repair beside
+a recorder write nothing twice.
 
 Recording may continue. The table is read before the stream's ends, and a window's rows are of one snapshot with the
-coverage; what is recorded later is not compared.
+coverage; offsets recorded later are not compared.
 """
 
 import random
@@ -81,7 +81,7 @@ def verify(
         sample: The share of windows of 20,000 offsets to compare, from 0 to 1, at least one of each stream; None
             (default) compares all. Differences in a share d of all windows are missed with a probability of
             (1 - d) ** (number of windows compared).
-        seed: Chooses the same sample again. None (default): a new seed each time, which the report holds.
+        seed: The `seed` of an earlier report chooses the same sample again. None (default): a new seed.
         progress: Called after each window.
 
     Raises:
@@ -133,7 +133,7 @@ def _checked_seed(sample: float | None, seed: int | None) -> int | None:
 def meant_streams(
     engine: sa.Engine, reader: StreamReader, vhost: str, names: Sequence[str] | None
 ) -> list[tuple[str, str | None]]:
-    """Return streams with their super streams: those named, or all recorded ones."""
+    """Return the named streams, or all recorded streams, with their super streams."""
     if names is None:
         with transaction(engine) as connection:
             return [(row.name, row.super_stream) for row in streams_named(connection, vhost, None)]
@@ -267,7 +267,7 @@ def read_window(reader: StreamReader, stream: str, window: Range) -> WindowMessa
 def repair(report: VerifyReport, database: AnyDatabase, *, vhost: str = "/", dry_run: bool = True) -> list[str]:
     """Record again all windows with differences, listed or not: a window of 20,000 offsets in a transaction.
 
-    What was repaired since the report is recorded again, too, which changes nothing.
+    Windows repaired since the report are recorded again, too, which changes nothing.
 
     Args:
         report: The result of `verify`. Streams are read from its broker.

@@ -230,7 +230,7 @@ def remove_key(engine: sa.Engine, name: str) -> None:
 
     Raises:
         KeyNotDefined: no key of that name is in force.
-        KeyDefinitionConflict: it is masked, and its values would be shown in messages; nothing was written.
+        KeyDefinitionConflict: the key is masked, and its values would be shown in messages; nothing was written.
     """
     checked_name("name", name)
     with transaction(engine) as connection:
@@ -266,7 +266,7 @@ def _one_of(is_masked: bool | None, name: str) -> bool:
 
 
 def mask_secret(connection: sa.Connection) -> bytes:
-    """Read the secret of the digests of masked values. Users that may read the values may read it: see ADR 0030."""
+    """Read the secret of the digests of masked values. Users that may read values may read it: see ADR 0030."""
     return bytes(connection.execute(_SECRET).scalar_one())
 
 
@@ -303,7 +303,7 @@ def ensure_stream(connection: sa.Connection, vhost: str, name: str, super_stream
 
 
 def ensure_streams(connection: sa.Connection, vhost: str, super_streams: Mapping[str, str | None]) -> list[StreamRow]:
-    """Like `ensure_stream`, for many streams, given by name with their super streams. Forgotten ones are left out.
+    """Like `ensure_stream`, for many streams, given by name with their super streams. Forgotten streams are left out.
 
     Rows are created in one order, so that two processes that create the same streams do not deadlock.
     """
@@ -346,10 +346,10 @@ def streams_named(
 
 
 def check_recorded(connection: sa.Connection, vhost: str | None, names: Collection[str]) -> None:
-    """Check that each name is a recorded stream, or a super stream with a recorded partition. vhost None: in any.
+    """Check that each name is a recorded stream, or a super stream with a recorded partition. vhost None: any.
 
     Raises:
-        StreamNotFound: a name is not; the message suggests the most similar one.
+        StreamNotFound: a name is not recorded; the message suggests the most similar name.
     """
     if not names:
         return
@@ -368,8 +368,8 @@ def set_record_time(engine: sa.Engine, vhost: str, name: str, *, on: bool) -> No
     """Switch the recording of a stream's times on or off, from now on. Recorders notice within two seconds.
 
     Raises:
-        StreamNotFound: no such stream is recorded. `relatum.recording.set_record_time` also asks the broker whether
-            it exists.
+        StreamNotFound: no such stream is recorded. `relatum.recording.set_record_time` also checks on the
+            broker that the stream exists.
     """
     with transaction(engine) as connection:
         if connection.execute(_SET_RECORD_TIME, {"vhost": vhost, "name": name, "on": on}).rowcount == 0:

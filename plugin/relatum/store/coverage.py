@@ -114,18 +114,18 @@ def tail_of(connection: sa.Connection, stream_id: int) -> CoverageRow | None:
 
 
 def last_position(rows: Iterable[CoverageRow]) -> Position | None:
-    """Return the last recorded position. A log only grows at its end: if this message agrees, all before it do."""
+    """Return the last recorded position. A log only grows at its end: if this message agrees, all earlier ones do."""
     positions = [row.position for row in rows if row.position is not None]
     return max(positions, key=lambda position: position.offset, default=None)
 
 
 def covered(rows: Iterable[CoverageRow], key_id: int) -> list[Range]:
-    """Return the offsets recorded for a key (or `TIME`), as disjoint ranges in order, without empty ones."""
+    """Return the offsets recorded for a key (or `TIME`), as disjoint ranges in order, without empty ranges."""
     return merged((row.from_offset, row.to_offset) for row in rows if row.holds(key_id))
 
 
 def proven(rows: Iterable[CoverageRow], key_id: int) -> list[Range]:
-    """Return the offsets whose values of a key (or `TIME`) are all known: `covered`, without those over AMQP 0.9.1."""
+    """Return the offsets whose values of a key (or `TIME`) are all known: `covered`, without AMQP 0.9.1 recordings."""
     return merged((row.from_offset, row.to_offset) for row in rows if row.proves(key_id))
 
 
@@ -182,7 +182,7 @@ _ADD_RANGES: Final = sql(f"""
 
 
 def add_ranges(connection: sa.Connection, new: Sequence[CoverageRow]) -> list[CoverageRow]:
-    """Write ranges, and return them; tails of streams that already have one are left out."""
+    """Write ranges, and return them; tails of streams that already have a tail are left out."""
     if not new:
         return []
     rows = [dict(zip(_NEW_FIELDS, each, strict=False)) for each in new]

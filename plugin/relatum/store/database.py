@@ -93,7 +93,7 @@ class Database:
         statement_s: Maximum seconds of a statement. None: no limit except the deadline of a call (`relatum.waiting`).
         idle_s: Seconds after which the server ends an idle transaction, in case this process is suspended, and releases
             its locks. None (default): never.
-        writes: If True, and the URL lists several hosts, connect only to one that accepts writes. Default: False.
+        writes: If True, and the URL lists several hosts, connect only to a host that accepts writes. Default: False.
 
     `statement_timeout_s` in the URL overrides `statement_s`.
 
@@ -145,7 +145,7 @@ class Database:
 
     @cached_property
     def engine(self) -> sa.Engine:
-        """SQLAlchemy's engine for transactions. To dispose of it closes the pool, unless that is shared."""
+        """SQLAlchemy's engine for transactions. Disposing of it closes the pool, unless the pool is shared."""
         engine = sa.create_engine(
             self.address.url(),
             creator=partial(self._taken, autocommit=False),
@@ -196,7 +196,7 @@ class Database:
         """Run a statement and return its rows as named tuples.
 
         - `statement`: Made by `sql`, once, so that it is compiled once.
-        - `accept`: Decides by the rows whether to commit; else the statement is rolled back. None (default): commit.
+        - `accept`: Decides from the rows whether to commit or roll back the statement. None (default): commit.
         - `once`: Never repeat the statement, since the caller finds out whether it was committed. Default: False.
         - `on_primary`: Refuse rows of a standby, which may be old; the rows have a column `is_standby`. Default: False.
 
@@ -248,7 +248,7 @@ class Database:
         raise AssertionError("the last try returns or raises")
 
     def close(self) -> None:
-        """Close the connections, those in use after their work. A shared pool stays open."""
+        """Close the connections; connections in use are closed after their work. A shared pool stays open."""
         self._is_closed = True
         if self._shared is None:
             self.pool.close()

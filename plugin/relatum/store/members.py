@@ -121,7 +121,7 @@ class Share:
     """The rows that a member holds.
 
     Attributes:
-        holder: Its name. A new one if its lease had expired: it then holds none of its former rows.
+        holder: The member's name; a new name if its lease had expired: it then holds none of its former rows.
         held: The keys that it holds now, including those that it has just taken.
         surplus: How many of these it should release to others.
         others: The keys that others hold, with their names.
@@ -138,7 +138,7 @@ class Share:
 class Member:
     """One member, with its lease and its keys. Not thread-safe.
 
-    Without a name of its own (`holder`), it has a unique one, and a new one each time its lease has expired.
+    Without a name of its own (`holder`), it gets a unique name, and a new one each time its lease has expired.
     """
 
     def __init__(self, sharing: Sharing, within: str | int, *, lease_s: float, holder: str | None = None) -> None:
@@ -164,7 +164,7 @@ class Member:
         writes are fenced.
 
         - `wanted`: The keys of all shared rows: the other members of this group want the same.
-        - `takes`: False for a member that cannot use rows now, or recently could not: it keeps those that it holds.
+        - `takes`: False for a member that cannot use rows now, or recently could not: it keeps the rows that it holds.
         - `leased`: False: end the lease, so that others may take all rows. The member keeps the rows that they leave,
           and its name for the next lease; rows that were taken and released in between are fenced.
         """

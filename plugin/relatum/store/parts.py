@@ -92,8 +92,8 @@ _RETAIN_FROM: Final = sql("""
 def copy_rows(connection: sa.Connection, lines: Iterable[str]) -> None:
     """Write rows into the open part, in the connection's transaction.
 
-    They are written in the order of keys and values, so that PostgreSQL visits each page of the index once. Unordered
-    values would make it read and write pages again and again that do not fit into its memory.
+    They are written in the order of keys and values, so that PostgreSQL visits each page of the index once. With
+    unordered values, it would read and write pages that do not fit into its memory again and again.
 
     `lines`: Finished lines of COPY's text format, any number in each text: key id, value, stream id, time, offset.
     """
@@ -114,7 +114,7 @@ def table_parts_of(connection: sa.Connection) -> list[Part]:
 
 
 def turn_parts(engine: sa.Engine, part_bytes: int = PART_BYTES) -> list[Part]:
-    """Create the next part if there is none, and open it if the open one is full; return the parts.
+    """Create the next part if there is none, and open it if the open part is full; return the parts.
 
     The open part is analysed as it grows: a statement that was planned while it was empty would scan all of it.
     """
@@ -135,7 +135,7 @@ def turn_parts(engine: sa.Engine, part_bytes: int = PART_BYTES) -> list[Part]:
 
 
 def close_parts(engine: sa.Engine, found: Iterable[Part]) -> None:
-    """Close the parts before the last open one, and replace the index of each by a dense one.
+    """Close the parts before the last open part, and replace the index of each with a dense index.
 
     A part is readable throughout; deletions wait while its index is built. A part that is being written, or being read
     when the old index would be dropped, is left to the next call.

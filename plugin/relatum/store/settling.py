@@ -87,7 +87,7 @@ class CommitInDoubt(DatabaseUnavailable):
 
 
 class Tokens:
-    """The tokens of one writer's steps: a new one for each attempt, and those to remove. Thread-safe."""
+    """The tokens of one writer's steps: a new token for each attempt, and the tokens to remove. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -130,7 +130,7 @@ class Tokens:
           it raises, all is rolled back. None (default): only write the token.
         - `within_s`: Maximum seconds for settling a commit in doubt.
         - `stop`: Ends settling, too.
-        - `what`: The end of the error's message that nothing was committed.
+        - `what`: The end of the error message, which says that nothing was committed.
 
         Raises:
             CommitInDoubt: it could not be settled; call `was_committed` with `error.token` later.
@@ -152,7 +152,7 @@ class Tokens:
         self.committed(token)
 
     def was_committed(self, engine: sa.Engine, token: UUID) -> bool:
-        """Return whether a step in doubt was committed; asks once. See `settle`."""
+        """Return whether a step in doubt was committed; queries once. See `settle`."""
         was_committed = settle(engine, token, within_s=0.0)
         if was_committed:
             self.committed(token)
@@ -195,7 +195,7 @@ def settle(engine: sa.Engine, token: UUID, *, within_s: float = SETTLE_S, stop: 
 
     Blocks, and retries while PostgreSQL is unavailable or suspended, or the step's transaction is open.
 
-    Raises `DatabaseUnavailable` if there is no answer within `within_s` (0: ask once), or until `stop` is set.
+    Raises `DatabaseUnavailable` if there is no answer within `within_s` (0: query once), or until `stop` is set.
     """
     stop = stop or threading.Event()
     until, pauses = time.monotonic() + within_s, backoff()

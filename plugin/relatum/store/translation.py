@@ -1,7 +1,7 @@
 """The one boundary where errors of psycopg and SQLAlchemy become Relatum's.
 
 Errors before there is a session come from libpq as text, without a SQLSTATE: `_SAID` lists these texts. Errors of a
-server whose messages are not in English (`lc_messages`) count as unavailability, with the server's text.
+server whose messages are not in English (`lc_messages`) are treated as unavailability, with the server's text.
 """
 
 import re
@@ -124,7 +124,7 @@ class translated_errors:  # noqa: N801 - reads as the statement it is: `with tra
         SchemaMissing: a table, column or function does not exist.
         ConfigurationError: there is no such database, TLS is not set up as required, or a pooler mixes up sessions.
         AccessRefused: this user lacks a privilege, or may not log in.
-        RowRefused: PostgreSQL refuses a value, and would again; nothing was written.
+        RowRefused: PostgreSQL refuses a value, and would refuse it again; nothing was written.
     """
 
     __slots__ = ("_theirs_too",)

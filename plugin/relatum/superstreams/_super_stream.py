@@ -98,9 +98,9 @@ class SuperStream(Target):
         """Return the partitions on a broker. Relatum asks the broker once for all connections.
 
         Args:
-            broker: A URL, a pika connection or channel, or an aio-pika connection. This call blocks: before you publish
-                with aio-pika or a callback connection, call it with the URL or in another thread if their thread must
-                not wait.
+            broker: A URL, a pika connection or channel, or an aio-pika connection. This call blocks: if the thread of
+                an aio-pika or callback connection must not wait, call it with the URL or in another thread before
+                you publish.
 
         Raises:
             SuperStreamNotFound: There is no such super stream.
@@ -129,7 +129,7 @@ class SuperStream(Target):
             return None  # A URL cannot be held weakly.
 
     async def layout_async(self, channel: Any) -> Layout:
-        """Return the partitions on the broker of an aio-pika channel. A thread asks, so that the loop does not block.
+        """Return the partitions on the broker of an aio-pika channel. A thread queries it; the loop does not block.
 
         Raises: As `layout`.
         """
@@ -217,10 +217,10 @@ _TOKEN_VERSION: Final = 1
 
 
 class AffinityHandle(Target, Closing):
-    """A handle of an affinity set: all messages published by it go to the partition of the first one.
+    """A handle of an affinity set: all messages published with it go to the partition of the first message.
 
     `SuperStream.affinity` makes it. Only this object knows the partition: Relatum uses no database and adds no header.
-    Another process can continue the set by its `token`. Threads may share the handle as far as they may share the
+    Another process can continue the set with its `token`. Threads may share the handle as far as they may share the
     channels on which they publish.
 
     Args:
@@ -266,7 +266,7 @@ class AffinityHandle(Target, Closing):
 
     @property
     def token(self) -> str:
-        """A text by which another process continues the set; see `AffinityHandle.from_token`.
+        """A text with which another process continues the set; see `AffinityHandle.from_token`.
 
         Raises:
             InvalidInput: No message was published yet, so there is no partition.

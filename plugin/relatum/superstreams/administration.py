@@ -2,7 +2,7 @@
 
 A super stream is a durable direct exchange with the argument `x-super-stream`, and streams bound to it, each by a key
 and with the argument `x-stream-partition-order`, as declared by `rabbitmq-streams add_super_stream`. Relatum describes
-it over the stream protocol; if that does not answer, as far as AMQP 0.9.1 can tell.
+it over the stream protocol or, if that does not answer, as far as AMQP 0.9.1 can tell.
 """
 
 from collections.abc import Iterator, Sequence
@@ -105,12 +105,12 @@ def describe_super_stream(broker: BrokerOrConnection, name: str) -> Layout:
 
     The stream protocol lists the streams and confirms their binding keys. AMQP 0.9.1 lists no bindings: if only AMQP
     answers, the streams `NAME-0`, `NAME-1` and so on count as the partitions, up to the first missing one. Partitions
-    with other keys, or after an unbound one, are then not found; a stream with such a name counts as a partition even
-    if it is not bound.
+    with other keys, or after an unbound stream, are then not found; an unbound stream with such a name counts as a
+    partition.
 
     Args:
         broker: A URL, a `Broker`, an open pika connection or channel, or an aio-pika connection. The call blocks the
-            thread of a callback connection. Only a blocking connection is used itself: otherwise, another is opened.
+            thread of a callback connection. A blocking connection is used itself; otherwise, another is opened.
         name: The super stream's name.
 
     Raises:
@@ -156,8 +156,8 @@ def add_partition(
 ) -> Partition:
     """Add a partition after the others.
 
-    Publishers that route by hash send most keys to other partitions once they know of it, each from a different
-    moment on. Contexts and affinity sets keep their partitions.
+    Once publishers that route by hash know of it, they send most keys to other partitions; each publisher learns of it
+    at another moment. Contexts and affinity sets keep their partitions.
 
     Args:
         broker: A URL, a `Broker`, or an open blocking pika connection or channel.
@@ -278,7 +278,7 @@ def _wanted(name: str, partitions: int | None, binding_keys: Sequence[str] | Non
 
 
 def _check_present(connection: BlockingConnection, present: Layout, wanted: Layout) -> None:
-    """Refuse partitions other than the wanted ones, unless they are the first of an interrupted declaration."""
+    """Refuse other partitions than the wanted ones, unless they are the first of an interrupted declaration."""
     if present == wanted:
         return
     is_first = wanted.partitions[: len(present)] == present.partitions
@@ -349,7 +349,7 @@ def _described(source: Any, address: BrokerAddress, name: str) -> Layout:
 
 
 def _binding_key(reader: StreamReader, name: str, stream: str, place: int) -> str:
-    """Return the key by which the exchange routes to a stream. The broker only confirms keys, it does not list them."""
+    """Return the key with which the exchange routes to a stream. The broker confirms keys but does not list them."""
     # The key in names from RabbitMQ's tools; then keys that are likely for streams with other names.
     for key in dict.fromkeys((stream.removeprefix(f"{name}-"), str(place), stream)):
         routes = reader.routes(name, key)

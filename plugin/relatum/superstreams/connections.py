@@ -47,8 +47,8 @@ _NONE: Final = re.compile(r"no (queue|exchange) '")
 def address_of(source: Any, nodes: Iterable[Parameters] = ()) -> BrokerAddress:
     """Return the broker's address, with the login of the given connection.
 
-    Each login uses the current password: from the function given to kombu; else the one that the client keeps for its
-    own next login, or the one that was sent to the broker and noted by `note_secret`.
+    Each login uses the current password: from the function given to kombu; else the password that the client keeps for
+    its own next login, or the password that was sent to the broker and noted by `note_secret`.
 
     Args:
         source: A URL, a `Broker` or an address, a pika connection or channel of any kind, an aio-pika or aiormq
@@ -221,7 +221,7 @@ class StreamOptions:
 
     Attributes:
         max_length_bytes: Bytes that a stream keeps at least; the oldest segments beyond are dropped. None: no limit.
-        max_age: How long a stream keeps messages at least; whole seconds. None: no limit.
+        max_age: How long a stream keeps messages at least, in whole seconds. None: no limit.
         segment_bytes_max: Maximum bytes of a segment. None: the broker's default, 500,000,000.
         leader_locator: How leaders are placed: "client-local", "balanced" or "least-leaders". None: the broker decides.
         initial_cluster_size: The number of nodes with a replica. None: all nodes.

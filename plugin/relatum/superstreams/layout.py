@@ -67,7 +67,7 @@ class Partition:
     Attributes:
         place: Its place in the order of the partitions, from 0.
         stream: The stream's name.
-        binding_key: The routing key by which the super stream's exchange routes messages to it.
+        binding_key: The routing key of messages that the super stream's exchange routes to it.
     """
 
     place: int
@@ -177,7 +177,7 @@ def _round_robin() -> Balance:
 
 
 def _weighted() -> Balance:
-    """Choose in proportion to weights, evenly mixed: 5, 1 and 1 give a a b a c a a, not five times a first.
+    """Choose in proportion to weights, evenly mixed: 5, 1 and 1 give a a b a c a a, not a five times first.
 
     In each turn, every candidate gains its weight; the one with the most is chosen and loses the sum of all weights.
     The state is kept by stream name, so the proportion holds while partitions are added and removed.

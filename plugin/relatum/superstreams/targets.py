@@ -28,7 +28,7 @@ class Target:
             routing_key: The message's key, if the target routes by keys.
             mandatory: True (default): the broker returns a message that no partition took. With confirms this is an
                 error; without confirms, and on callback channels, the return callbacks get it. False: the broker
-                confirms and drops it. A partition takes no message after it was unbound or while RabbitMQ 3.10 starts.
+                confirms and drops it. A partition takes no message once it is unbound, or while RabbitMQ 3.10 starts.
 
         Returns:
             The result of `basic_publish`.
@@ -70,7 +70,7 @@ class Target:
         """Return the exchange and the routing key for a pika message, to publish it with a receipt.
 
         Raises:
-            ConfigurationError: This kind of target cannot, since it does more than publish one message.
+            ConfigurationError: This kind of target has no receipts, since it does more than publish one message.
         """
         raise ConfigurationError(f"a {type(self).__name__} gives no receipts: call its own publish(); nothing was sent")
 

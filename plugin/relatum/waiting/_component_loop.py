@@ -1,6 +1,6 @@
-"""The event loop of a long-running component: one thread with all its state, and a few that wait for servers.
+"""The event loop of a long-running component: one thread with all its state, and a few threads that wait for servers.
 
-Recorders, collectors and serial consumers each own one. Only the loop's thread touches their state, so nothing is
+Recorders, collectors and serial consumers each own a loop. Only the loop's thread touches their state, so nothing is
 locked; calls that wait for PostgreSQL, a broker's answer or an application's function run in `threads`.
 See docs/adr/0052.
 """
@@ -35,8 +35,8 @@ class LoopThread(threading.Thread):
 class ComponentLoop:
     """An asyncio loop in its own daemon thread.
 
-    `call`, `run`, `start` and `stop` may be called from any thread, the rest only in the loop's. In a forked child none
-    of it runs, and its state is the parent's.
+    `call`, `run`, `start` and `stop` may be called from any thread, other methods only in the loop's. In a forked child
+    nothing runs, and the state is the parent's.
 
     `logger` gets unexpected errors of callbacks and tasks, which end neither the loop nor another task. `threads` make
     the requests, `helpers_max` at once, within the deadline `ending`, which is moved up when the component ends.
@@ -122,7 +122,7 @@ class ComponentLoop:
     def stop(self, timeout_s: float) -> bool:
         """Cancel all tasks and end the loop; False if it has not ended after `timeout_s`.
 
-        Called in the loop or one of its threads, it does not wait for itself.
+        A call from the loop or one of its threads does not wait, and returns True.
         """
         with self._lock:
             is_first, self._is_stopped = not self._is_stopped, True
@@ -230,7 +230,7 @@ class ComponentLoop:
 
 
 class Duty(NamedTuple):
-    """Work that a component repeats; see `ComponentLoop.repeat`. Both are called in the loop.
+    """Work that a component repeats; see `ComponentLoop.repeat`. `wake` and `cancel` are called in the loop.
 
     Attributes:
         wake: Runs it now, or once more if it is running.

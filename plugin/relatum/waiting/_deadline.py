@@ -2,10 +2,10 @@
 
 The called method sets `with within(timeout_s):` once. Every wait further down, in the same thread or task, asks
 `left_s(its_own_limit)` how long it may take: nothing has to be passed on. A thread that works for the call takes the
-deadline along by `contextvars.copy_context().run`; `in_thread` does so for tasks, and ends with them.
+deadline along with `contextvars.copy_context().run`; `in_thread` does so for tasks, and ends with them.
 
-Another thread may move a deadline up: so a cancelled call, or a component that stops, lets go of a server that does not
-answer. Waits check their deadline every `LOOK_S` seconds.
+Another thread may move a deadline up, so that a cancelled call, or a component that stops, lets go of a server that
+does not answer. Waits check their deadline every `LOOK_S` seconds.
 """
 
 import asyncio
@@ -108,7 +108,7 @@ class within:  # noqa: N801 - reads as the statement it is: `with within(10.0):`
     caller: the deadline would apply to the caller's code.
 
     Args:
-        seconds: Seconds from now on; None for no limit of its own, but one that can be moved up. A `Deadline` is used
+        seconds: Seconds from now on; None for a deadline without a limit, which can be moved up. A `Deadline` is used
             as it is, without the outer one.
     """
 

@@ -1,8 +1,8 @@
-"""Handling failures: which may be retried and when, and what is logged about them.
+"""Handles failures: which failures may be retried and when, and what is logged about them.
 
-Work that runs forever asks `may_repeat` whether time alone may cure a failure and, if it can wait for an operator,
-`may_be_mended`. All other errors are final for their message: it is named, counted and passed on. docs/retries.md lists
-every loop that retries.
+Work that runs forever calls `may_repeat` to learn whether time alone may cure a failure and, if it can wait for an
+operator, `may_be_mended`. All other errors are final for their message: it is named, counted and passed on.
+docs/retries.md lists every loop that retries.
 
 A loop that retries reports failures and successes to its component's `Outages`. An unavailable server is then one
 warning, however many loops wait for it and however often they retry, and one line of level INFO when the last of them
@@ -107,7 +107,7 @@ def log_failure(
     level: int = logging.WARNING,
     extra: Mapping[str, object] | None = None,
 ) -> None:
-    """Log an error that ended some work: Relatum's in one line, an unexpected one with its traceback.
+    """Log an error that ended some work: a Relatum error in one line, an unexpected error with its traceback.
 
     Work that is retried reports to `Outages` instead, which logs an outage once.
 

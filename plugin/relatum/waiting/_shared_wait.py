@@ -1,4 +1,4 @@
-"""Many waits for something to appear in the database, with one thread that asks for all of them.
+"""Many waits for something to appear in the database, with one thread that queries for all of them.
 
 See docs/adr/0026 and docs/adr/0048.
 """
@@ -37,11 +37,10 @@ class SharedWait(Generic[_Question, _Answer]):
     Each wait has its own future and time limit. A waiting task holds no thread. A forked child starts without waits.
 
     Args:
-        poll: Asks for all waits, in the polling thread. It yields the index of each question that has an answer, with
-            the answer; other questions are asked again. Its errors are raised to all waits, except a
-            time-out of its own.
+        poll: Queries for all waits, in the polling thread. It yields the index of each query that has an answer, with
+            the answer; other queries are repeated. Its errors are raised to all waits, except a time-out of its own.
         name: The thread's name.
-        first_s: The most seconds until a new question is asked; 0 if the caller has not asked by itself.
+        first_s: The most seconds until a new query first runs; 0 if the caller has not queried by itself.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class SharedWait(Generic[_Question, _Answer]):
             future.cancel()
 
     async def wait_in_task(self, future: "Future[_Answer | None]", until: float) -> _Answer | None:
-        """As `wait`, for a task."""
+        """Like `wait`, but for a task."""
         try:
             async with asyncio.timeout(max(0.0, left_s(until - time.monotonic()))):
                 return await asyncio.wrap_future(future)

@@ -2,7 +2,7 @@
 
 `concurrent.futures` joins its threads when the interpreter ends, so a server that does not answer would keep a program
 from ending; `asyncio.to_thread` shares one executor with the application. These threads are not joined, and a switch to
-one and back takes half the time. See docs/adr/0048.
+a thread and back takes half the time. See docs/adr/0048.
 """
 
 import asyncio
@@ -40,8 +40,8 @@ class NoThreadInTime(TimeoutError):
 class Threads:
     """Up to `most` daemon threads for calls, started on demand; idle threads end after a while.
 
-    Calls must look at deadlines, or have an end of their own: a call that hangs keeps its thread. A forked child starts
-    empty; calls of the parent are the parent's.
+    Calls must check a deadline or be bounded: a call that hangs keeps its thread. A forked child starts without
+    threads; the parent's calls stay in the parent.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -173,7 +173,7 @@ async def in_thread(
     that ignores deadlines.
 
     Args:
-        threads: The threads to use; None for those that all rare calls of this process share.
+        threads: The threads to use; None for the threads that all rare calls of this process share.
         function: The function to call.
         args: Its arguments.
         ending: A further deadline of the call; None for none.

@@ -3,7 +3,7 @@
 RabbitMQ stores every message of a stream in AMQP 1.0's encoding, regardless of the protocol that published it. A reader
 that needs only a header must not pay for the body, and the recorder reads two or three values of each message. So a
 section is found by its descriptor and size, and a map can be searched for names without decoding other entries. Bytes
-that are no AMQP 1.0 raise `UndecodableMessage` and no other error.
+that are not AMQP 1.0 raise `UndecodableMessage` and no other error.
 
 Source: OASIS AMQP 1.0, part 1 (types) and part 3.2 (message format).
 """
@@ -383,7 +383,7 @@ def pick_list(raw: bytes, position: int, wanted: dict[int, int], found: list[Any
 
 
 def decode_list(raw: bytes, position: int, size: int) -> list[Any]:
-    """Decode the first `size` items of a list; those after its end, or after a broken item, are None."""
+    """Decode the first `size` items of a list; items after its end, or after a broken item, are None."""
     found: list[Any] = [None] * size
     pick_list(raw, position, {place: place for place in range(size)}, found)
     return found

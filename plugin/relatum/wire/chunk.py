@@ -187,7 +187,7 @@ def _corrupt(chunk: Chunk) -> ChunkCorrupt:
 
 
 def whole_records(chunk: Chunk, offsets: list[int] | None = None) -> list[bytes] | None:
-    """Return the records at some offsets, by default all, of a chunk without sub-entry batches; None if it has some."""
+    """Return the records at some offsets, by default all, of a chunk; None if it has sub-entry batches."""
     if chunk.entry_count != chunk.record_count:
         return None
     places = None

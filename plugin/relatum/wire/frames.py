@@ -139,7 +139,7 @@ class Confirmed(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The broker has not stored messages of a publisher: (publishing id, code) of each."""
+    """The broker has not stored messages of a publisher: (publishing id, code) for each message."""
 
     publisher: int
     refusals: tuple[tuple[int, int], ...]
@@ -224,7 +224,7 @@ def request(command: int, correlation: int, body: bytes = b"") -> bytes:
 
 
 def about(correlation: int, command: int, *names: str) -> bytes:
-    """Encode a request of names: Open, Route, Partitions, StreamStats, and SaslHandshake with none."""
+    """Encode a request that carries only names: Open, Route, Partitions, StreamStats; SaslHandshake carries none."""
     return request(command, correlation, b"".join(map(string, names)))
 
 
@@ -294,7 +294,7 @@ def declare_publisher(correlation: int, publisher: int, reference: str, stream: 
 
 
 def query_publisher_sequence(correlation: int, reference: str, stream: str) -> bytes:
-    """Ask for the last publishing id of a reference in a stream."""
+    """Encode a query for the last publishing id of a reference in a stream."""
     return request(Command.QUERY_PUBLISHER_SEQUENCE, correlation, string(reference) + string(stream))
 
 

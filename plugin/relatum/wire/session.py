@@ -58,7 +58,7 @@ class StreamMoved(NamedTuple):
 
 
 class CreditRefused(NamedTuple):
-    """The server has no such subscription, or no longer."""
+    """The server does not have such a subscription, or no longer has it."""
 
     subscription: int
     code: int
@@ -135,7 +135,7 @@ class StreamSession:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether the connection should be replaced, because none is left."""
+        """Whether the connection should be replaced, because no attach is left."""
         return self._attaches >= ATTACHES_MAX and self.attaches_left <= 0
 
     def is_older_than(self, release: tuple[int, ...]) -> bool:
@@ -160,7 +160,7 @@ class StreamSession:
         """Return the events in the received bytes, in order; incomplete frames are kept.
 
         Raises:
-            ProtocolError: The bytes are not frames, or invalid ones.
+            ProtocolError: The bytes are not frames, or are invalid frames.
             ChunkCorrupt: A chunk is damaged.
             ConnectionLost: The server closed the connection; the message has its reason.
             AnotherProtocol: The server's first bytes are not a frame.
@@ -243,7 +243,7 @@ class StreamSession:
             raise ConnectionLost(f"The broker closed the stream connection: {reason or 'no reason given'} ({code}).")
 
     def leave(self) -> None:
-        """Append Close to the bytes to send; its answer need not be waited for."""
+        """Append Close to the bytes to send; the caller need not wait for its answer."""
         if self.is_open:
             self.send(frames.close(self.next_correlation()))
             self.is_open = False
