@@ -64,17 +64,17 @@ REMOVE_MEMBERS: Final = sql("""
 
 # --- streams
 
-THIS: Final = """collector_id = :in_collector::integer AND stream = :of_stream::text
+_THIS: Final = """collector_id = :in_collector::integer AND stream = :of_stream::text
         AND replaced_at IS NULL"""
 """The current generation of a stream."""
 
-PRESENT: Final = f"(SELECT source_id FROM relatum.collector_sources WHERE {THIS})"
+PRESENT: Final = f"(SELECT source_id FROM relatum.collector_sources WHERE {_THIS})"
 
 # Uses up no id if the stream has a row.
 ADD_SOURCE: Final = sql(f"""
     INSERT INTO relatum.collector_sources (collector_id, stream)
     SELECT :in_collector::integer, :of_stream::text
-    WHERE NOT EXISTS (SELECT FROM relatum.collector_sources WHERE {THIS})
+    WHERE NOT EXISTS (SELECT FROM relatum.collector_sources WHERE {_THIS})
     ON CONFLICT (collector_id, stream) WHERE replaced_at IS NULL DO NOTHING""")
 
 _OTHERS: Final = """relatum.collector_members AS other
@@ -83,12 +83,12 @@ _OTHERS: Final = """relatum.collector_members AS other
 """Other members with a valid lease."""
 
 # A member must not follow if others have executors for more types: it would pass over their messages.
-LACKS_TYPES: Final = f"""EXISTS (SELECT FROM {_OTHERS} AND NOT other.types <@ (
+_LACKS_TYPES: Final = f"""EXISTS (SELECT FROM {_OTHERS} AND NOT other.types <@ (
         SELECT types FROM relatum.collector_members WHERE member_id = :of_member::bigint))"""
 
 LOCK_SOURCE: Final = sql(f"""
     SELECT source_id, position, member_id, last_offset, last_fingerprint, last_chunk_ms
-    FROM relatum.collector_sources WHERE {THIS} FOR UPDATE""")
+    FROM relatum.collector_sources WHERE {_THIS} FOR UPDATE""")
 
 ALIVE: Final = sql("""
     SELECT member_id, types FROM relatum.collector_members
@@ -98,7 +98,7 @@ ALIVE: Final = sql("""
 HELD: Final = sql(f"""
     SELECT stream FROM relatum.collector_sources AS source
     WHERE collector_id = :in_collector::integer AND replaced_at IS NULL
-        AND (EXISTS (SELECT FROM {_OTHERS} AND other.member_id = source.member_id) OR {LACKS_TYPES})""")
+        AND (EXISTS (SELECT FROM {_OTHERS} AND other.member_id = source.member_id) OR {_LACKS_TYPES})""")
 
 FOLLOW: Final = sql("""
     UPDATE relatum.collector_sources
@@ -106,7 +106,7 @@ FOLLOW: Final = sql("""
     WHERE source_id = :id::integer RETURNING position""")
 
 UNFOLLOW: Final = sql(f"""
-    UPDATE relatum.collector_sources SET member_id = NULL WHERE member_id = :by::bigint AND {THIS}""")
+    UPDATE relatum.collector_sources SET member_id = NULL WHERE member_id = :by::bigint AND {_THIS}""")
 
 REPLACE_SOURCE: Final = sql("""
     UPDATE relatum.collector_sources SET replaced_at = now(), member_id = NULL
@@ -138,6 +138,41 @@ FAIL_UNFINISHED: Final = sql("""
     UPDATE relatum.collected_messages
     SET state = 'failed', finished_at = statement_timestamp(), next_attempt_at = NULL, reason = :why::text
     WHERE source_id = :of_source::integer AND finished_at IS NULL""")
+
+# --- adding messages. Arrays are sent as one text, so that adding rows takes no longer than COPY.
+
+
+def _adding(source: str) -> sa.TextClause:
+    """Make a statement that adds messages of the source that a step returns, if there is one and the member exists.
+
+    It returns when it ran, whether there is such a source, and how many messages were added; no row without the member.
+    The member's row is locked first, so that it is not removed meanwhile.
+    """
+    return sql(f"""
+    WITH member AS (
+        SELECT now() AS at FROM relatum.collector_members WHERE member_id = :of_member::bigint FOR KEY SHARE),
+    source AS ({source}),
+    added AS (
+        INSERT INTO relatum.collected_messages (source_id, stream_offset, member_id, size, message_id, type)
+        SELECT source_id, stream_offset, :of_member::bigint, size, message_id, type
+        FROM source, unnest(:offsets::bigint[], :sizes::bigint[], :message_ids::text[], :types::text[])
+            AS given (stream_offset, size, message_id, type)
+        ON CONFLICT DO NOTHING RETURNING stream_offset)
+    SELECT at, EXISTS (SELECT FROM source) AS has_source, (SELECT count(*) FROM added) AS added FROM member""")
+
+
+ADD: Final = _adding(f"SELECT source_id FROM relatum.collector_sources WHERE {_THIS} AND EXISTS (SELECT FROM member)")
+
+# Moves the stream's position by compare-and-set; changes nothing if an earlier call with the same parameters moved it.
+ADVANCE: Final = _adding(f"""
+        UPDATE relatum.collector_sources
+        SET position = :to::bigint, moved_at = now(),
+            passed_over = passed_over + CASE position WHEN :to::bigint THEN 0 ELSE :more_passed_over::bigint END,
+            last_offset = :known_offset::bigint, last_fingerprint = :known_fingerprint::bigint,
+            last_chunk_ms = :known_chunk_ms::bigint
+        WHERE {_THIS} AND member_id = :of_member::bigint AND EXISTS (SELECT FROM member)
+            AND (position = :to::bigint OR (position = :expected::bigint AND NOT {_LACKS_TYPES}))
+        RETURNING source_id""")
 
 REPLACED: Final = "the stream was deleted and declared again, or lost its end, before the message was consumed"
 """The reason stored with failed messages of a stream's old generation."""

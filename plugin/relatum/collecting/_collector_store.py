@@ -22,14 +22,14 @@ from relatum.checks import checked_count, checked_seconds
 from relatum.collecting._bulk import REASON_CHARACTERS_MAX, Collected, id_of_place
 from relatum.collecting._collector_core import Advance, Result, Stored
 from relatum.collecting._collector_members import (
+    ADD,
     ADD_SOURCE,
-    LACKS_TYPES,
+    ADVANCE,
     LOCK_LAPSED,
     LOCK_MEMBER,
     PRESENT,
     REMOVE_MEMBERS,
     RENEW,
-    THIS,
     CollectorMembers,
 )
 from relatum.collecting._handlers import logger
@@ -46,45 +46,9 @@ from relatum.store.translation import translated_errors
 _MINE: Final = f"""source_id = {PRESENT} AND stream_offset = ANY (:offsets::bigint[])
     AND member_id IS NOT DISTINCT FROM :of_member::bigint"""
 
-
 # `statement_timestamp()`, since `now()` is the start of a joined transaction, which may be long ago.
 
 # --- collecting and consuming. Statements return offsets in one row, which is faster to read than a row for each.
-# Arrays are sent as one text, so that adding rows takes no longer than COPY.
-
-
-def _adding(source: str) -> sa.TextClause:
-    """Make a statement that adds messages of the source that a step returns, if there is one and the member exists.
-
-    It returns when it ran, whether there is such a source, and how many messages were added; no row without the member.
-    The member's row is locked first, so that it is not removed meanwhile.
-    """
-    return sql(f"""
-    WITH member AS (
-        SELECT now() AS at FROM relatum.collector_members WHERE member_id = :of_member::bigint FOR KEY SHARE),
-    source AS ({source}),
-    added AS (
-        INSERT INTO relatum.collected_messages (source_id, stream_offset, member_id, size, message_id, type)
-        SELECT source_id, stream_offset, :of_member::bigint, size, message_id, type
-        FROM source, unnest(:offsets::bigint[], :sizes::bigint[], :message_ids::text[], :types::text[])
-            AS given (stream_offset, size, message_id, type)
-        ON CONFLICT DO NOTHING RETURNING stream_offset)
-    SELECT at, EXISTS (SELECT FROM source) AS has_source, (SELECT count(*) FROM added) AS added FROM member""")
-
-
-ADD: Final = _adding(f"SELECT source_id FROM relatum.collector_sources WHERE {THIS} AND EXISTS (SELECT FROM member)")
-
-# Moves the stream's position by compare-and-set; changes nothing if an earlier call with the same parameters moved it.
-ADVANCE: Final = _adding(f"""
-        UPDATE relatum.collector_sources
-        SET position = :to::bigint, moved_at = now(),
-            passed_over = passed_over + CASE position WHEN :to::bigint THEN 0 ELSE :more_passed_over::bigint END,
-            last_offset = :known_offset::bigint, last_fingerprint = :known_fingerprint::bigint,
-            last_chunk_ms = :known_chunk_ms::bigint
-        WHERE {THIS} AND member_id = :of_member::bigint AND EXISTS (SELECT FROM member)
-            AND (position = :to::bigint OR (position = :expected::bigint AND NOT {LACKS_TYPES}))
-        RETURNING source_id""")
-
 # A statement is repeated if its commit is in doubt: it finds the rows that it changed, and leaves them unchanged.
 
 FORWARD: Final = sql(f"""
