@@ -261,8 +261,8 @@ class CollectorLoop:
             else:
                 log_failure(logger, error, what)
             if isinstance(error, Conflict | RowRefused):
-                # Some may be stored: by a commit without an answer before another member followed the stream, or those
-                # of one stream before those of the next were refused.
+                # Some messages may be stored: those of a commit whose answer was lost before another member followed
+                # the stream, or those of streams stored before one was refused.
                 await self._leave_to_others([message.place for message in lot.messages])
             raise
         else:

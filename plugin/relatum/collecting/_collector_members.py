@@ -143,10 +143,10 @@ FAIL_UNFINISHED: Final = sql("""
 
 
 def _adding(source: str) -> sa.TextClause:
-    """Make a statement that adds messages of the source that a step returns, if there is one and the member exists.
+    """Make a statement that adds messages of one stream. `source` is SQL that returns the stream's row, or none.
 
-    It returns when it ran, whether there is such a source, and how many messages were added; no row without the member.
-    The member's row is locked first, so that it is not removed meanwhile.
+    The statement first locks the member's row, so that the member is not removed meanwhile. It returns its time,
+    whether `source` returned a row, and how many messages were added; or nothing, if the member does not exist.
     """
     return sql(f"""
     WITH member AS (

@@ -3,7 +3,7 @@
 A call whose commit is in doubt is repeated: it finds what the first call wrote, and returns the same result. Each row
 is fenced: statements name the member that must own it. A statement names its rows by an array of offsets in one stream:
 one statement for any number of rows, without a join that PostgreSQL could start at the wrong end while it has no
-statistics.
+statistics. A take-over is one transaction of several statements.
 """
 
 import math
