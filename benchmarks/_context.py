@@ -19,7 +19,8 @@ from psycopg import sql
 
 from benchmarks import _streams as streams
 from benchmarks._recorder import catch_up
-from relatum import Broker, limits
+from relatum import Broker
+from relatum.common import limits
 from relatum.local import LocalPostgreSQL, LocalRabbitMQ
 from relatum.store.catalog import add_keys
 from relatum.store.database import as_engine

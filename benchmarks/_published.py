@@ -9,8 +9,8 @@ from benchmarks import _streams as streams
 from benchmarks._context import Context
 from benchmarks._results import Row
 from benchmarks._timing import in_turns, median, no_collection, nothing, per_second
+from relatum.common.uuid7 import time_us_of
 from relatum.reading import StreamReader
-from relatum.uuid7 import time_us_of
 
 WAYS: Final = ("bare", "ours", "by hand")
 """The third shows the cost of one more field in the broker and the client."""

@@ -9,9 +9,9 @@ from benchmarks._bare import BareStreamClient
 from benchmarks._context import Context
 from benchmarks._results import Row, attempted
 from benchmarks._timing import in_turns, median
+from relatum.common.headers import CONTEXT_HEADER, PLACED_HEADER
 from relatum.contexts import SerialConsumer
 from relatum.contexts._partition_log import Placed
-from relatum.headers import CONTEXT_HEADER, PLACED_HEADER
 from relatum.reading import StreamReader
 from relatum.superstreams import declare_super_stream, delete_super_stream
 

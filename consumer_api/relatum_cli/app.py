@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from relatum import limits
+from relatum.common import limits
 from relatum.errors import RelatumError
 from relatum_cli.exits import EPILOG, exit_code_of
 from relatum_cli.options import Commands

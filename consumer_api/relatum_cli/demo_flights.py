@@ -23,8 +23,8 @@ import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError
 
+from relatum.common.headers import TIME_HEADER
 from relatum.errors import BrokerUnavailable, ConfigurationError
-from relatum.headers import TIME_HEADER
 from relatum.keys import KeyDefinition
 from relatum.publishing import Receipt, intercept, publish, release
 from relatum.reading import Broker, Message, StreamReader

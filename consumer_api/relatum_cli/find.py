@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from relatum.common.ids import MessageId
 from relatum.errors import KeyNotDefined
-from relatum.ids import MessageId
 from relatum.reading import Message, StreamReader
 from relatum_cli.exits import ExitCode
 from relatum_cli.options import (

@@ -8,9 +8,9 @@ import typer
 
 from relatum import metrics, recording
 from relatum.collecting import forget_finished
+from relatum.common.limits import RECORDER_CONNECTIONS_MAX
 from relatum.contexts import forget_placements
 from relatum.errors import AccessRefused, CoverageConflict, NotFound, RelatumError, StreamNotFound
-from relatum.limits import RECORDER_CONNECTIONS_MAX
 from relatum.reading import StreamReader
 from relatum.recording import BackfillProgress, BackfillReport, StreamVerified, VerifyReport
 from relatum.recording.forgetting import check_free

@@ -25,7 +25,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from relatum.documents import document
+from relatum.common.documents import document
 from relatum_cli.exits import ExitCode
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import typer
 
-from relatum.checks import size_text
 from relatum.collecting import CollectorStatus, collector_status
+from relatum.common.checks import size_text
 from relatum.outcomes import Outcome, Outcomes, OutcomeStatus
 from relatum.recording import StreamEvent, StreamStatus
 from relatum.recording import status as status_of

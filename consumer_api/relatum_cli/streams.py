@@ -7,8 +7,8 @@ from typing import Any, Final
 import typer
 
 from relatum import tapping
-from relatum.checks import size_text
-from relatum.documents import document
+from relatum.common.checks import size_text
+from relatum.common.documents import document
 from relatum.superstreams import Layout, StreamOptions, declare_super_stream, delete_super_stream, describe_super_stream
 from relatum.superstreams.connections import KEPT
 from relatum_cli.options import BrokerOptions, CommandOptions, Commands, Json, Yes, argument, option, parse_span

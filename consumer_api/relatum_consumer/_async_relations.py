@@ -7,12 +7,12 @@ from contextlib import closing
 from functools import partial, wraps
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack, overload
 
-from relatum.closing import AsyncClosing
+from relatum.common.closing import AsyncClosing
+from relatum.common.ids import MessageId
+from relatum.common.waiting import Deadline, NoThreadInTime, Parts, Threads, in_thread, left_s, within
 from relatum.errors import AccessRefused, ConnectionsInUse, NotFound, UsedAfterClose
-from relatum.ids import MessageId
 from relatum.reading import CONNECTIONS_MAX, Broker, Message
 from relatum.store.database import AnyDatabase
-from relatum.waiting import Deadline, NoThreadInTime, Parts, Threads, in_thread, left_s, within
 from relatum_consumer._relations import Relations
 from relatum_consumer.groups import (
     AsyncSharedGroups,

@@ -14,9 +14,9 @@ from functools import reduce
 from itertools import pairwise
 from typing import Final
 
+from relatum.common.limits import INTEGER_MIN
 from relatum.errors import TimeNotRecorded
 from relatum.keys import KeyDefinition
-from relatum.limits import INTEGER_MIN
 from relatum.reading import StreamBounds
 from relatum.store.coverage import TIME, Range, missing
 from relatum.store.database import sql

@@ -5,10 +5,10 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from relatum.checks import checked_count, meant
+from relatum.common.checks import checked_count, meant
+from relatum.common.ids import MessageId
+from relatum.common.limits import TIME_US_MAX, TIME_US_MIN
 from relatum.errors import InvalidInput
-from relatum.ids import MessageId
-from relatum.limits import TIME_US_MAX, TIME_US_MIN
 from relatum.reading import Message, StreamBounds, UnreadableRecord
 from relatum.store.coverage import TIME
 from relatum.store.database import sql

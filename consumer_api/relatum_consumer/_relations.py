@@ -7,15 +7,15 @@ from typing import Any, Final, Self
 from weakref import WeakSet
 
 from relatum import metrics
-from relatum.checks import checked_count, checked_seconds
-from relatum.closing import Closing
+from relatum.common.checks import checked_count, checked_seconds
+from relatum.common.closing import Closing
+from relatum.common.ids import MessageId
+from relatum.common.processes import after_fork, leave_to_parent
+from relatum.common.waiting import LOOK_S, SharedWait, pause, within
 from relatum.errors import AccessRefused, NotFound
-from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
-from relatum.processes import after_fork, leave_to_parent
 from relatum.reading import CONNECTIONS_MAX, Broker, BrokerAddress, Message, SharedReader, check_limit
 from relatum.store.database import AnyDatabase, Database
-from relatum.waiting import LOOK_S, SharedWait, pause, within
 from relatum_consumer import _missing
 from relatum_consumer._tracing import TraceMethods
 from relatum_consumer.expectations import UNMET_MAX, Expectation, MissingReport

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 
 import sqlalchemy as sa
 
-from relatum.ids import MessageId
+from relatum.common.ids import MessageId
 from relatum.keys import KeyDefinition, bases_of
 from relatum.reading import Message
 from relatum.store.database import sql

@@ -7,9 +7,9 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from relatum.checks import checked_count
+from relatum.common.checks import checked_count
+from relatum.common.ids import MessageId
 from relatum.errors import InvalidInput
-from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import ChunkCache, Message
 from relatum.store.coverage import TIME

@@ -8,9 +8,9 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_name, checked_seconds, meant
+from relatum.common.checks import checked_name, checked_seconds, meant
+from relatum.common.ids import MessageId
 from relatum.errors import InvalidInput, KeyNotDefined, NotFound
-from relatum.ids import MessageId
 from relatum.store.catalog import key_definitions
 from relatum.store.database import AnyDatabase, as_engine, sql
 from relatum.store.translation import translated_errors

@@ -12,8 +12,8 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from relatum.documents import document, field_names
-from relatum.ids import MessageId
+from relatum.common.documents import document, field_names
+from relatum.common.ids import MessageId
 from relatum.reading import Message
 from relatum_consumer.lookups.answer import Covered, Status
 from relatum_consumer.lookups.proof import Uncovered

@@ -7,8 +7,8 @@ needs a message's offset calls `relatum.publish` (`publish_async` for aio-pika) 
 from typing import TYPE_CHECKING
 
 from relatum import errors
-from relatum.faces import imported_later
-from relatum.ids import MessageId
+from relatum.common.faces import imported_later
+from relatum.common.ids import MessageId
 
 if TYPE_CHECKING:
     from relatum.collecting import AsyncMessageCollector, MessageCollector

@@ -13,12 +13,11 @@ from enum import StrEnum
 from itertools import count
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from relatum.common.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER
+from relatum.common.limits import GROUP_ID_BYTES, GROUP_SEQUENCE_MAX
+from relatum.common.uuid7 import uuid7
 from relatum.errors import InvalidGroup
-from relatum.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER
 from relatum.keys import InvalidValue, KeyDefinition
-from relatum.limits import GROUP_ID_BYTES, GROUP_SEQUENCE_MAX
-from relatum.reading import Message
-from relatum.uuid7 import uuid7
 
 GROUP_KEY: Final = KeyDefinition(
     "message_group",
@@ -142,8 +141,8 @@ def value_bounds(group_id: str) -> tuple[str, str]:
     return f"{group_id}|", f"{group_id}{_AFTER_SEPARATOR}"
 
 
-def group_status(message: Message) -> GroupStatus:
-    """Return whether a message is in no group, in a group, or the last message of a group."""
+def group_status(message: Any) -> GroupStatus:
+    """Return whether a message, an object with `headers`, is in no group, in a group, or the last of a group."""
     place = membership(message.headers)
     if place is None:
         return GroupStatus.NOT_IN_GROUP

@@ -26,8 +26,8 @@ from itertools import accumulate
 from operator import add
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar, get_args, get_origin, get_type_hints
 
+from relatum.common.processes import after_fork
 from relatum.errors import ConfigurationError
-from relatum.processes import after_fork
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector, CollectorRegistry

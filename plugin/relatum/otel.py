@@ -23,7 +23,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from relatum.checks import checked_names, shown
+from relatum.common.checks import checked_names, shown
 from relatum.errors import BrokerUnavailable, ConnectionsInUse, DatabaseUnavailable, InvalidInput, ReadTimeout
 
 if TYPE_CHECKING:

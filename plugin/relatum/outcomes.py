@@ -19,11 +19,11 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_callable, checked_name, checked_seconds, seconds_text, shown
-from relatum.closing import AsyncClosing, Closing
+from relatum.common.checks import checked_callable, checked_name, checked_seconds, seconds_text, shown
+from relatum.common.closing import AsyncClosing, Closing
+from relatum.common.waiting import LEAST_S, Deadline, Outages, SharedWait, Threads, in_thread, within
 from relatum.errors import InvalidInput, NotFinishedInTime, NotFound, RelatumError, Transient, UsedAfterClose
 from relatum.store.database import AnyDatabase, Database, sql
-from relatum.waiting import LEAST_S, Deadline, Outages, SharedWait, Threads, in_thread, within
 
 __all__ = ["AsyncOutcomes", "Outcome", "OutcomeStatus", "Outcomes"]
 

@@ -22,8 +22,12 @@ from pika.exceptions import (
 )
 from pika.spec import ACCESS_REFUSED, FRAME_ERROR, PRECONDITION_FAILED, SYNTAX_ERROR, UNEXPECTED_FRAME
 
-from relatum.client_logs import own_connection
-from relatum.closing import Closing
+from relatum.common.client_logs import own_connection
+from relatum.common.closing import Closing
+from relatum.common.ids import MessageId
+from relatum.common.limits import HEADERS_BYTES_MAX, HEADERS_DEPTH_MAX
+from relatum.common.processes import after_fork, leave_to_parent
+from relatum.common.waiting import ended, log_failure, may_be_mended, may_repeat
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -34,11 +38,7 @@ from relatum.errors import (
     PublishRejected,
     PublishUnroutable,
 )
-from relatum.ids import MessageId
-from relatum.limits import HEADERS_BYTES_MAX, HEADERS_DEPTH_MAX
-from relatum.processes import after_fork, leave_to_parent
 from relatum.reading import GOODBYE_S, BrokerAddress, Message, blocking_connection, in_time
-from relatum.waiting import ended, log_failure, may_be_mended, may_repeat
 
 logger = logging.getLogger("relatum.dead_letters")
 

@@ -16,9 +16,9 @@ from pika import BlockingConnection
 from pika.exceptions import ChannelClosedByBroker
 from pika.spec import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED
 
-from relatum.checks import checked_name, checked_names, shown
+from relatum.common.checks import checked_name, checked_names, shown
+from relatum.common.headers import BROKERS_OWN
 from relatum.errors import AccessRefused, InvalidInput, NotFound, StreamUnavailable
-from relatum.headers import BROKERS_OWN
 from relatum.reading import Broker, BrokerAddress
 from relatum.store.database import AnyDatabase, as_engine, sql, transaction
 from relatum.superstreams import StreamOptions

@@ -14,8 +14,8 @@ Needs the extra `spark`. The package can be imported without the extra; its name
 
 from typing import TYPE_CHECKING, Any, Final
 
+from relatum.common.faces import imported_later
 from relatum.errors import ConfigurationError
-from relatum.faces import imported_later
 
 if TYPE_CHECKING:
     from relatum_spark._backfill import backfill

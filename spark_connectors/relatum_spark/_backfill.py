@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.utils import is_remote
 
-from relatum.checks import checked_count, checked_names, shown
+from relatum.common.checks import checked_count, checked_names, shown
 from relatum.errors import InvalidInput, RelatumError, Transient
 from relatum.reading import Broker, StreamReader
 from relatum.recording import BackfillReport

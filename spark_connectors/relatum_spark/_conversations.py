@@ -6,9 +6,9 @@ from typing import Any, Final, Unpack
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from relatum.checks import checked_count
+from relatum.common.checks import checked_count
+from relatum.common.limits import INTEGER_MAX
 from relatum.errors import InvalidInput
-from relatum.limits import INTEGER_MAX
 from relatum_spark._sides import GivenKeys, Inputs, keys_of
 from relatum_spark._where import Where, names_of
 

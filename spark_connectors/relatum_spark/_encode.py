@@ -16,8 +16,8 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
+from relatum.common.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.errors import HeadersRefused, InvalidInput
-from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.reading import is_header
 from relatum.wire import amqp10
 

@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from relatum.checks import checked_choice, checked_count
+from relatum.common.checks import checked_choice, checked_count
 from relatum.errors import ConfigurationError, InvalidInput, StreamReplaced
 from relatum.keys import InvalidValue, KeyDefinition, Place
 from relatum.store.database import sql

@@ -18,9 +18,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from relatum.common.limits import INTEGER_MAX
 from relatum.errors import InvalidInput, OffsetNotFound, StreamNotFound, StreamReplaced
 from relatum.keys import KeyDefinition
-from relatum.limits import INTEGER_MAX
 from relatum.reading import StreamBounds, StreamReader
 from relatum.recording.tails import is_same
 from relatum.store.catalog import current_stream

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, Unpack, get_args
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from relatum.checks import checked_choice
+from relatum.common.checks import checked_choice
 from relatum.errors import InvalidInput
 from relatum_consumer import Status
 from relatum_spark._columns import PLACE

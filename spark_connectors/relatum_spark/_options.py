@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from relatum.common.limits import INTEGER_MAX, TIME_US_MAX
 from relatum.errors import InvalidInput
-from relatum.limits import INTEGER_MAX, TIME_US_MAX
 from relatum.reading import Broker, StreamReader
 from relatum_spark._sequence import EPOCH_MAX, check_names
 from relatum_spark._where import TIMEOUT_S, broker_of, database_url, open_reader

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, NoReturn, Self
 
-from relatum.checks import seconds_text
+from relatum.common.checks import seconds_text
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,

@@ -11,7 +11,9 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from relatum.checks import seconds_text
+from relatum.common.checks import seconds_text
+from relatum.common.ids import MessageId
+from relatum.common.waiting import Outages, backoff
 from relatum.errors import (
     InvalidInput,
     InvalidRelationshipKey,
@@ -22,11 +24,9 @@ from relatum.errors import (
     StreamNotFound,
     Transient,
 )
-from relatum.ids import MessageId
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import RecordBatch, StreamBounds, StreamReader
 from relatum.recording.extractor import Extractor
-from relatum.waiting import Outages, backoff
 from relatum_spark._columns import ColumnBuilder, batch_of, rows_of
 from relatum_spark._options import EARLIEST, LATEST, Options, Place, SourceOptions
 

@@ -15,8 +15,8 @@ from struct import Struct
 from struct import error as struct_error
 from typing import Any, Final, TypeAlias
 
+from relatum.common.headers import TIME_HEADER
 from relatum.errors import UndecodableMessage
-from relatum.headers import TIME_HEADER
 from relatum.reading import Message, Properties, header_value, is_header, message_time, property_text, reply_to_text
 from relatum.wire import amqp10
 from relatum.wire.amqp10 import Opaque

@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
-from relatum.checks import checked_count, shown
+from relatum.common.checks import checked_count, shown
+from relatum.common.ids import MessageId
 from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetExpired, OffsetNotFound
-from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import Broker, Message, StreamReader, UnreadableRecord
 from relatum_spark._columns import PLACE, ColumnBuilder, batch_of, check_new, schema

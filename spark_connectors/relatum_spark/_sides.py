@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from relatum.checks import checked_count
+from relatum.common.checks import checked_count
 from relatum.errors import InvalidInput
 from relatum.reading import Broker
 from relatum.store.catalog import check_recorded, streams_named

@@ -17,8 +17,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import DataType, MapType, StructType
 
+from relatum.common.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.errors import ConfigurationError, Conflict, InvalidInput, InvalidRelationshipKey
-from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.keys import KeyDefinition, SkipReason
 from relatum.publishing import Stamper
 from relatum.superstreams import partition_of

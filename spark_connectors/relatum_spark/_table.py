@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from relatum.checks import checked_count, checked_name, shown
+from relatum.common.checks import checked_count, checked_name, shown
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.reading import StreamReader
 from relatum.store.catalog import check_recorded, streams_named

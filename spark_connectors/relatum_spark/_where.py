@@ -21,10 +21,10 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from relatum.checks import checked_names
+from relatum.common.checks import checked_names
+from relatum.common.limits import TIME_US_MAX
 from relatum.errors import ConfigurationError, InvalidInput, KeyNotDefined
 from relatum.keys import KeyDefinition
-from relatum.limits import TIME_US_MAX
 from relatum.reading import Broker, StreamReader
 from relatum.store.address import parse_database
 from relatum.store.catalog import key_definitions

@@ -15,8 +15,8 @@ import pika
 import pytest
 import sqlalchemy as sa
 
+from relatum.common.ids import fingerprint
 from relatum.errors import OffsetNotFound, RelatumError, Transient
-from relatum.ids import fingerprint
 from relatum.reading import Agreement, Position, StreamReader, agreement
 from relatum.recording import status
 from relatum_consumer import Answer, Relations, Status

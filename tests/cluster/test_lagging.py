@@ -12,12 +12,12 @@ import sqlalchemy as sa
 
 from relatum import Broker
 from relatum.collecting import Bulk, ExecutorOptions, OutcomeStatus
+from relatum.common.headers import CONTEXT_HEADER
+from relatum.common.ids import fingerprint
 from relatum.contexts import SerialConsumer
 from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._partition_log import Fence, Placed
 from relatum.contexts._placement_cache import Sent
-from relatum.headers import CONTEXT_HEADER
-from relatum.ids import fingerprint
 from relatum.reading import Agreement, BrokerAddress, Position, StreamReader, agreement, claimed_identity
 from relatum.recording import StreamStatus, status
 from relatum.superstreams import Layout

@@ -11,8 +11,8 @@ import pytest
 
 import relatum
 from relatum import Broker, errors
+from relatum.common.uuid7 import time_us_of, uuid7
 from relatum.reading import StreamReader
-from relatum.uuid7 import time_us_of, uuid7
 from tests.contract._clients import CLIENTS, CONFIRMING, Line, Queue, new_queue, open_line
 from tests.support import unique_name
 from tests.support.proxy import Proxy

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from relatum import Broker
+from relatum.common.waiting import Outages, Server
 from relatum.errors import ConfigurationError, NotAStream, StreamNotFound, UsedAfterFork
-from relatum.following import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
 from relatum.reading import Position, StreamReader, position_of
-from relatum.waiting import Outages, Server
+from relatum.reading.following import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
 from tests.support import (
     broker_connection,
     declare_stream,
@@ -107,7 +107,7 @@ def test_a_stream_is_not_caught_up_as_long_as_the_owner_holds_up_the_rest(
 ) -> None:
     """The broker has more of it, which may not come yet."""
     bed.put(*(text * 1_000 for text in texts(*range(200))))
-    monkeypatch.setattr("relatum.following._connection.WINDOW_BYTES", 4_000)
+    monkeypatch.setattr("relatum.reading.following._connection.WINDOW_BYTES", 4_000)
     with bed.owner(holds=True) as owner:
         owner.follow(bed.stream)
         owner.wait_event(bed.stream, Records)
@@ -129,8 +129,8 @@ def test_more_streams_than_connections_hold_is_no_outage(
     bed: Bed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The stream without room is reported, and is followed once another one is left."""
-    monkeypatch.setattr("relatum.following._connection.SUBSCRIPTIONS", 2)
-    monkeypatch.setattr("relatum.following._connections.CONNECTIONS_MAX", 1)
+    monkeypatch.setattr("relatum.reading.following._connection.SUBSCRIPTIONS", 2)
+    monkeypatch.setattr("relatum.reading.following._connections.CONNECTIONS_MAX", 1)
     outages = Outages(logging.getLogger("relatum.test-following"), broker="b:1")
     with new_streams(bed.amqp, 3) as streams, bed.owner(outages=outages) as owner:
         for name in streams[:2]:
@@ -150,7 +150,7 @@ def test_streams_are_spread_where_they_wait_for_each_other(
     owner: Owner, bed: Bed, monkeypatch: pytest.MonkeyPatch, lets_in: bool
 ) -> None:
     """One connection has room for all with a broker that does not have them wait, or that lets no other in."""
-    monkeypatch.setattr("relatum.following._connection.CROWD", 2 if lets_in else 1)
+    monkeypatch.setattr("relatum.reading.following._connection.CROWD", 2 if lets_in else 1)
     with new_streams(bed.amqp, 5) as streams:
         owner.follow(streams[0])
         owner.wait_event(streams[0], CaughtUp)
@@ -289,7 +289,7 @@ def test_an_owner_that_is_slow_is_waited_for(bed: Bed, monkeypatch: pytest.Monke
     """What is held is bounded, whatever is in the stream, and all of it comes when the owner is done."""
     for _ in range(20):
         bed.put(*[b"x" * 50_000] * 10, confirm=False)
-    monkeypatch.setattr("relatum.following._delivery.BYTES_MAX", 1 << 20)
+    monkeypatch.setattr("relatum.reading.following._delivery.BYTES_MAX", 1 << 20)
     with bed.owner(holds=True) as owner:
         owner.follow(bed.stream)
         owner.wait_event(bed.stream, Records)
@@ -428,7 +428,7 @@ def test_streams_are_followed_over_tls(tmp_path: Path, monkeypatch: pytest.Monke
         for _ in range(8):
             publish_plain(tls.server.broker_url, stream, [b"x" * 50_000] * 20)
         url = tls.url("rabbitmq-stream+tls://{login}{secure_streams}?{ca}")
-        monkeypatch.setattr("relatum.following._delivery.BYTES_MAX", 1 << 20)
+        monkeypatch.setattr("relatum.reading.following._delivery.BYTES_MAX", 1 << 20)
         with Owner(url, heartbeat_s=1) as owner:
             owner.follow(stream)
             owner.wait_event(stream, CaughtUp)

@@ -10,8 +10,8 @@ import pika
 import pytest
 from rstream import AMQPMessage, Producer
 
+from relatum.common.uuid7 import uuid7
 from relatum.reading import Message, Properties, TimeSource
-from relatum.uuid7 import uuid7
 from tests.contract._clients import open_line
 from tests.contract._faces import FACES, Face, open_face
 from tests.support import all_plain, publish_plain, wait_until

@@ -15,12 +15,12 @@ import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 from relatum import Broker, otel
+from relatum.common.waiting import LoopThread
 from relatum.contexts import SerializationContexts
 from relatum.errors import StreamNotFound
 from relatum.recording import verify
 from relatum.store.database import Database
 from relatum.superstreams import Layout
-from relatum.waiting import LoopThread
 from relatum_consumer import Relations
 from tests.support import broker_connection, declare_stream, delete_stream, new_streams, unique_name
 from tests.support.groups import of_group, whole_group

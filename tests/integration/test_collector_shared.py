@@ -26,7 +26,7 @@ from relatum.errors import (
     NotAStream,
     StreamNotFound,
 )
-from relatum.following import Attached, Failed
+from relatum.reading.following import Attached, Failed
 from relatum.store.database import Database
 from relatum.superstreams import Layout
 from tests.support import declare_stream, in_a_try, new_streams, reader_of, unique_name, wait_until

@@ -27,8 +27,8 @@ pytestmark = pytest.mark.usefixtures("quick_rhythm", "quick_cut")
 @pytest.fixture
 def quick_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that has not reached the broker for a second is cut off."""
-    monkeypatch.setattr("relatum.following._follower.CUT_OFF_S", 1.0)
-    monkeypatch.setattr("relatum.following._follower.RETURN_S", 0.5)
+    monkeypatch.setattr("relatum.reading.following._follower.CUT_OFF_S", 1.0)
+    monkeypatch.setattr("relatum.reading.following._follower.RETURN_S", 0.5)
 
 
 @pytest.fixture

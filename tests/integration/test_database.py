@@ -12,10 +12,10 @@ from urllib.parse import quote
 import pytest
 import sqlalchemy as sa
 
+from relatum.common.waiting import Threads, in_thread
 from relatum.errors import DatabaseUnavailable, RowRefused, UsedAfterClose
 from relatum.store.database import Database, as_engine, sql
 from relatum.store.translation import translated_errors
-from relatum.waiting import Threads, in_thread
 from tests.support import until_answered
 from tests.support.standstill import end_sessions
 

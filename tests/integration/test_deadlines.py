@@ -10,11 +10,11 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
+from relatum.common.waiting import Deadline, within
 from relatum.errors import DatabaseUnavailable
 from relatum.store.database import as_engine, make_engine
 from relatum.store.settling import CommitInDoubt, Tokens, joined, settle
 from relatum.store.translation import translated_errors
-from relatum.waiting import Deadline, within
 from tests.support import until_answered
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time, locked, nobody_waits, silent_database, stopped_sessions

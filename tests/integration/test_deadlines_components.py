@@ -409,7 +409,7 @@ def test_what_is_asked_for_rarely_does_not_hold_the_stop(
     is_away: bool, told: str, place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A recorder that waits for its broker or its stream stops in time, and has stored no stream."""
-    monkeypatch.setattr("relatum.waiting._failures.BACKOFF_S", (90.0, 90.0))
+    monkeypatch.setattr("relatum.common.waiting._failures.BACKOFF_S", (90.0, 90.0))
     broker = f"amqp://guest:guest@127.0.0.1:{free_port((0, STREAM_OFFSET))}" if is_away else place.amqp
     stop = threading.Event()
     thread = threading.Thread(target=Recorder(broker, place.database, [unique_name()]).run, args=[stop], daemon=True)

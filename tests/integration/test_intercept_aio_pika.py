@@ -14,8 +14,8 @@ from opentelemetry.trace import SpanKind
 
 import relatum
 from relatum import metrics
+from relatum.common.uuid7 import time_us_of
 from relatum.errors import PublishOutcomeUnknown
-from relatum.uuid7 import time_us_of
 from tests.support import unique_name, wait_until
 from tests.support.place import Place
 from tests.support.proxy import Proxy

@@ -7,8 +7,8 @@ import pytest
 from faststream.rabbit import Channel, RabbitBroker, RabbitMessage, RabbitQueue, TestRabbitBroker
 
 import relatum
+from relatum.common.uuid7 import time_us_of
 from relatum.errors import ConfigurationError, InvalidRelationshipKey, PublishUnroutable
-from relatum.uuid7 import time_us_of
 from relatum_consumer import Relations
 from tests.support import unique_name
 from tests.support.place import Place

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from relatum.client_logs import own_connection
 from relatum.collecting import ExecutorOptions, MessageCollector, Outcomes
+from relatum.common.client_logs import own_connection
 from relatum.contexts import AsyncSerialConsumer
 from relatum.local import LocalServers
 from relatum.membership import GROUP_KEY

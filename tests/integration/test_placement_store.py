@@ -10,12 +10,12 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import Broker
+from relatum.common.limits import INTEGER_MAX
 from relatum.contexts import AffinitySets, SerializationContexts, forget_placements
 from relatum.contexts._move_store import MoveStore
 from relatum.contexts._placement_prune import forget_moves, forget_released
 from relatum.contexts._placements import Move, PartitionRow, PartitionState, PlacementState
 from relatum.errors import DatabaseUnavailable, MoveConflict, RowRefused, SuperStreamConflict, TooManyOpenSets
-from relatum.limits import INTEGER_MAX
 from relatum.store.database import Database, sql
 from relatum.superstreams import Layout
 from tests.support.standstill import somebody_waits

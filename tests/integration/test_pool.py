@@ -17,10 +17,10 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
+from relatum.common.waiting import Deadline, within
 from relatum.errors import AccessRefused, DatabaseUnavailable
 from relatum.store.connection import TimedConnection
 from relatum.store.database import Database, at_one_moment, sql
-from relatum.waiting import Deadline, within
 from tests.support import wait_until
 from tests.support.fake_postgresql import answering, refusal
 from tests.support.proxy import Proxy

@@ -12,9 +12,9 @@ from functools import partial
 import pytest
 import sqlalchemy as sa
 
-from relatum.limits import RECORDER_CONNECTIONS_MAX
+from relatum.common.limits import RECORDER_CONNECTIONS_MAX
+from relatum.common.waiting import has_passed
 from relatum.recording import Recorder
-from relatum.waiting import has_passed
 from tests.support import broker_connection, delete_stream, new_streams, recording, unique_name, wait_until
 from tests.support._raw_publisher import RawPublisher, uncompressed
 from tests.support._recording import running

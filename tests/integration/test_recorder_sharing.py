@@ -33,8 +33,8 @@ def names(amqp_url: str) -> Iterator[list[str]]:
 
 @pytest.fixture
 def quick_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relatum.following._follower.CUT_OFF_S", 1.0)
-    monkeypatch.setattr("relatum.following._follower.RETURN_S", 0.5)
+    monkeypatch.setattr("relatum.reading.following._follower.CUT_OFF_S", 1.0)
+    monkeypatch.setattr("relatum.reading.following._follower.RETURN_S", 0.5)
 
 
 class Members:

@@ -18,6 +18,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
 from relatum import Broker
+from relatum.common.headers import PLACED_HEADER
 from relatum.contexts import ContextOptions, SerializationContexts
 from relatum.contexts._partition_log import Placed
 from relatum.errors import (
@@ -30,7 +31,6 @@ from relatum.errors import (
     SuperStreamConflict,
     SuperStreamNotFound,
 )
-from relatum.headers import PLACED_HEADER
 from relatum.reading import TimeSource
 from relatum.superstreams import Layout
 from tests.support import LIMIT_S, broker_connection, unique_name, until_answered, wait_until

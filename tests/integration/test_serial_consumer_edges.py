@@ -10,9 +10,9 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import Broker, ContextRouter, errors
+from relatum.common.headers import CONTEXT_HEADER, CONTROL_HEADER, PLACED_HEADER
 from relatum.contexts import SerialConsumer, SerializationContexts
 from relatum.contexts._partition_log import Marker
-from relatum.headers import CONTEXT_HEADER, CONTROL_HEADER, PLACED_HEADER
 from tests.support import broker_connection, wait_until
 from tests.support.serial_consuming import SerialBed, Stage, bodies, next_batches
 

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from relatum import Broker
+from relatum.common.waiting import within
 from relatum.errors import (
     BrokerUnavailable,
     DatabaseUnavailable,
@@ -19,7 +20,6 @@ from relatum.errors import (
     UsedAfterClose,
 )
 from relatum.reading import Message, ReaderStatistics
-from relatum.waiting import within
 from relatum_consumer import AsyncRelations, Health, Relations, Status
 from tests.contract._faces import FACES as READERS
 from tests.contract._faces import open_face

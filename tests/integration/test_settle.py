@@ -16,9 +16,9 @@ from pika import BlockingConnection
 
 import relatum
 from relatum import Broker, MessageId
+from relatum.common.waiting import LEAST_S
 from relatum.errors import BrokerUnavailable, PublishOutcomeUnknown
 from relatum.local import LocalServers
-from relatum.waiting import LEAST_S
 from tests.support import broker_connection, declare_stream, unique_name, wait_until
 from tests.support.place import Place
 from tests.support.proxy import Proxy

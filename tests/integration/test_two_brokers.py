@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from click.testing import Result
 from typer.testing import CliRunner
 
+from relatum.common.ids import IDENTITY_STREAM
 from relatum.errors import AnotherBroker, StreamReplaced
-from relatum.ids import IDENTITY_STREAM
 from relatum.local import LocalRabbitMQ
 from relatum.reading import StreamReader, claimed_identity
 from relatum.recording import Recorder, backfill, forget, forget_origin, status, verify

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import sqlalchemy as sa
 
-from relatum.headers import RECEIPT_HEADER, TIME_HEADER
+from relatum.common.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.membership import GROUP_KEY
 from relatum.reading import StreamReader
 from relatum.recording import Difference, VerifyReport, repair, verify

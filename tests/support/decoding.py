@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from relatum import limits
+from relatum.common import limits
 from relatum.keys import KeyDefinition
 from relatum.reading import Message, RecordBatch, type_and_id_of
 from relatum.recording.extractor import Extractor

@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
-from relatum.following import Event, Failed, FollowerStatistics, Records, StreamFollower
+from relatum.common.waiting import ComponentLoop, Outages
 from relatum.reading import AnyBroker, Position
-from relatum.waiting import ComponentLoop, Outages
+from relatum.reading.following import Event, Failed, FollowerStatistics, Records, StreamFollower
 from tests.support._waiting import wait_until
 
 T = TypeVar("T")

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from relatum.common.waiting import LoopThread
 from relatum.store import connection as database_connection
-from relatum.waiting import LoopThread
 
 
 class BlockedLoop(AssertionError):

@@ -8,9 +8,9 @@ from typing import Any
 import pika
 import sqlalchemy as sa
 
+from relatum.common.headers import CONTEXT_HEADER, PLACED_HEADER
 from relatum.contexts import SerialConsumer, SerialOptions
 from relatum.contexts._partition_log import Adoption, Control, Fence, Marker, Placed, encode
-from relatum.headers import CONTEXT_HEADER, PLACED_HEADER
 from relatum.superstreams import Layout, Partition
 from tests.support._recording import reader_of
 from tests.support.leases import LEASE_S

@@ -9,12 +9,12 @@ import psycopg
 import pytest
 import typer
 
-from relatum.checks import COUNT_MAX, SECONDS_MAX, checked_count, checked_name, checked_seconds, seconds_text
+from relatum.common.checks import COUNT_MAX, SECONDS_MAX, checked_count, checked_name, checked_seconds, seconds_text
+from relatum.common.waiting import Deadline
 from relatum.errors import AccessRefused, ConfigurationError, InvalidInput
 from relatum.reading import BrokerAddress
 from relatum.store.address import parse_database
 from relatum.store.translation import translated_errors
-from relatum.waiting import Deadline
 from relatum_cli.options import parse_moment
 
 COUNTS: list[Any] = [0, -1, True, 1.0, math.nan, math.inf, "1", None, 2**31, 2**63 - 1, 2**63, 10**5000]

@@ -15,8 +15,8 @@ from typing import Any, cast
 import pytest
 
 from relatum import errors
-from relatum.following import BrokerReach
-from relatum.waiting import ANSWER_S, ComponentLoop, Deadline, LoopThread, Outages, Server, pause
+from relatum.common.waiting import ANSWER_S, ComponentLoop, Deadline, LoopThread, Outages, Server, pause
+from relatum.reading.following import BrokerReach
 from tests.support import wait_until
 from tests.support.forking import in_child
 from tests.support.loop_guard import BlockedLoop, blocked
@@ -336,7 +336,7 @@ def test_a_stream_that_starts_after_its_broker_is_no_news_unless_it_lasts(
     outages.failed("s", starts)
     outages.over("s")
     assert lines(caplog) == [RABBITMQ_AWAY, RABBITMQ_BACK]
-    monkeypatch.setattr("relatum.waiting._failures.STARTING_S", 0.0)
+    monkeypatch.setattr("relatum.common.waiting._failures.STARTING_S", 0.0)
     for _ in range(2):
         outages.failed("s", starts)
     assert lines(caplog)[2:] == [f"WARNING s is waiting and will retry: {kind.__name__}: starts"]
@@ -357,7 +357,7 @@ def test_a_server_never_asked_or_silent_is_not_up(outages: Outages, monkeypatch:
     assert outages.is_up(Server.DATABASE)
     with outages.asking(Server.DATABASE):
         assert outages.is_up(Server.DATABASE)
-        monkeypatch.setattr("relatum.waiting._failures.ANSWER_S", -ANSWER_S)
+        monkeypatch.setattr("relatum.common.waiting._failures.ANSWER_S", -ANSWER_S)
         assert not outages.is_up(Server.DATABASE)
         assert not outages.is_up(Server.BROKER)
     assert outages.is_up(Server.DATABASE)
@@ -378,7 +378,7 @@ def test_a_closed_reach_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that stores its last messages after its streams are closed still checks whether it is cut off."""
     clock = SimpleNamespace(now=100.0)
     clock.monotonic = lambda: clock.now
-    monkeypatch.setattr("relatum.following._follower.time", clock)
+    monkeypatch.setattr("relatum.reading.following._follower.time", clock)
     follower = SimpleNamespace(may_log_in=False, is_attached=False, is_closed=True)
     outages = SimpleNamespace(is_up=lambda _: False)
     reach = BrokerReach(cast(Any, follower), cast(Any, outages), lambda: "orders")

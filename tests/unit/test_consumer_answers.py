@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pika import BasicProperties
 
 from relatum import MessageId
+from relatum.common.ids import fingerprint
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, StreamReplaced, StreamUnavailable
-from relatum.ids import fingerprint
 from relatum.reading import Agreement, ChunkCache, Message, Position, Properties, StreamBounds, UnreadableRecord
 from relatum.store.coverage import TIME, CoverageRow, covered, last_position
 from relatum_consumer import Answer, Hit, MissingKey, Status, Trace

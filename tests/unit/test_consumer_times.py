@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relatum.common.ids import MessageId
+from relatum.common.limits import INTEGER_MAX, TIME_BLOCK_DISORDER_US_MAX, TIME_BLOCK_MESSAGES_MAX
 from relatum.errors import InvalidInput
-from relatum.ids import MessageId
 from relatum.keys import moment as moment_of
-from relatum.limits import INTEGER_MAX, TIME_BLOCK_DISORDER_US_MAX, TIME_BLOCK_MESSAGES_MAX
 from relatum.reading import Message, Properties, StreamBounds
 from relatum.store.coverage import CoverageRow
 from relatum_consumer import Answer, Status

@@ -10,11 +10,11 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy.engine import URL, make_url
 
 from relatum import errors
+from relatum.common.waiting import BACKOFF_S, QUESTION_S, backoff, may_be_mended, may_repeat
 from relatum.errors import ConfigurationError
 from relatum.store.address import parse_database
 from relatum.store.database import make_engine, sql
 from relatum.store.translation import translated_errors
-from relatum.waiting import BACKOFF_S, QUESTION_S, backoff, may_be_mended, may_repeat
 from tests.support.plans import text_of
 
 ADDRESSES: dict[str | URL, str] = {

@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 
 from relatum.errors import BrokerUnavailable, ConnectionLost
-from relatum.following import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced, _delivery
-from relatum.following._connection import (
+from relatum.reading import Agreement, Message, Position, Properties, SocketConnection, StreamBounds, position_of
+from relatum.reading.following import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced, _delivery
+from relatum.reading.following._connection import (
     CHUNKS_MAX,
     CROWD,
     UNDER_WAY_MAX,
@@ -21,9 +22,8 @@ from relatum.following._connection import (
     Subscription,
     Subscriptions,
 )
-from relatum.following._delivery import BYTES, GIVEN_BYTES, STREAMS, Delivery, Gathering
-from relatum.following._followed import Finding, Followed
-from relatum.reading import Agreement, Message, Position, Properties, SocketConnection, StreamBounds, position_of
+from relatum.reading.following._delivery import BYTES, GIVEN_BYTES, STREAMS, Delivery, Gathering
+from relatum.reading.following._followed import Finding, Followed
 from relatum.wire.chunk import Chunk
 from relatum.wire.session import StreamSession
 from tests.unit.wire_samples import record

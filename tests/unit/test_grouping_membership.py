@@ -12,9 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import relatum
+from relatum.common.limits import GROUP_SEQUENCE_MAX
 from relatum.errors import GroupConflict, IncompleteGroup, InvalidGroup
 from relatum.keys import KeyDefinition, bases
-from relatum.limits import GROUP_SEQUENCE_MAX
 from relatum.membership import (
     GROUP_KEY,
     Anomaly,

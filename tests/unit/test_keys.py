@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum import errors
+from relatum.common.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.errors import InvalidInput
 from relatum.keys import (
     PRESETS,
@@ -28,7 +29,6 @@ from relatum.keys import (
     preset,
     timestamp_us,
 )
-from relatum.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.publishing import Stamper
 
 TEXT, INTEGER, TIMESTAMP = KeyType.TEXT, KeyType.INTEGER, KeyType.TIMESTAMP

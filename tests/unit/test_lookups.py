@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from relatum.common.limits import INTEGER_MAX
+from relatum.common.waiting import Deadline, within
 from relatum.errors import InvalidInput, InvalidKeyDefinition, ReadTimeout, RelatumError, UsedAfterClose
 from relatum.keys import KeyDefinition
-from relatum.limits import INTEGER_MAX
 from relatum.reading import Message, SharedReader, StreamBounds
-from relatum.waiting import Deadline, within
 from relatum_consumer._known_spans import ALWAYS, Known, _intersection, _low, _union, still
 from relatum_consumer.lookups import answering, servers
 from relatum_consumer.lookups.answering import Gathered

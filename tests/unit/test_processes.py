@@ -11,10 +11,10 @@ from queue import SimpleQueue
 
 import pytest
 
-from relatum.closing import Keeper, close_when_dropped
+from relatum.common.closing import Keeper, close_when_dropped
+from relatum.common.processes import after_fork, of_one_process
+from relatum.common.uuid7 import uuid7
 from relatum.errors import ConfigurationError, UsedAfterFork
-from relatum.processes import after_fork, of_one_process
-from relatum.uuid7 import uuid7
 from tests.support.forking import in_child
 
 
@@ -145,7 +145,7 @@ def test_what_is_never_dropped_is_closed_as_the_process_ends() -> None:
     """An object that is never dropped is closed completely as the process ends."""
     program = """
 import time
-from relatum.closing import close_when_dropped
+from relatum.common.closing import close_when_dropped
 
 class Owner: ...
 

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from relatum.common.headers import CONTEXT_HEADER, PLACED_HEADER
+from relatum.common.limits import INTEGER_MAX
 from relatum.contexts import SerialOptions
 from relatum.contexts._partition_following import Following, Opened, Piece, Step
 from relatum.contexts._partition_log import (
@@ -27,8 +29,6 @@ from relatum.contexts._partition_log import (
     encode,
     entry_of,
 )
-from relatum.headers import CONTEXT_HEADER, PLACED_HEADER
-from relatum.limits import INTEGER_MAX
 from relatum.reading import Message, RecordBatch
 
 MOVE = 7

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from relatum.common.waiting import SharedWait, pause, within
 from relatum.errors import AccessRefused, DatabaseUnavailable
-from relatum.waiting import SharedWait, pause, within
 from tests.support import wait_until
 from tests.support.forking import in_child
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pyspark_relatum import DefaultSource
+from relatum.common.uuid7 import uuid7
 from relatum.errors import InvalidInput
 from relatum.keys import InvalidValue, KeyDefinition, KeyType, canonical
 from relatum.reading import Message, RecordBatch
-from relatum.uuid7 import uuid7
 from relatum.wire.amqp10 import Opaque
 from relatum_spark._columns import ColumnBuilder, batch_of
 from relatum_spark._records import header_text

@@ -22,8 +22,7 @@ from pika.compat import long
 
 import relatum
 from relatum import errors
-from relatum.keys import KeyDefinition, as_definitions
-from relatum.limits import (
+from relatum.common.limits import (
     HEADERS_BYTES_MAX,
     HEADERS_DEPTH_MAX,
     HEADERS_MAX,
@@ -31,10 +30,11 @@ from relatum.limits import (
     TIME_US_MAX,
     TIME_US_MIN,
 )
+from relatum.common.uuid7 import MARK, time_us_of, uuid7
+from relatum.keys import KeyDefinition, as_definitions
 from relatum.publishing import OwnProperties, Stamper, copy_with
 from relatum.publishing._aio_pika import copy_of
 from relatum.publishing._publish_outcome import outcome
-from relatum.uuid7 import MARK, time_us_of, uuid7
 
 
 def stamp(stamper: Stamper, headers: dict[str, Any] | None = None, body: Any = b"", **properties: Any) -> Any:

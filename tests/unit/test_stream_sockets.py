@@ -15,10 +15,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from relatum.common.waiting import within
 from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, ConnectionLost
 from relatum.reading import CONNECTIONS_MAX, AuthMechanism, BrokerAddress, BrokerLogin, NodeAddress, SocketConnection
 from relatum.reading._pool import Pool, Turns, Use
-from relatum.waiting import within
 from relatum.wire import frames
 from relatum.wire.frames import Code, Command
 from relatum.wire.session import StreamSession

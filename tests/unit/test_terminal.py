@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 
 import relatum_consumer
 from relatum import errors
-from relatum.checks import size_text
-from relatum.documents import document
-from relatum.ids import MessageId
+from relatum.common.checks import size_text
+from relatum.common.documents import document
+from relatum.common.ids import MessageId
 from relatum.keys import SkipReason, described
 from relatum.outcomes import Outcome, OutcomeStatus
 from relatum.reading import Message

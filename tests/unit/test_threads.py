@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from relatum.waiting import Threads, in_thread, left_s, pause, within
+from relatum.common.waiting import Threads, in_thread, left_s, pause, within
 from tests.support import wait_until
 from tests.support.forking import in_child
 from tests.support.standstill import in_time
@@ -260,7 +260,7 @@ def test_a_child_has_threads_of_its_own(gate: threading.Event) -> None:
 
 AT_EXIT = """
 import asyncio, atexit, threading, time
-from relatum.waiting import Threads, in_thread
+from relatum.common.waiting import Threads, in_thread
 
 threads, other = Threads(2, "used"), Threads(2, "new")
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relatum.common.ids import fingerprint
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamUnavailable
-from relatum.ids import fingerprint
 from relatum.reading import Agreement, Message, Position, agreement_of, position_of, type_and_id_of
 from relatum.wire.amqp10 import Opaque
 

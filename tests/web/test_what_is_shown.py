@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 import sqlalchemy as sa
 
-from relatum.limits import TIME_US_MAX, TIME_US_MIN
+from relatum.common.limits import TIME_US_MAX, TIME_US_MIN
 from relatum.store.catalog import add_keys
 from relatum_consumer import Expectation
 from relatum_consumer.expectations import add_expectations

@@ -11,8 +11,8 @@ from typing import Final
 
 from tools.house.sources import Module
 
-FOLLOWING: Final = "relatum.following"
-"""The subsystem that follows streams forever."""
+FOLLOWING: Final = "relatum.reading.following"
+"""The package that follows streams forever."""
 
 _LEASE_ENDS: Final = "lease_expires_at"
 _NULLS: Final = ("_NULL", "sa.null()")
@@ -36,13 +36,12 @@ def leases(modules: Mapping[str, Module]) -> list[str]:
 
 
 def followers(modules: Mapping[str, Module]) -> list[str]:
-    """Return the subsystem that follows streams forever, and the other modules that read with `follow=True`.
+    """Return the package that follows streams forever, and the other modules that read with `follow=True`.
 
     The subsystem of reading does not count: it offers the option, but does not follow streams itself.
     """
-    left_out = ("relatum.reading", FOLLOWING)
     own = [FOLLOWING] if FOLLOWING in modules else []
-    return own + _where(modules, lambda each: each.subsystem not in left_out and any(map(_follows, each.nodes)))
+    return own + _where(modules, lambda each: each.subsystem != "relatum.reading" and any(map(_follows, each.nodes)))
 
 
 def rebuilt_functions(modules: Mapping[str, Module]) -> list[str]:

@@ -13,9 +13,9 @@ from functools import partial
 from operator import itemgetter
 from typing import Final, Literal, NamedTuple, Self, TypeAlias
 
+from relatum.common.ids import MessageId
+from relatum.common.limits import GROUP_ID_BYTES, INTEGER_MAX, INTEGER_MIN
 from relatum.errors import InvalidInput, KeyNotDefined
-from relatum.ids import MessageId
-from relatum.limits import GROUP_ID_BYTES, INTEGER_MAX, INTEGER_MIN
 from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, Membership, assess, membership, parse_value
 from relatum.reading import Message
 from relatum.store.database import sql

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
-from relatum.limits import INTEGER_MAX
+from relatum.common.limits import INTEGER_MAX
 from relatum.reading import StreamBounds
 from relatum.store.coverage import CoverageRow, Range, covered, merged, missing
 from relatum.store.database import sql

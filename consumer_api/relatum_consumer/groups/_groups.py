@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Final, Unpack, overload
 from weakref import WeakSet
 
-from relatum.checks import checked_name
+from relatum.common.checks import checked_name
 from relatum.errors import InvalidInput, NotFound
 from relatum.reading import BrokerAddress, StreamBounds
 from relatum.store.coverage import merged, missing

@@ -9,10 +9,10 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final
 
-from relatum.checks import checked_count, checked_name, checked_seconds
+from relatum.common.checks import checked_count, checked_name, checked_seconds
+from relatum.common.limits import INTEGER_MAX
 from relatum.errors import InvalidInput
 from relatum.keys import moment
-from relatum.limits import INTEGER_MAX
 from relatum.membership import GROUP_KEY, GroupPosition, Membership, checked_group_id, checked_sequence
 from relatum.reading import StreamBounds
 from relatum.store.database import sql

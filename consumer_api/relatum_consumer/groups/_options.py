@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
-from relatum.checks import checked_choice, checked_count, checked_name, checked_seconds
+from relatum.common.checks import checked_choice, checked_count, checked_name, checked_seconds
+from relatum.common.limits import INTEGER_MAX
 from relatum.errors import InvalidInput
-from relatum.limits import INTEGER_MAX
 from relatum_consumer.groups._assembly import GroupOrder, Row
 from relatum_consumer.lookups.arguments import time_us_of
 

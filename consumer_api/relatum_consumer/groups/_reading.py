@@ -7,9 +7,9 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, Final, overload
 
+from relatum.common.ids import MessageId
+from relatum.common.limits import INTEGER_MAX
 from relatum.errors import GroupConflict, RelatumError, StreamUnavailable, Transient, UndecodableMessage
-from relatum.ids import MessageId
-from relatum.limits import INTEGER_MAX
 from relatum.membership import Anomaly, GroupPosition, GroupStatus, group_status, membership
 from relatum.reading import Message, StreamBounds
 from relatum.wire.amqp10 import find_head, pick

@@ -11,14 +11,14 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
 from relatum import metrics
-from relatum.closing import Closing, Keeper
+from relatum.common.closing import Closing, Keeper
+from relatum.common.processes import new_holder, of_one_process
+from relatum.common.waiting import Outages, Pauses, ended, has_passed, may_repeat, pause
 from relatum.errors import GroupConflict, RelatumError, StreamReplaced, Transient
 from relatum.membership import Anomaly
 from relatum.own_messages import REASON_CHARACTERS_MAX, DeadLetterPublisher, DeadLetters
-from relatum.processes import new_holder, of_one_process
 from relatum.reading import BrokerAddress, Message, StreamBounds
 from relatum.store.members import renewal_s
-from relatum.waiting import Outages, Pauses, ended, has_passed, may_repeat, pause
 from relatum_consumer.groups._assembly import Assembled, named
 from relatum_consumer.groups._consumer import (
     ACKNOWLEDGE_PAUSE_S,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple, overload
 
-from relatum.ids import MessageId
+from relatum.common.ids import MessageId
 from relatum.reading import Message
 from relatum.store.catalog import backfill_command
 

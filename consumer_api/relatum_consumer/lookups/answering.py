@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias, TypeVar
 
+from relatum.common.ids import MessageId
+from relatum.common.limits import INTEGER_MAX, MESSAGE_BYTES
 from relatum.errors import (
     AccessRefused,
     InvalidInput,
@@ -19,8 +21,6 @@ from relatum.errors import (
     StreamReplaced,
     StreamUnavailable,
 )
-from relatum.ids import MessageId
-from relatum.limits import INTEGER_MAX, MESSAGE_BYTES
 from relatum.reading import ChunkCache, Message
 from relatum_consumer.lookups.answer import Answer, Hit, Status, UnreadableStream
 from relatum_consumer.lookups.catalog import Catalog, replaced

@@ -8,11 +8,11 @@ from math import isinf
 from types import SimpleNamespace
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from relatum.checks import checked_count, checked_name
+from relatum.common.checks import checked_count, checked_name
+from relatum.common.ids import MessageId
+from relatum.common.limits import INTEGER_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.errors import InvalidInput, RelatumError
-from relatum.ids import MessageId
 from relatum.keys import InvalidValue, moment, timestamp_us
-from relatum.limits import INTEGER_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.reading import Message, Properties, parts_of_delivery
 
 Names: TypeAlias = str | Sequence[str] | None

@@ -9,10 +9,10 @@ from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_count, checked_text
+from relatum.common.checks import checked_count, checked_text
+from relatum.common.ids import MessageId
+from relatum.common.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX
 from relatum.errors import InvalidInput
-from relatum.ids import MessageId
-from relatum.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX
 from relatum.reading import Message
 from relatum.store.coverage import TIME
 from relatum.store.database import sql

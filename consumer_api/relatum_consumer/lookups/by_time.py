@@ -9,10 +9,10 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_count, checked_name, checked_seconds
+from relatum.common.checks import checked_count, checked_name, checked_seconds
+from relatum.common.ids import MessageId
+from relatum.common.limits import INTEGER_MAX, TIME_US_MAX
 from relatum.errors import AccessRefused, InvalidInput, NotFound, TimeNotRecorded
-from relatum.ids import MessageId
-from relatum.limits import INTEGER_MAX, TIME_US_MAX
 from relatum.reading import Message
 from relatum.store.coverage import TIME
 from relatum.store.database import sql

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from relatum.checks import meant
+from relatum.common.checks import meant
 from relatum.errors import (
     AccessRefused,
     InvalidInput,

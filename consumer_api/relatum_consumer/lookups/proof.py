@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
+from relatum.common.waiting import pause
 from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable, Transient
 from relatum.reading import Agreement, ChunkCache, Message, Position, StreamBounds, UnreadableRecord
 from relatum.store.coverage import (
@@ -40,7 +41,6 @@ from relatum.store.coverage import (
     proven,
 )
 from relatum.store.database import sql
-from relatum.waiting import pause
 from relatum_consumer.lookups.answer import NewKey, Status, UnreadableStream
 from relatum_consumer.lookups.catalog import Catalog, PresentStream, replaced
 from relatum_consumer.lookups.servers import Servers

@@ -11,12 +11,12 @@ from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
+from relatum.common.ids import MessageId
+from relatum.common.processes import after_fork
+from relatum.common.waiting import LOOK_S, current, has_passed, left_s, within
 from relatum.errors import AccessRefused, NotFound, ReadTimeout, RelatumError, Transient
-from relatum.ids import MessageId
-from relatum.processes import after_fork
 from relatum.reading import Agreement, ChunkCache, Message, Position, StreamReader, agreements
 from relatum.store.catalog import KEYS_IN_FORCE
-from relatum.waiting import LOOK_S, current, has_passed, left_s, within
 
 CLOSED: Final = "these relations are closed: create new ones, or use them inside the `with` block"
 """The error message after `close`."""

@@ -10,11 +10,11 @@ from functools import wraps
 from typing import Annotated, Any, Final, ParamSpec, TypeAlias, TypeVar
 
 from relatum import otel
+from relatum.common.waiting import within
 from relatum.errors import RelatumError
 from relatum.metrics import Counter, Distribution, Gauge, Histogram, Observed, reported
 from relatum.otel import Description, Part
 from relatum.reading import Message, ReaderStatistics
-from relatum.waiting import within
 
 _NoteResult: TypeAlias = Callable[[Any], None]
 _Arguments = ParamSpec("_Arguments")

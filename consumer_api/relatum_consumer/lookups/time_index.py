@@ -15,9 +15,9 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 
+from relatum.common.ids import MessageId
+from relatum.common.limits import INTEGER_MAX
 from relatum.errors import StreamUnavailable
-from relatum.ids import MessageId
-from relatum.limits import INTEGER_MAX
 from relatum.reading import Message, StreamBounds
 from relatum.store.coverage import Range, merged
 from relatum.store.database import sql

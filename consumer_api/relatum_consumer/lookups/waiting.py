@@ -14,12 +14,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from relatum.checks import checked_seconds
+from relatum.common.checks import checked_seconds
+from relatum.common.ids import MessageId
+from relatum.common.waiting import pause, within
 from relatum.errors import StreamReplaced, Transient
-from relatum.ids import MessageId
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
-from relatum.waiting import pause, within
 from relatum_consumer.lookups.answer import Answer, Status
 from relatum_consumer.lookups.answering import recorded_answer
 from relatum_consumer.lookups.by_key import Question, answer, probe

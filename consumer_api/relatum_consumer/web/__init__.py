@@ -8,7 +8,7 @@
 
 from typing import TYPE_CHECKING
 
-from relatum.faces import imported_later
+from relatum.common.faces import imported_later
 
 if TYPE_CHECKING:
     from relatum_consumer.web.application import WebServer, make_application

@@ -28,7 +28,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from relatum.closing import Closing
+from relatum.common.closing import Closing
 from relatum.errors import ServerStartFailed
 
 # Importing these modules declares their endpoints.

@@ -15,9 +15,9 @@ from typing import Any, Final, TypeVar, get_type_hints
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relatum.documents import document
+from relatum.common.documents import document
+from relatum.common.waiting import within
 from relatum.errors import KeyNotDefined, ReadTimeout, RelatumError, StreamNotFound, Transient
-from relatum.waiting import within
 from relatum_consumer.lookups.answer import first_few
 from relatum_consumer.web.parameters import Parameters, parsed
 from relatum_consumer.web.problems import DEFINE_GROUPS, LESS, Problem, problem_of

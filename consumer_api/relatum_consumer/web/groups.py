@@ -8,10 +8,10 @@ from typing import Final, Literal
 
 from pydantic import Field
 
+from relatum.common.ids import MessageId
+from relatum.common.waiting import within
 from relatum.errors import InvalidInput, RelatumError
-from relatum.ids import MessageId
 from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, membership
-from relatum.waiting import within
 from relatum_consumer import GroupConsumerStatus
 from relatum_consumer.groups import GroupReport
 from relatum_consumer.lookups.proof import Uncovered

@@ -19,8 +19,8 @@ from mcp.shared.exceptions import MCPError
 from starlette.types import ASGIApp
 
 import relatum_consumer.web.application  # noqa: F401 - it imports all endpoints
-from relatum.checks import seconds_text
-from relatum.documents import document
+from relatum.common.checks import seconds_text
+from relatum.common.documents import document
 from relatum_consumer.web.endpoint import ENDPOINTS, Endpoint, why
 from relatum_consumer.web.options import WebOptions
 from relatum_consumer.web.parameters import Parameters, Schemas, object_schema, parsed, properties_of, required_of

@@ -9,7 +9,7 @@ from datetime import datetime
 from types import NoneType
 from typing import Any, Final, Literal
 
-from relatum.documents import field_names
+from relatum.common.documents import field_names
 from relatum.errors import InvalidInput
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message

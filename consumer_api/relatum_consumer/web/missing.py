@@ -7,8 +7,8 @@ from typing import Final, Literal, TypeAlias
 
 from pydantic import Field
 
+from relatum.common.waiting import within
 from relatum.errors import InvalidInput, RelatumError, Transient
-from relatum.waiting import within
 from relatum_consumer.expectations import Expectation, ExpectationResult, MissingReport, UnmetExpectation
 from relatum_consumer.web.endpoint import endpoint, gathered, words_of
 from relatum_consumer.web.messages import shown_value

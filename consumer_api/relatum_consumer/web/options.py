@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from relatum.checks import checked_count, checked_seconds
+from relatum.common.checks import checked_count, checked_seconds
 from relatum.errors import ConfigurationError
 from relatum.reading import Broker
 

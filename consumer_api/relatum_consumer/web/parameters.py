@@ -28,9 +28,9 @@ from pydantic import (
     field_validator,
 )
 
-from relatum.documents import field_names
+from relatum.common.documents import field_names
+from relatum.common.limits import INTEGER_MAX
 from relatum.errors import InvalidInput, RelatumError
-from relatum.limits import INTEGER_MAX
 from relatum.reading import Message
 
 if TYPE_CHECKING:

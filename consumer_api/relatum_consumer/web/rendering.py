@@ -14,7 +14,7 @@ from markupsafe import Markup
 from starlette.responses import Response
 from starlette.types import Scope
 
-from relatum.checks import size_text
+from relatum.common.checks import size_text
 from relatum.recording import StreamStatus
 from relatum.store.coverage import Range
 from relatum_consumer.traces import Tree

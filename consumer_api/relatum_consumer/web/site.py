@@ -14,13 +14,13 @@ from urllib.parse import parse_qsl, quote, urlencode
 import anyio
 import anyio.to_thread
 
+from relatum.common.waiting import Threads, in_thread, within
 from relatum.errors import BrokerUnavailable, ReadTimeout, RelatumError
 from relatum.keys import KeyDefinition
 from relatum.reading import AsyncStreamReader, Broker, BrokerAddress, Message
 from relatum.store.catalog import KEYS_IN_FORCE, mask_secret
 from relatum.store.database import Database
 from relatum.store.translation import translated_errors
-from relatum.waiting import Threads, in_thread, within
 from relatum_consumer import AsyncRelations
 from relatum_consumer.web.masking import Masking
 from relatum_consumer.web.options import WebOptions

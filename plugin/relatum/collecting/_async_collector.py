@@ -6,16 +6,16 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any, Final, Self, TypeVar, cast
 
-from relatum.checks import checked_event, checked_name, checked_seconds
-from relatum.closing import AsyncClosing
 from relatum.collecting._bulk import AnyExecutor, Bulk, Executor
 from relatum.collecting._collector import CLOSE_S, JOIN_S, Collector
 from relatum.collecting._collector_core import Abandoned
 from relatum.collecting._handlers import current_call, is_coroutine_function
+from relatum.common.checks import checked_event, checked_name, checked_seconds
+from relatum.common.closing import AsyncClosing
+from relatum.common.waiting import AfterStop, backoff, in_thread, within
 from relatum.errors import Transient
 from relatum.outcomes import Outcome
 from relatum.reading import Message
-from relatum.waiting import AfterStop, backoff, in_thread, within
 
 LOOK_S: Final = 1.0
 """Seconds between checks for a loop that the application closed without cancelling its tasks."""

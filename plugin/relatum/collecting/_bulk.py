@@ -10,13 +10,13 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
-from relatum.checks import checked_choice, checked_count, checked_seconds
 from relatum.collecting._handlers import logger
+from relatum.common.checks import checked_choice, checked_count, checked_seconds
+from relatum.common.ids import MessageId
+from relatum.common.limits import INTEGER_MAX
+from relatum.common.waiting import ended
 from relatum.errors import DataError, InvalidInput
-from relatum.ids import MessageId
-from relatum.limits import INTEGER_MAX
 from relatum.reading import Message, type_and_id_of
-from relatum.waiting import ended
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

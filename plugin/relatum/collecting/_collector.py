@@ -6,17 +6,6 @@ from concurrent.futures import CancelledError
 from typing import Any, ClassVar, Final, Self, cast
 
 from relatum import metrics
-from relatum.checks import (
-    SECONDS_MAX,
-    checked_callable,
-    checked_count,
-    checked_event,
-    checked_name,
-    checked_names,
-    checked_seconds,
-    shown,
-)
-from relatum.closing import Closing
 from relatum.collecting._bulk import (
     AnyExecutor,
     Collected,
@@ -33,12 +22,23 @@ from relatum.collecting._collector_store import KEEP_S, CollectorStore
 from relatum.collecting._consuming import BulkConsumer
 from relatum.collecting._following import Following, NamedStreams, StartAt
 from relatum.collecting._handlers import Handler, current_call, is_coroutine_function
+from relatum.common.checks import (
+    SECONDS_MAX,
+    checked_callable,
+    checked_count,
+    checked_event,
+    checked_name,
+    checked_names,
+    checked_seconds,
+    shown,
+)
+from relatum.common.closing import Closing
+from relatum.common.processes import of_one_process
+from relatum.common.waiting import AfterStop, backoff, within
 from relatum.errors import ConfigurationError, InvalidInput, Transient
 from relatum.outcomes import Outcome
-from relatum.processes import of_one_process
 from relatum.reading import Broker, BrokerAddress, Message
 from relatum.store.database import AnyDatabase
-from relatum.waiting import AfterStop, backoff, within
 
 LEASE_S: Final = 15.0
 """Default seconds of a member's lease: others take over its messages after this long without a renewal."""

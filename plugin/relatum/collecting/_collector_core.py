@@ -9,11 +9,11 @@ from datetime import datetime
 from enum import Enum
 from typing import Final
 
-from relatum.checks import checked_count
 from relatum.collecting._bulk import Bulk, Collected, ExecutorOptions, FlushReason
+from relatum.common.checks import checked_count
+from relatum.common.ids import MessageId
+from relatum.common.limits import INTEGER_MAX
 from relatum.errors import InvalidInput
-from relatum.ids import MessageId
-from relatum.limits import INTEGER_MAX
 from relatum.outcomes import OutcomeStatus
 from relatum.reading import Position, position_of
 

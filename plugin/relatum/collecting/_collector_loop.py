@@ -17,11 +17,8 @@ from relatum.collecting._collector_store import CollectorStore
 from relatum.collecting._consuming import NAMED_MAX, BulkConsumer
 from relatum.collecting._following import TAKE_MESSAGES, Following, NamedStreams
 from relatum.collecting._handlers import Handlers, collector_call, logger, outcome_of
-from relatum.errors import Conflict, DatabaseUnavailable, RowRefused, Transient
-from relatum.ids import MessageId
-from relatum.outcomes import Outcome
-from relatum.store.members import renewal_s
-from relatum.waiting import (
+from relatum.common.ids import MessageId
+from relatum.common.waiting import (
     ComponentLoop,
     Outages,
     Pauses,
@@ -32,6 +29,9 @@ from relatum.waiting import (
     may_be_mended,
     may_repeat,
 )
+from relatum.errors import Conflict, DatabaseUnavailable, RowRefused, Transient
+from relatum.outcomes import Outcome
+from relatum.store.members import renewal_s
 
 TAKE_OVER_S: Final = 1.0
 """Seconds between searches for messages of dead members."""

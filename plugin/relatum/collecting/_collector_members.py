@@ -8,13 +8,13 @@ import sqlalchemy as sa
 
 from relatum.collecting._collector_core import Followed
 from relatum.collecting._handlers import logger
+from relatum.common.processes import new_holder
+from relatum.common.waiting import Deadline
 from relatum.errors import Conflict
-from relatum.processes import new_holder
 from relatum.reading import Position
 from relatum.store.database import AnyDatabase, Database, sql
 from relatum.store.members import LEASE_S
 from relatum.store.settling import forget_settlements
-from relatum.waiting import Deadline
 
 # --- collectors and members
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_count, checked_name, checked_names, meant
 from relatum.collecting._collector_core import Result
 from relatum.collecting._collector_members import FIND_COLLECTOR
+from relatum.common.checks import checked_count, checked_name, checked_names, meant
 from relatum.errors import InvalidInput, NotFound, StreamNotFound
 from relatum.metrics import Counter, Distribution, Gauge, Histogram, Observed, PerLabel, reported
 from relatum.outcomes import Outcome, OutcomeStatus

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_count, checked_seconds
 from relatum.collecting._bulk import REASON_CHARACTERS_MAX, Collected, id_of_place
 from relatum.collecting._collector_core import Advance, Result, Stored
 from relatum.collecting._collector_members import (
@@ -33,8 +32,9 @@ from relatum.collecting._collector_members import (
     CollectorMembers,
 )
 from relatum.collecting._handlers import logger
+from relatum.common.checks import checked_count, checked_seconds
+from relatum.common.ids import MessageId
 from relatum.errors import Conflict, RowRefused
-from relatum.ids import MessageId
 from relatum.outcomes import Outcome, OutcomeStatus, read_outcomes
 from relatum.store.database import AnyDatabase, Database, sql, transaction
 from relatum.store.members import LEASE_S

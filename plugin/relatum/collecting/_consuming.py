@@ -22,6 +22,8 @@ from relatum.collecting._bulk import (
 from relatum.collecting._collector_core import Abandoned, Result, Stored
 from relatum.collecting._collector_status import TypeCounts
 from relatum.collecting._handlers import collector_call, logger, outcome_of
+from relatum.common.ids import MessageId
+from relatum.common.waiting import Threads, log_failure, may_repeat
 from relatum.errors import (
     AccessRefused,
     ConfigurationError,
@@ -31,12 +33,10 @@ from relatum.errors import (
     OffsetNotFound,
     RelatumError,
 )
-from relatum.ids import MessageId
 from relatum.otel import Description, Part, Span
 from relatum.outcomes import OutcomeStatus
 from relatum.own_messages import DeadLetterPublisher
 from relatum.reading import Result as Found
-from relatum.waiting import Threads, log_failure, may_repeat
 
 if TYPE_CHECKING:
     from relatum.collecting._collector_loop import CollectorLoop

@@ -8,10 +8,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
-from relatum.checks import shown
 from relatum.collecting._bulk import Collected, TypeOf, describe_followed, id_of, id_of_place, type_of_property
 from relatum.collecting._collector_core import Abandoned, Followed, Lot
 from relatum.collecting._handlers import logger
+from relatum.common.checks import shown
+from relatum.common.ids import MessageId
+from relatum.common.limits import INTEGER_MAX
+from relatum.common.waiting import Pauses, ended
 from relatum.errors import (
     AccessRefused,
     ConfigurationError,
@@ -23,12 +26,9 @@ from relatum.errors import (
     StreamNotFound,
     Transient,
 )
-from relatum.following import Attached, Event, Failed, Hole, Records, Replaced, StreamFollower
-from relatum.ids import MessageId
-from relatum.limits import INTEGER_MAX
 from relatum.own_messages import DeadLetters
 from relatum.reading import BrokerAddress, Message, SharedReader, StreamReader, ends_of_known
-from relatum.waiting import Pauses, ended
+from relatum.reading.following import Attached, Event, Failed, Hole, Records, Replaced, StreamFollower
 
 if TYPE_CHECKING:
     from relatum.collecting._collector_loop import CollectorLoop

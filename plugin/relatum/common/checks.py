@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, Final
 
+from relatum.common.headers import NAME_BYTES_MAX
 from relatum.errors import ConfigurationError, InvalidInput
-from relatum.headers import NAME_BYTES_MAX
 
 COUNT_MAX: Final = 1_000_000_000
 """The largest count a caller may request: more objects do not fit into memory."""

@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterator
 from typing import Any, Final
 
-from relatum.limits import TIME_US_MAX
-from relatum.processes import after_fork
+from relatum.common.limits import TIME_US_MAX
+from relatum.common.processes import after_fork
 
 MARK: Final = "c53a9e"
 """The end of each id, and by chance of one in 16 million others. Chosen at random, and part of the format."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice, takewhile
 
-from relatum.checks import (
+from relatum.common.checks import (
     checked_count,
     checked_name,
     checked_names,
@@ -14,13 +14,13 @@ from relatum.checks import (
     checked_text,
     checked_weights,
 )
+from relatum.common.headers import CONTEXT_HEADER
 from relatum.contexts._placement_store import PAGE
 from relatum.contexts._placements import Move, Placement, Progress, check_name
 from relatum.contexts._router_sets import close_idle
 from relatum.contexts._serialization_contexts import SerializationContexts
 from relatum.contexts._super_stream_rows import IDLE_S_MIN
 from relatum.errors import MoveConflict, PlacementNotFound, SuperStreamConflict
-from relatum.headers import CONTEXT_HEADER
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,15 @@ from typing import Final, Self
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_callable, checked_seconds
-from relatum.closing import AsyncClosing
+from relatum.common.checks import checked_callable, checked_seconds
+from relatum.common.closing import AsyncClosing
+from relatum.common.waiting import Threads, in_thread
 from relatum.contexts._partition_following import Step
 from relatum.contexts._serial_consumer import CLOSE_S, LOOK_S, BatchBase, ConsumerBase, consuming
 from relatum.contexts._serial_member import Taken
 from relatum.contexts._serial_partition import Partition
 from relatum.contexts._serial_status import SerialStatus
 from relatum.reading import Message
-from relatum.waiting import Threads, in_thread
 
 THREADS_MAX: Final = 32
 """The most concurrent calls of PostgreSQL: commits and others."""

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from relatum.checks import as_options, checked_choice, checked_count, checked_name, checked_seconds, shown
+from relatum.common.checks import as_options, checked_choice, checked_count, checked_name, checked_seconds, shown
+from relatum.common.headers import AFFINITY_HEADER, CONTEXT_HEADER
+from relatum.common.limits import INTEGER_MAX
 from relatum.contexts._super_stream_rows import IDLE_S_MIN
 from relatum.errors import ConfigurationError
-from relatum.headers import AFFINITY_HEADER, CONTEXT_HEADER
-from relatum.limits import INTEGER_MAX
 from relatum.metrics import Counter, Distribution, Gauge, Observed, reported
 from relatum.superstreams import Balance, BalanceName, Candidate, balance_of
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Generator
 
 from pika import BasicProperties
 
-from relatum.checks import seconds_text
-from relatum.closing import Closing
+from relatum.common.checks import seconds_text
+from relatum.common.closing import Closing
 from relatum.contexts._partition_log import (
     CONTENT_TYPE,
     CONTROL_BYTES,

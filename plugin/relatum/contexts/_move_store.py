@@ -12,15 +12,15 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from relatum.common.processes import new_holder
+from relatum.common.waiting import Outages
 from relatum.contexts._partition_log import Control, Fence, Marker
 from relatum.contexts._placement_store import PlacementStore
 from relatum.contexts._placements import Move, MoveState, MoveStep, PartitionState, PlacementState
 from relatum.contexts._super_stream_rows import KEEP_COMMITS, RAISE_GENERATION, Ask, asking
 from relatum.errors import Conflict, MoveConflict, NotFound, StreamNotFound, SuperStreamConflict
-from relatum.processes import new_holder
 from relatum.store.database import Database, sql
 from relatum.store.members import LEASE_S
-from relatum.waiting import Outages
 
 logger = logging.getLogger("relatum.contexts")
 

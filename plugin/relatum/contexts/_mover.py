@@ -26,6 +26,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar
 
+from relatum.common.processes import new_holder
+from relatum.common.waiting import Server, Threads, has_passed, log_failure
 from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._move_store import MoveStore, NothingToMove, logger
 from relatum.contexts._partition_log import Control, Fence, Marker
@@ -41,9 +43,7 @@ from relatum.errors import (
     StreamUnavailable,
     Transient,
 )
-from relatum.processes import new_holder
 from relatum.store.members import LEASE_S, renewal_s
-from relatum.waiting import Server, Threads, has_passed, log_failure
 
 T = TypeVar("T")
 

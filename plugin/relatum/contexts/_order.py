@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeAlias
 
-from relatum.checks import checked_name
+from relatum.common.checks import checked_name
+from relatum.common.headers import CONTEXT_HEADER
+from relatum.common.ids import MessageId
 from relatum.contexts._move_store import floors_before
 from relatum.contexts._partition_log import (
     Adoption,
@@ -29,8 +31,6 @@ from relatum.contexts._partition_log import (
 )
 from relatum.contexts._placement_store import PlacementStore
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, SuperStreamNotFound
-from relatum.headers import CONTEXT_HEADER
-from relatum.ids import MessageId
 from relatum.reading import Broker, BrokerAddress, StreamReader
 from relatum.store.database import ONCE_STATEMENT_S, AnyDatabase, Database
 from relatum.superstreams.administration import no_super_stream

@@ -28,9 +28,9 @@ from enum import Enum
 from itertools import takewhile
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
+from relatum.common.headers import CONTROL_HEADER, PLACED_HEADER
+from relatum.common.limits import INTEGER_MAX
 from relatum.errors import UndecodableMessage
-from relatum.headers import CONTROL_HEADER, PLACED_HEADER
-from relatum.limits import INTEGER_MAX
 from relatum.reading import Message, header_value
 from relatum.wire import amqp10
 

@@ -5,10 +5,10 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from relatum.common.limits import INTEGER_MAX
 from relatum.contexts._placements import PartitionState
 from relatum.contexts._super_stream_rows import OF_VHOST, partitions_in
 from relatum.errors import StreamNotFound
-from relatum.limits import INTEGER_MAX
 from relatum.reading import Broker, BrokerAddress, StreamBounds, StreamReader, bounds_or_error
 from relatum.store.database import sql
 from relatum.store.translation import translated_errors

@@ -14,6 +14,7 @@ from typing import Any, Final
 import psycopg
 import sqlalchemy as sa
 
+from relatum.common.headers import CONTEXT_HEADER
 from relatum.contexts._placement_prune import forget_released
 from relatum.contexts._placements import (
     Choose,
@@ -37,7 +38,6 @@ from relatum.contexts._super_stream_rows import (
     partition_of,
 )
 from relatum.errors import RowRefused, StreamNotFound, SuperStreamConflict, SuperStreamNotFound, TooManyOpenSets
-from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress
 from relatum.store.database import Database, sql
 from relatum.superstreams import Layout, describe_super_stream

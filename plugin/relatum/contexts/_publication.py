@@ -25,13 +25,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from relatum.checks import seconds_text
+from relatum.common.checks import seconds_text
+from relatum.common.processes import after_fork
 from relatum.contexts._partition_log import Adoption, Entry, Fence, Marker, Placed
 from relatum.contexts._placement_cache import PlacementCache, Sent, Unchecked
 from relatum.contexts._placements import Move, Placement, PlacementState
 from relatum.errors import ContextMoving, DatabaseUnavailable
 from relatum.metrics import Histogram
-from relatum.processes import after_fork
 
 if TYPE_CHECKING:
     from relatum.contexts._context_options import RouterOptions

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from relatum import metrics
-from relatum.closing import Keeper
+from relatum.common.closing import Keeper
+from relatum.common.waiting import LEAST_S, Deadline, Outages, ended, has_passed, log_failure, pause, within
 from relatum.contexts._context_options import RouterOptions, RouterStatistics
 from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._move_store import MoveStore, logger
@@ -32,7 +33,6 @@ from relatum.store.members import LEASE_S
 from relatum.superstreams import Candidate, describe_super_stream
 from relatum.superstreams.connections import address_of
 from relatum.superstreams.layout import checked_stream_name as checked_super_stream
-from relatum.waiting import LEAST_S, Deadline, Outages, ended, has_passed, log_failure, pause, within
 
 END_S: Final = 1.0
 """Seconds that running database calls get when a router is closed."""

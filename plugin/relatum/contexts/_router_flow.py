@@ -17,16 +17,16 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import UnroutableError
 
 from relatum import publishing
-from relatum.checks import checked_seconds, shown
+from relatum.common.checks import checked_seconds, shown
+from relatum.common.headers import PLACED_HEADER
+from relatum.common.ids import MessageId
+from relatum.common.processes import of_one_process
 from relatum.contexts._context_options import AffinityOptions, ContextOptions, RouterOptions, RouterStatistics
 from relatum.contexts._placement_cache import NameLocks, Sent
 from relatum.contexts._placements import PartitionRow, Placement
 from relatum.contexts._router_core import RouterCore, unsettled
 from relatum.contexts._router_sets import Found, Predecessors, SetKeeper, set_request_of
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishRejected, PublishUnroutable
-from relatum.headers import PLACED_HEADER
-from relatum.ids import MessageId
-from relatum.processes import of_one_process
 from relatum.publishing import OwnProperties, copy_with
 from relatum.reading import Broker
 from relatum.store.database import AnyDatabase

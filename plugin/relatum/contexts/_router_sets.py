@@ -13,22 +13,22 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import sqlalchemy as sa
 
-from relatum.checks import seconds_text
+from relatum.common.checks import seconds_text
+from relatum.common.headers import AFFINITY_LAST_HEADER, PREDECESSOR_HEADER
+from relatum.common.ids import MessageId
+from relatum.common.waiting import Outages, backoff
 from relatum.contexts._placement_store import PlacementStore
 from relatum.contexts._placements import check_name
 from relatum.contexts._publication import POLL_S
 from relatum.contexts._router_core import RouterCore
 from relatum.contexts._super_stream_rows import IDLE_S_MIN, USED_EVERY_S
 from relatum.errors import ContextMoving, InvalidInput, NotFound, PredecessorNotFound, RelatumError
-from relatum.headers import AFFINITY_LAST_HEADER, PREDECESSOR_HEADER
-from relatum.ids import MessageId
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message
 from relatum.store.catalog import key_definitions
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum.store.translation import translated_errors
-from relatum.waiting import Outages, backoff
 
 logger = logging.getLogger("relatum.affinity")
 

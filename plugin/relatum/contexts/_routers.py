@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pika import BasicProperties
 
-from relatum.closing import AsyncClosing, Closing
+from relatum.common.closing import AsyncClosing, Closing
+from relatum.common.waiting import Threads, in_thread
 from relatum.contexts._context_options import AffinityOptions, ContextOptions
 from relatum.contexts._placement_cache import NameLocks
 from relatum.contexts._router_flow import (
@@ -22,7 +23,6 @@ from relatum.contexts._router_flow import (
 )
 from relatum.superstreams import Target
 from relatum.superstreams.targets import TargetExchange
-from relatum.waiting import Threads, in_thread
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage

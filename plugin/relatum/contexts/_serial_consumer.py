@@ -12,8 +12,10 @@ from typing import Any, Final, Self
 import sqlalchemy as sa
 
 from relatum import metrics, otel
-from relatum.checks import checked_callable, checked_name, checked_seconds, shown
-from relatum.closing import Closing
+from relatum.common.checks import checked_callable, checked_name, checked_seconds, shown
+from relatum.common.closing import Closing
+from relatum.common.processes import of_one_process
+from relatum.common.waiting import AfterStop, backoff, log_failure, within
 from relatum.contexts._context_options import SerialOptions, SerialStatistics
 from relatum.contexts._partition_following import Step
 from relatum.contexts._serial_member import Member
@@ -22,10 +24,8 @@ from relatum.contexts._serial_status import SerialStatus, read_status
 from relatum.contexts._serial_store import ConsumerStore, lost
 from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, PartitionLost, UsedAfterClose
 from relatum.otel import Description, Part
-from relatum.processes import of_one_process
 from relatum.reading import Broker, BrokerAddress, Message, StreamReader
 from relatum.store.database import AnyDatabase
-from relatum.waiting import AfterStop, backoff, log_failure, within
 
 CLOSE_S: Final = 10.0
 """Default seconds that `close` waits for the threads."""

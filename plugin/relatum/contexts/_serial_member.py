@@ -20,17 +20,17 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from relatum import metrics
+from relatum.common.waiting import ComponentLoop, Duty, Outages, Threads, log_failure
 from relatum.contexts._context_options import SerialOptions, SerialStatistics
 from relatum.contexts._partition_following import Following, Step
 from relatum.contexts._placement_store import PlacementStore
 from relatum.contexts._serial_partition import Partition, logger, reading_of
 from relatum.contexts._serial_store import ConsumerStore
 from relatum.errors import AccessRefused, ConfigurationError, StreamNotFound
-from relatum.following import BrokerReach, Event, Failed, StreamFollower
 from relatum.metrics import Histogram
 from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading.following import BrokerReach, Event, Failed, StreamFollower
 from relatum.store.members import Share
-from relatum.waiting import ComponentLoop, Duty, Outages, Threads, log_failure
 
 LEAVE_S: Final = 1.0
 """The minimum seconds to release partitions, however short the close."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
+from relatum.common.waiting import Pauses, backoff
 from relatum.contexts._move_store import lost_controls
 from relatum.contexts._partition_following import Following, Opened, Piece, Step
 from relatum.contexts._partition_log import Adoption
@@ -31,10 +32,9 @@ from relatum.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
-from relatum.following import Attached, Event, Failed, Hole, Records, Replaced
 from relatum.reading import Message, StreamReader, ends_of_known
+from relatum.reading.following import Attached, Event, Failed, Hole, Records, Replaced
 from relatum.store.settling import CommitInDoubt
-from relatum.waiting import Pauses, backoff
 
 if TYPE_CHECKING:
     from relatum.contexts._serial_member import Member

@@ -4,7 +4,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from relatum.checks import checked_name
+from relatum.common.checks import checked_name
 from relatum.contexts._serial_store import DRAINED, HOLDS_SHOWN, LOCK_CONSUMER, PARTITIONS
 from relatum.errors import Conflict, NotFound, StreamNotFound
 from relatum.reading import Broker, BrokerAddress, StreamReader

@@ -14,17 +14,17 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from relatum.common.waiting import Deadline
 from relatum.contexts._move_store import FLOORS, SCANS
 from relatum.contexts._partition_following import Following, Opened, Step
 from relatum.contexts._partition_log import MovedBefore, consistent_starts
 from relatum.contexts._super_stream_rows import Ask, asking, partitions_in
 from relatum.errors import PartitionLost
-from relatum.following import BrokerReach
 from relatum.reading import Position, position_of
+from relatum.reading.following import BrokerReach
 from relatum.store.database import AnyDatabase, Database, sql
 from relatum.store.members import Member, Share, Sharing
 from relatum.store.settling import Tokens, forget_settlements, marked
-from relatum.waiting import Deadline
 
 POOL: Final = 4
 """Connections to keep. More are opened on demand: each transaction of an application holds one."""

@@ -2,8 +2,10 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, shown
-from relatum.closing import Closing
+from relatum.common.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, shown
+from relatum.common.closing import Closing
+from relatum.common.limits import INTEGER_MAX, PARTITIONS_MAX
+from relatum.common.processes import of_one_process
 from relatum.contexts import _mover as moving
 from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._move_store import MoveStore
@@ -32,8 +34,6 @@ from relatum.errors import (
     PlacementNotFound,
     StreamNotFound,
 )
-from relatum.limits import INTEGER_MAX, PARTITIONS_MAX
-from relatum.processes import of_one_process
 from relatum.reading import Broker, BrokerAddress
 from relatum.store.database import AnyDatabase, Database
 from relatum.store.members import LEASE_S

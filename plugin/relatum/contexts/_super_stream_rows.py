@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_name, seconds_text
+from relatum.common.checks import checked_name, seconds_text
 from relatum.contexts._placements import PartitionRow, PartitionState
 from relatum.errors import PartitionInUse, StreamNotFound, SuperStreamConflict, SuperStreamNotFound
 from relatum.store.database import ONCE_STATEMENT_S, AnyDatabase, Database, sql

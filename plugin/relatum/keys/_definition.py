@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
-from relatum.checks import shown
+from relatum.common.checks import shown
 from relatum.errors import InvalidKeyDefinition, RelatumError
 from relatum.keys._canonical import InvalidValue, KeyType, SkipReason, canonical, is_integer_text, join_components
 from relatum.keys._places import PROPERTIES, Component, Content, Place, check_name, invalid

@@ -10,10 +10,10 @@ from typing import Any, Final, TypeAlias
 
 from orjson import JSONDecodeError, loads
 
-from relatum.checks import shown
+from relatum.common.checks import shown
+from relatum.common.limits import KEY_NAME_BYTES_MAX
 from relatum.errors import InvalidKeyDefinition
 from relatum.keys._canonical import InvalidValue, SkipReason
-from relatum.limits import KEY_NAME_BYTES_MAX
 
 PROPERTIES: Final = ("correlation_id", "message_id", "type", "app_id", "user_id", "reply_to")
 """The message properties a key can come from, by the names of pika and aio-pika."""

@@ -6,7 +6,7 @@ tests/integration/test_presets.py tests what each library writes; docs/keys.md n
 from collections.abc import Mapping
 from typing import Final
 
-from relatum.checks import meant, shown
+from relatum.common.checks import meant, shown
 from relatum.errors import InvalidInput
 from relatum.keys._definition import KeyDefinition
 

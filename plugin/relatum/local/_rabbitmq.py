@@ -10,8 +10,8 @@ from typing import ClassVar, Final
 import pika
 import pika.exceptions
 
-from relatum.checks import checked_names, shown
-from relatum.client_logs import own_connection
+from relatum.common.checks import checked_names, shown
+from relatum.common.client_logs import own_connection
 from relatum.errors import InvalidInput, ServerStartFailed
 from relatum.local._server import LAST_LINES, LocalServer, write_private
 

@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
-from relatum.checks import checked_count, checked_name, checked_seconds, seconds_text
-from relatum.closing import close_when_dropped
+from relatum.common.checks import checked_count, checked_name, checked_seconds, seconds_text
+from relatum.common.closing import close_when_dropped
+from relatum.common.processes import of_one_process
 from relatum.errors import ServerStartFailed
 from relatum.local import _supervisor
-from relatum.processes import of_one_process
 
 LAST_LINES = 20
 """Lines of a server's output in the error of a failed start."""

@@ -22,6 +22,7 @@ from aiormq.exceptions import PublishError as ReturnedError
 from pamqp.commands import Basic
 from pamqp.encode import encode_table_value
 
+from relatum.common.processes import of_one_process
 from relatum.errors import (
     PublishError,
     PublishNacked,
@@ -29,7 +30,6 @@ from relatum.errors import (
     PublishRejected,
     PublishUnroutable,
 )
-from relatum.processes import of_one_process
 from relatum.publishing._interception import ATTRIBUTE, Interception, LateBound, Watch, put, put_back
 from relatum.publishing._locate import Sent
 from relatum.publishing._publish_outcome import Unsettled, final_at, outcome, refuses_publish

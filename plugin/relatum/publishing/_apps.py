@@ -19,8 +19,8 @@ from weakref import WeakKeyDictionary
 
 from pika import BlockingConnection
 
+from relatum.common.processes import after_fork, leave_to_parent
 from relatum.errors import ConfigurationError
-from relatum.processes import after_fork, leave_to_parent
 from relatum.publishing import _pika as pika_connections
 from relatum.publishing._interception import (
     ATTRIBUTE,

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
+from relatum.common.processes import after_fork, leave_to_parent
 from relatum.keys import KeyDefinition
-from relatum.processes import after_fork, leave_to_parent
 from relatum.reading import BrokerAddress
 from relatum.store.database import AnyDatabase
 

@@ -7,7 +7,8 @@ from time import time_ns
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from relatum.checks import checked_names
+from relatum.common.checks import checked_names
+from relatum.common.uuid7 import uuid7
 from relatum.errors import ConfigurationError, RelatumError
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.publishing import _pika as pika_connections
@@ -23,7 +24,6 @@ from relatum.publishing._interception import (
 from relatum.publishing._stamp import OnInvalid, Stamper
 from relatum.reading import Broker
 from relatum.store.database import AnyDatabase
-from relatum.uuid7 import uuid7
 
 _Connection = TypeVar("_Connection")
 

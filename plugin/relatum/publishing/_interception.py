@@ -8,8 +8,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from relatum import metrics
-from relatum.checks import as_options, checked_choice, checked_name, checked_seconds
-from relatum.closing import close_when_dropped, close_within
+from relatum.common.checks import as_options, checked_choice, checked_name, checked_seconds
+from relatum.common.closing import close_when_dropped, close_within
+from relatum.common.processes import of_one_process
+from relatum.common.waiting import in_thread
 from relatum.errors import (
     ConfigurationError,
     PublishError,
@@ -19,7 +21,6 @@ from relatum.errors import (
 )
 from relatum.keys import AGREE_S, KeyAgreement, KeyDefinition
 from relatum.metrics import Counter, Distribution, Gauge, Histogram, Observed, reported
-from relatum.processes import of_one_process
 from relatum.publishing._embedded import EmbeddedRecorders, warn_of_left
 from relatum.publishing._locate import Locator
 from relatum.publishing._stamp import OnInvalid, Stamper
@@ -27,7 +28,6 @@ from relatum.reading import Broker, BrokerAddress
 from relatum.store.address import parse_database
 from relatum.store.database import AnyDatabase, Database
 from relatum.superstreams.connections import address_of
-from relatum.waiting import in_thread
 
 if TYPE_CHECKING:
     from relatum.recording.embedded import EmbeddedRecorder
@@ -310,7 +310,7 @@ class Replacement:
 
     @__class__.setter
     def __class__(self, kind: Any) -> None:
-        # `relatum.processes` sets it to end the object in a child.
+        # `relatum.common.processes` sets it to end the object in a child.
         vars(object)["__class__"].__set__(self, kind)
 
     def __getattr__(self, name: str) -> Any:

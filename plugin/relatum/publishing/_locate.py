@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
+from relatum.common.headers import BROKERS_OWN, RECEIPT_HEADER, TIME_HEADER
+from relatum.common.ids import MessageId
+from relatum.common.waiting import LEAST_S, SharedWait, within
 from relatum.errors import (
     AccessRefused,
     ConnectionLost,
@@ -26,13 +29,10 @@ from relatum.errors import (
     Transient,
     UsedAfterClose,
 )
-from relatum.headers import BROKERS_OWN, RECEIPT_HEADER, TIME_HEADER
-from relatum.ids import MessageId
 from relatum.metrics import Histogram
 from relatum.outcomes import Outcomes
 from relatum.reading import BrokerAddress, Message, SharedReader, StreamReader
 from relatum.store.database import AnyDatabase, Database, sql
-from relatum.waiting import LEAST_S, SharedWait, within
 
 if TYPE_CHECKING:
     from relatum.publishing._receipt import PlaceSearch

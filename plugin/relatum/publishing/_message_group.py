@@ -9,8 +9,9 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 
+from relatum.common.limits import GROUP_SEQUENCE_MAX
+from relatum.common.processes import of_one_process
 from relatum.errors import GroupConflict, IncompleteGroup, PublishOutcomeUnknown, PublishUnroutable
-from relatum.limits import GROUP_SEQUENCE_MAX
 from relatum.membership import (
     Anomaly,
     GroupFault,
@@ -22,7 +23,6 @@ from relatum.membership import (
     new_group_id,
     new_place,
 )
-from relatum.processes import of_one_process
 from relatum.publishing._pika import OwnProperties, copy_with
 from relatum.publishing._publish import intercepted_exchange, publisher_of, was_returned
 

@@ -23,6 +23,7 @@ from pika.exceptions import (
     UnroutableError,
 )
 
+from relatum.common.processes import of_one_process
 from relatum.errors import (
     PublishError,
     PublishNacked,
@@ -31,7 +32,6 @@ from relatum.errors import (
     PublishUnroutable,
 )
 from relatum.own_messages import MALFORMED
-from relatum.processes import of_one_process
 from relatum.publishing._interception import ATTRIBUTE, Interception, Replacement, Watch, put, put_back
 from relatum.publishing._locate import Sent
 from relatum.publishing._publish_outcome import BLOCKING, Unsettled, final_at, outcome, refuses_message

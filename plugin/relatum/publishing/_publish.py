@@ -13,7 +13,9 @@ from pika.exceptions import ChannelClosedByBroker
 from pika.frame import Method
 from pika.spec import Basic
 
-from relatum.checks import checked_body
+from relatum.common.checks import checked_body
+from relatum.common.headers import RECEIPT_HEADER, TIME_HEADER
+from relatum.common.uuid7 import uuid7
 from relatum.errors import (
     ConfigurationError,
     PublishError,
@@ -22,7 +24,6 @@ from relatum.errors import (
     PublishRejected,
     PublishUnroutable,
 )
-from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.publishing._interception import ATTRIBUTE, Interception
 from relatum.publishing._locate import Sent
 from relatum.publishing._pika import PUBLISHER, Publisher, copy_with
@@ -30,7 +31,6 @@ from relatum.publishing._publish_outcome import refuses_publish
 from relatum.publishing._receipt import AsyncReceipt, Receipt
 from relatum.superstreams import Target
 from relatum.superstreams.targets import TargetExchange
-from relatum.uuid7 import uuid7
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage

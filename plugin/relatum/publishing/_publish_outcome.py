@@ -22,7 +22,9 @@ from typing import Any, Final, TypeVar, cast
 
 from pika.spec import ACCESS_REFUSED, NOT_FOUND
 
-from relatum.checks import checked_names, checked_seconds, seconds_text
+from relatum.common.checks import checked_names, checked_seconds, seconds_text
+from relatum.common.ids import MessageId
+from relatum.common.waiting import LEAST_S, backoff, in_thread, within
 from relatum.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -36,10 +38,8 @@ from relatum.errors import (
     RelatumError,
     Transient,
 )
-from relatum.ids import MessageId
 from relatum.publishing._locate import Locator, Sent
 from relatum.reading import RecordBatch, StreamBounds, StreamReader
-from relatum.waiting import LEAST_S, backoff, in_thread, within
 
 _Outcome = TypeVar("_Outcome", bound=PublishError)
 

@@ -7,18 +7,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final, cast
 
-from relatum.checks import checked_seconds, seconds_text
+from relatum.common.checks import checked_seconds, seconds_text
+from relatum.common.ids import MessageId
+from relatum.common.waiting import LEAST_S, in_thread, within
 from relatum.errors import (
     ConfigurationError,
     NotRecordedInTime,
     PublishError,
     PublishOutcomeUnknown,
 )
-from relatum.ids import MessageId
 from relatum.outcomes import Outcome, outcome_in_task
 from relatum.publishing._locate import LOOKED_AT_MAX, Destinations, Locator, Sent
 from relatum.publishing._publish_outcome import Unsettled
-from relatum.waiting import LEAST_S, in_thread, within
 
 WAIT_S: Final = 10.0
 """Seconds a receipt waits by default."""

@@ -10,8 +10,17 @@ from itertools import repeat
 from time import time_ns
 from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeAlias
 
+from relatum.common.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER, TIME_HEADER
+from relatum.common.limits import (
+    HEADERS_BYTES_MAX,
+    HEADERS_DEPTH_MAX,
+    HEADERS_MAX,
+    KEY_VALUE_BYTES_MAX,
+    TIME_US_MAX,
+    TIME_US_MIN,
+)
+from relatum.common.uuid7 import uuid7
 from relatum.errors import HeadersRefused, InvalidGroup, InvalidRelationshipKey
-from relatum.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER, TIME_HEADER
 from relatum.keys import (
     BodyFunction,
     InvalidValue,
@@ -22,16 +31,7 @@ from relatum.keys import (
     SkipReason,
     canonical,
 )
-from relatum.limits import (
-    HEADERS_BYTES_MAX,
-    HEADERS_DEPTH_MAX,
-    HEADERS_MAX,
-    KEY_VALUE_BYTES_MAX,
-    TIME_US_MAX,
-    TIME_US_MIN,
-)
 from relatum.membership import GROUP_KEY, checked_membership
-from relatum.uuid7 import uuid7
 
 logger = logging.getLogger("relatum.interception")
 

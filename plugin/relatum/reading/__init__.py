@@ -1,6 +1,6 @@
 """Reading streams over the stream protocol: one message at an offset, many, or all from a point on."""
 
-from relatum.ids import BrokerIdentity, Position
+from relatum.common.ids import BrokerIdentity, Position
 from relatum.reading._address import AnyBroker, Broker, BrokerAddress
 from relatum.reading._agreement import (
     Agreement,

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Final, Self, TypeAlias
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from relatum.checks import checked_host, checked_text, shown
+from relatum.common.checks import checked_host, checked_text, shown
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.reading._login import (
     UNSENDABLE,

@@ -11,6 +11,8 @@ from contextlib import closing, suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from relatum.common.ids import IDENTITY_STREAM, BrokerIdentity, Position, broker_id_of, fingerprint
+from relatum.common.waiting import left_s
 from relatum.errors import (
     AccessRefused,
     AnotherBroker,
@@ -19,10 +21,8 @@ from relatum.errors import (
     OffsetNotFound,
     StreamUnavailable,
 )
-from relatum.ids import IDENTITY_STREAM, BrokerIdentity, Position, broker_id_of, fingerprint
 from relatum.reading._connection import SocketConnection
 from relatum.reading._message import Message, type_and_id_of
-from relatum.waiting import left_s
 from relatum.wire import amqp10, frames
 from relatum.wire.frames import Code, Confirmed, Refused
 

@@ -14,8 +14,9 @@ import pika
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPError, AuthenticationError, ChannelClosedByBroker, ConnectionBlockedTimeout
 
-from relatum.checks import seconds_text
-from relatum.client_logs import own_connection
+from relatum.common.checks import seconds_text
+from relatum.common.client_logs import own_connection
+from relatum.common.waiting import left_s
 from relatum.errors import (
     AccessRefused,
     ConfigurationError,
@@ -34,7 +35,6 @@ from relatum.reading._connecting import (
     first_answering,
     not_reached,
 )
-from relatum.waiting import left_s
 
 GOODBYE_S: Final = 0.5
 """Time limit in seconds for the broker to answer Connection.Close."""

@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iter
 from functools import partial, wraps
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
-from relatum.closing import AsyncClosing
+from relatum.common.closing import AsyncClosing
+from relatum.common.processes import after_fork, of_one_process
+from relatum.common.waiting import NoThreadInTime, Parts, Threads, in_thread, left_s
 from relatum.errors import ReadTimeout, UsedAfterClose
-from relatum.processes import after_fork, of_one_process
 from relatum.reading._address import AnyBroker
 from relatum.reading._bounds import check_time
 from relatum.reading._connecting import HEARTBEAT_S
@@ -18,7 +19,6 @@ from relatum.reading._plan import WINDOW_MESSAGES, Result
 from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, Turns, Use
 from relatum.reading._reader import StreamReader
 from relatum.reading._scan import CREDIT, RecordBatch, Start
-from relatum.waiting import NoThreadInTime, Parts, Threads, in_thread, left_s
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

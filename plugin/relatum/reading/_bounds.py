@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from operator import index
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from relatum.checks import shown
+from relatum.common.checks import shown
+from relatum.common.limits import INTEGER_MAX
+from relatum.common.waiting import current, has_passed
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -18,8 +20,6 @@ from relatum.errors import (
     StreamNotHere,
     StreamUnavailable,
 )
-from relatum.limits import INTEGER_MAX
-from relatum.waiting import current, has_passed
 from relatum.wire.frames import Code
 from relatum.wire.session import code_name
 

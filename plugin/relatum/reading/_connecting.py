@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 from pika.adapters.utils.connection_workflow import AMQPConnectorStackTimeout
 from pika.exceptions import ConnectionOpenAborted
 
+from relatum.common.waiting import LOOK_S, Deadline, call_in_time, current, ended, has_passed
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -31,7 +32,6 @@ from relatum.errors import (
     TlsRefused,
 )
 from relatum.reading._address import BrokerAddress
-from relatum.waiting import LOOK_S, Deadline, call_in_time, current, ended, has_passed
 
 logger = logging.getLogger("relatum.broker")
 

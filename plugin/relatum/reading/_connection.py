@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from relatum.common.processes import after_fork
+from relatum.common.waiting import has_passed, within
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -17,12 +19,10 @@ from relatum.errors import (
     ReadTimeout,
     TlsRefused,
 )
-from relatum.processes import after_fork
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp import NamelessCluster, cluster_meant
 from relatum.reading._bounds import moved, refusal
 from relatum.reading._connecting import HEARTBEAT_S, WOULD_BLOCK, first_answering, is_ready, not_reached, open_socket
-from relatum.waiting import has_passed, within
 from relatum.wire import frames
 from relatum.wire.chunk import Chunk
 from relatum.wire.frames import Code, StartSpec

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
+from relatum.common.headers import BROKERS_OWN, NAME_BYTES_MAX
+from relatum.common.waiting import pause
 from relatum.errors import BrokerUnavailable, ConnectionLost, NotFound
-from relatum.headers import BROKERS_OWN, NAME_BYTES_MAX
 from relatum.reading._address import BrokerAddress
 from relatum.reading._bounds import refusal
 from relatum.reading._connection import SocketConnection
 from relatum.reading._nodes import Nodes, missing
-from relatum.waiting import pause
 from relatum.wire import frames
 from relatum.wire.frames import Code
 from relatum.wire.session import Answer

@@ -22,6 +22,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Final
 
+from relatum.common.waiting import pause
 from relatum.errors import AccessRefused, BrokerUnavailable, NotFound, ReadTimeout, StreamUnavailable
 from relatum.reading._address import BrokerAddress
 from relatum.reading._bounds import StreamBounds
@@ -29,7 +30,6 @@ from relatum.reading._connection import Attach, SocketConnection, until
 from relatum.reading._many import LANES_MAX, ChunkCache
 from relatum.reading._nodes import Node, Nodes, OutOfReach, places_in
 from relatum.reading._pool import Use
-from relatum.waiting import pause
 from relatum.wire import frames
 from relatum.wire.chunk import Chunk
 from relatum.wire.frames import FIRST, LAST, Code, NodeAddress

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import parse_qsl
 
-from relatum.checks import checked_text, seconds_text, shown
+from relatum.common.checks import checked_text, seconds_text, shown
+from relatum.common.processes import after_fork
+from relatum.common.waiting import Threads, left_s
 from relatum.errors import BrokerUnavailable, ConfigurationError
-from relatum.processes import after_fork
-from relatum.waiting import Threads, left_s
 
 logger = logging.getLogger("relatum.broker")
 

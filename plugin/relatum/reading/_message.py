@@ -5,11 +5,11 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Self
 
-from relatum.checks import checked_count, checked_name, shown
+from relatum.common.checks import checked_count, checked_name, shown
+from relatum.common.headers import TIME_HEADER
+from relatum.common.ids import MessageId
+from relatum.common.limits import INTEGER_MAX
 from relatum.errors import InvalidInput
-from relatum.headers import TIME_HEADER
-from relatum.ids import MessageId
-from relatum.limits import INTEGER_MAX
 from relatum.reading._message_parts import (
     EPOCH,
     MICROSECOND,

@@ -8,10 +8,10 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 from uuid import UUID
 
+from relatum.common.limits import TIME_US_MAX, TIME_US_MIN
+from relatum.common.uuid7 import time_us_of
 from relatum.errors import UndecodableMessage
-from relatum.limits import TIME_US_MAX, TIME_US_MIN
 from relatum.reading._message_values import Properties, TimeSource
-from relatum.uuid7 import time_us_of
 from relatum.wire import amqp10
 
 try:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
 
+from relatum.common.waiting import left_s
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -30,7 +31,6 @@ from relatum.reading._connecting import CONNECT_S_MIN, HEARTBEAT_S, in_turn
 from relatum.reading._connection import SocketConnection, stream_connection
 from relatum.reading._plan import Density
 from relatum.reading._pool import CONNECTIONS_MAX, IDLE_S, Pool, Use
-from relatum.waiting import left_s
 from relatum.wire import frames
 from relatum.wire.frames import Code, NodeAddress, StreamPlaces
 

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from relatum.checks import checked_name
+from relatum.common.checks import checked_name
+from relatum.common.limits import INTEGER_MAX
 from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetNotFound, StreamNotHere
-from relatum.limits import INTEGER_MAX
 from relatum.reading._bounds import check_integers, check_offset
 from relatum.reading._message import Message
 

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Final
 
-from relatum.checks import checked_count, seconds_text
+from relatum.common.checks import checked_count, seconds_text
+from relatum.common.processes import after_fork, leave_to_parent
+from relatum.common.waiting import LOOK_S
 from relatum.errors import ConnectionsInUse, UsedAfterClose
 from relatum.metrics import Counter, Gauge, reported
-from relatum.processes import after_fork, leave_to_parent
 from relatum.reading._bounds import check_time
 from relatum.reading._connection import SocketConnection
-from relatum.waiting import LOOK_S
 from relatum.wire.frames import NodeAddress
 
 CONNECTIONS_MAX: Final = 16

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Self, TypeVar
 
 from relatum import metrics
-from relatum.checks import (
+from relatum.common.checks import (
     checked_count,
     checked_name,
     checked_names,
@@ -17,7 +17,9 @@ from relatum.checks import (
     seconds_text,
     shown,
 )
-from relatum.closing import Closing
+from relatum.common.closing import Closing
+from relatum.common.ids import IDENTITY_STREAM, BrokerIdentity, broker_id_of
+from relatum.common.waiting import current, has_passed
 from relatum.errors import (
     AccessRefused,
     InvalidInput,
@@ -28,7 +30,6 @@ from relatum.errors import (
     StreamNotHere,
     StreamUnavailable,
 )
-from relatum.ids import IDENTITY_STREAM, BrokerIdentity, broker_id_of
 from relatum.reading import _exchanges
 from relatum.reading._address import AnyBroker, BrokerAddress
 from relatum.reading._bounds import StreamBounds, check_offset, not_there
@@ -41,7 +42,6 @@ from relatum.reading._nodes import Node, Nodes, missing, places_in
 from relatum.reading._plan import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, Turns, Use, check_limit
 from relatum.reading._scan import CREDIT, RecordBatch, Scan, Start, batches_of
-from relatum.waiting import current, has_passed
 from relatum.wire import frames
 from relatum.wire.chunk import record_at
 from relatum.wire.frames import StartSpec, StreamPlaces

@@ -8,16 +8,16 @@ from itertools import groupby
 from operator import index
 from typing import Final, Literal
 
-from relatum.checks import checked_count, checked_name, shown
+from relatum.common.checks import checked_count, checked_name, shown
+from relatum.common.limits import INTEGER_MAX
+from relatum.common.waiting import left_s
 from relatum.errors import InvalidInput, StreamNotFound, StreamNotHere, StreamUnavailable
-from relatum.limits import INTEGER_MAX
 from relatum.reading._bounds import check_time
 from relatum.reading._connection import GOODBYE_S, Attach, SocketConnection
 from relatum.reading._leaders import Leaders, NotSettled, NotTheLeader, attach_at_end, check_leading, not_settled
 from relatum.reading._message import Message
 from relatum.reading._nodes import Nodes
 from relatum.reading._pool import Use
-from relatum.waiting import left_s
 from relatum.wire import frames
 from relatum.wire.chunk import Chunk, split
 from relatum.wire.frames import NEXT, StartSpec

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_name, checked_names
+from relatum.common.checks import checked_name, checked_names
 from relatum.errors import CoverageConflict, KeyNotDefined
 from relatum.keys import KeyDefinition
 from relatum.reading import Broker, BrokerAddress, StreamReader

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import Final, NamedTuple, TypeAlias
 
-from relatum.limits import TIME_BLOCK_DISORDER_US_MAX, TIME_BLOCK_MESSAGES_MAX
+from relatum.common.limits import TIME_BLOCK_DISORDER_US_MAX, TIME_BLOCK_MESSAGES_MAX
 from relatum.reading import Message, Position, RecordBatch, UnreadableRecord, position_of
 from relatum.recording.extractor import Extracted, Extractor
 from relatum.store.rows import copy_text, needs_escape

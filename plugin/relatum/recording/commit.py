@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 
 from relatum import otel
+from relatum.common.waiting import Threads
 from relatum.errors import CoverageConflict, DatabaseUnavailable
-from relatum.following import Event, Records
 from relatum.otel import LINKS_MAX, Description, Part, Span
 from relatum.reading import Message, Position, RecordBatch
+from relatum.reading.following import Event, Records
 from relatum.recording.batch import Batch, readable, time_blocks, width_class
 from relatum.store.coverage import CoverageRow, advance_all
 from relatum.store.database import transaction
 from relatum.store.parts import copy_rows
 from relatum.store.rows import copy_lines, copy_number, copy_text, count_skips
-from relatum.waiting import Threads
 
 if TYPE_CHECKING:
     from relatum.recording.recorder_group import RecorderGroup

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 
+from relatum.common.limits import TIME_BLOCK_MESSAGES_MAX
 from relatum.errors import RelatumError
 from relatum.keys import bases_of
-from relatum.limits import TIME_BLOCK_MESSAGES_MAX
 from relatum.reading import Broker, Message, TimeSource
 from relatum.recording.batch import width_class
 from relatum.store.catalog import key_definitions

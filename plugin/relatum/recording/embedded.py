@@ -16,7 +16,10 @@ from weakref import WeakSet
 
 import sqlalchemy as sa
 
-from relatum.closing import close_within
+from relatum.common.closing import close_within
+from relatum.common.headers import BROKERS_OWN, NAME_BYTES_MAX
+from relatum.common.processes import of_one_process
+from relatum.common.waiting import QUESTION_S, Duty, Server, SharedWait, backoff, ended
 from relatum.errors import (
     AccessRefused,
     ConnectionLost,
@@ -25,15 +28,12 @@ from relatum.errors import (
     NotFound,
     RelatumError,
 )
-from relatum.headers import BROKERS_OWN, NAME_BYTES_MAX
 from relatum.keys import KeyAgreement, KeyDefinition, as_definitions
-from relatum.processes import of_one_process
 from relatum.reading import AnyBroker, BrokerAddress, StreamReader
 from relatum.recording.recorder_group import RecorderGroup
 from relatum.recording.statistics import RecorderStatistics
 from relatum.store.catalog import add_keys, check_keys
 from relatum.store.database import AnyDatabase
-from relatum.waiting import QUESTION_S, Duty, Server, SharedWait, backoff, ended
 
 logger = logging.getLogger("relatum.recorder")
 

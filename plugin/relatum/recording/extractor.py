@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from relatum.common.headers import RECEIPT_HEADER, TIME_HEADER
+from relatum.common.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.errors import UndecodableMessage
-from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.keys import InvalidValue, KeyDefinition, KeyType, Place, SkipReason, bases, checked_text
-from relatum.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.reading import TimeSource, header_value, is_header, message_time, property_text, reply_to_text
 from relatum.wire import amqp10
 from relatum.wire.amqp10 import find_head, pick, pick_list

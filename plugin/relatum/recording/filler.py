@@ -12,7 +12,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.checks import seconds_text
+from relatum.common.checks import seconds_text
 from relatum.errors import CoverageConflict, ReadTimeout, StreamUnavailable
 from relatum.keys import KeyDefinition
 from relatum.reading import RecordBatch, StreamBounds, StreamReader, ends_of_known

@@ -12,7 +12,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_count, checked_name, checked_names, meant
+from relatum.common.checks import checked_count, checked_name, checked_names, meant
 from relatum.errors import StreamInUse, StreamNotFound
 from relatum.recording.overview import row_counts
 from relatum.recording.pruning import BATCH_ROWS, DERIVED, delete_ended

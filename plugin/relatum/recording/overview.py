@@ -8,7 +8,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_names
+from relatum.common.checks import checked_names
 from relatum.errors import (
     AccessRefused,
     AnotherBroker,

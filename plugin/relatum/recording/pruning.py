@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_count, checked_names
+from relatum.common.checks import checked_count, checked_names
 from relatum.errors import RelatumError, StreamNotFound
 from relatum.membership import GROUP_KEY, value_bounds
 from relatum.reading import Broker, BrokerAddress, StreamBounds, StreamReader, bounds_or_error

@@ -12,7 +12,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.limits import INTEGER_MAX
+from relatum.common.limits import INTEGER_MAX
 from relatum.reading import Position, StreamReader, position_of
 from relatum.store.catalog import StreamRow, lock_stream
 from relatum.store.coverage import (

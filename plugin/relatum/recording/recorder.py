@@ -8,11 +8,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from relatum.checks import as_options, checked_count, checked_event, checked_name, checked_names, checked_seconds
+from relatum.common.checks import as_options, checked_count, checked_event, checked_name, checked_names, checked_seconds
+from relatum.common.limits import RECORDER_CONNECTIONS_MAX
+from relatum.common.processes import of_one_process
+from relatum.common.waiting import QUESTION_S, AfterStop, Server, backoff, has_passed, within
 from relatum.errors import DataError, NotFound, StreamNotFound, Transient
 from relatum.keys import KeyDefinition, as_definitions
-from relatum.limits import RECORDER_CONNECTIONS_MAX
-from relatum.processes import of_one_process
 from relatum.reading import Broker, BrokerAddress, StreamReader
 from relatum.recording.recorder_group import RecorderGroup
 from relatum.recording.statistics import RecorderStatistics
@@ -20,7 +21,6 @@ from relatum.store.catalog import add_keys, check_may_record, ensure_stream, key
 from relatum.store.catalog import set_record_time as switch_record_time
 from relatum.store.database import AnyDatabase, as_engine, transaction
 from relatum.store.members import LEASE_S
-from relatum.waiting import QUESTION_S, AfterStop, Server, backoff, has_passed, within
 
 logger = logging.getLogger("relatum.recorder")
 

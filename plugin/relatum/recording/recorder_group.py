@@ -12,10 +12,11 @@ from functools import partial
 from typing import Final, Generic, TypeVar
 
 from relatum import metrics
+from relatum.common.processes import new_holder
+from relatum.common.waiting import ComponentLoop, Deadline, Duty, Outages, Server, ended, within
 from relatum.errors import CoverageConflict, RelatumError
-from relatum.following import Attached, CaughtUp, Failed, Hole, Replaced, StreamFollower
-from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamBounds, bounds_or_error
+from relatum.reading.following import Attached, CaughtUp, Failed, Hole, Replaced, StreamFollower
 from relatum.recording.commit import Committer
 from relatum.recording.own_broker import OwnBroker
 from relatum.recording.statistics import Progress, RecorderStatistics
@@ -25,7 +26,6 @@ from relatum.recording.upkeep import Membership, Upkeep
 from relatum.store.catalog import StreamRow
 from relatum.store.database import IDLE_S, AnyDatabase, Database
 from relatum.store.members import LEASE_S, RECORDERS, Member
-from relatum.waiting import ComponentLoop, Deadline, Duty, Outages, Server, ended, within
 
 logger = logging.getLogger("relatum.recorder")
 

@@ -11,17 +11,17 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from relatum.common.waiting import QUESTION_S, backoff, ended
 from relatum.errors import AccessRefused, Conflict, NotFound, StreamNotFound
-from relatum.following import Attached, CaughtUp, Failed, Hole, Records, Replaced
 from relatum.otel import Part, is_on
 from relatum.reading import RecordBatch
+from relatum.reading.following import Attached, CaughtUp, Failed, Hole, Records, Replaced
 from relatum.recording.batch import BATCH_BYTES_MAX, Batch
 from relatum.recording.commit import CHECKPOINT_OFFSETS, Share, add_links
 from relatum.recording.extractor import Extractor
 from relatum.recording.statistics import Progress
 from relatum.recording.tails import Opened, note_missing, pass_hole, pass_over
 from relatum.store.catalog import StreamRow
-from relatum.waiting import QUESTION_S, backoff, ended
 
 if TYPE_CHECKING:
     from relatum.recording.recorder_group import RecorderGroup

@@ -13,9 +13,9 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from relatum.common.limits import INTEGER_MAX
 from relatum.errors import CoverageConflict, StreamUnavailable
 from relatum.keys import KeyDefinition
-from relatum.limits import INTEGER_MAX
 from relatum.reading import Agreement, Position, StreamBounds, StreamReader, agreement, ends_of_known
 from relatum.recording.ranges import lock_ranges, position_before, uncover
 from relatum.store.catalog import StreamRow, key_definitions

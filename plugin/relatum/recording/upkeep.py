@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
+from relatum.common.waiting import QUESTION_S, Duty, Server, Threads, backoff, ended, within
 from relatum.errors import (
     BrokerUnavailable,
     CoverageConflict,
@@ -21,8 +22,8 @@ from relatum.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
-from relatum.following import BrokerReach
 from relatum.reading import StreamBounds
+from relatum.reading.following import BrokerReach
 from relatum.recording.filler import TURN_S, Filler
 from relatum.recording.pruning import prune_expired, prune_receipts
 from relatum.recording.ranges import gaps
@@ -40,7 +41,6 @@ from relatum.store.parts import (
     table_parts_of,
     turn_parts,
 )
-from relatum.waiting import QUESTION_S, Duty, Server, Threads, backoff, ended, within
 
 if TYPE_CHECKING:
     from relatum.recording.recorder_group import RecorderGroup

@@ -20,7 +20,8 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_count, checked_name, checked_names, shown
+from relatum.common.checks import checked_count, checked_name, checked_names, shown
+from relatum.common.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.errors import (
     AnotherBroker,
     ConfigurationError,
@@ -31,7 +32,6 @@ from relatum.errors import (
     RelatumError,
     StreamUnavailable,
 )
-from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.reading import (
     Agreement,
     Broker,

@@ -12,7 +12,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy.engine import URL
 
-from relatum.checks import checked_host, shown
+from relatum.common.checks import checked_host, shown
 from relatum.errors import ConfigurationError
 
 _SCHEMES: Final = ("postgresql", "postgres")

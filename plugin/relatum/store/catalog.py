@@ -13,7 +13,8 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_name, meant
+from relatum.common.checks import checked_name, meant
+from relatum.common.limits import KEYS_MAX
 from relatum.errors import (
     AccessRefused,
     CoverageConflict,
@@ -23,7 +24,6 @@ from relatum.errors import (
     StreamNotFound,
 )
 from relatum.keys import KeyDefinition, as_definitions
-from relatum.limits import KEYS_MAX
 from relatum.store.database import sql, transaction
 
 logger = logging.getLogger("relatum.keys")

@@ -2,8 +2,8 @@
 
 psycopg waits as long as the connection lives. A suspended server, a locked table or a silent proxy keeps it alive: the
 kernel answers, so no TCP time-out fires. Here each wait ends at its statement's limit or at the deadline of the call
-(`relatum.waiting`). The connection is then closed, since a late answer would be taken for the next statement's; the
-pool opens another. The server is also asked to cancel the statement.
+(`relatum.common.waiting`). The connection is then closed, since a late answer would be taken for the next statement's;
+the pool opens another. The server is also asked to cancel the statement.
 """
 
 import math
@@ -19,8 +19,8 @@ from psycopg import generators
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.waiting import wait_conn
 
-from relatum.checks import seconds_text
-from relatum.waiting import LOOK_S, Deadline, current, left_s
+from relatum.common.checks import seconds_text
+from relatum.common.waiting import LOOK_S, Deadline, current, left_s
 
 ROLLBACK_S: Final = 0.5
 """Seconds for a rollback after a call's deadline: a healthy server needs less, and the connection is kept."""

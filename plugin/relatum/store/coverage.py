@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 
+from relatum.common.ids import Position
 from relatum.errors import CoverageConflict
-from relatum.ids import Position
 from relatum.keys import timestamp_us
 from relatum.store.database import sql
 

@@ -21,12 +21,12 @@ import sqlalchemy as sa
 from psycopg.rows import namedtuple_row
 from sqlalchemy.dialects import registry
 
+from relatum.common.waiting import Deadline
 from relatum.errors import UsedAfterClose
 from relatum.store.address import DatabaseAddress, parse_database
 from relatum.store.connection import NoAnswerInTime, TimedConnection
 from relatum.store.pool import Pool
 from relatum.store.translation import translated_errors
-from relatum.waiting import Deadline
 
 _DIALECT: Final = registry.load("postgresql.psycopg")()
 
@@ -90,7 +90,7 @@ class Database:
         is_bounded: If False, open more connections instead of waiting, also in a shared pool. Default: True.
         connections_max: Maximum connections, all of them kept; a caller waits up to ten minutes for a free one. None
             (default): twice `pool_size`, and half a minute.
-        statement_s: Maximum seconds of a statement. None: no limit except the deadline of a call (`relatum.waiting`).
+        statement_s: Maximum seconds of a statement. None: only the call's deadline (`relatum.common.waiting`).
         idle_s: Seconds after which the server ends an idle transaction, in case this process is suspended, and releases
             its locks. None (default): never.
         writes: If True, and the URL lists several hosts, connect only to a host that accepts writes. Default: False.

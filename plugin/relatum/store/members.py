@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum.processes import new_holder
+from relatum.common.processes import new_holder
 from relatum.store.database import sql
 
 LEASE_S: Final = 5.0

@@ -13,10 +13,10 @@ from typing import Any, Final
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from relatum.common.processes import after_fork, leave_to_parent
+from relatum.common.waiting import LOOK_S, Deadline, call_in_time, current
 from relatum.errors import ConfigurationError, DatabaseUnavailable
-from relatum.processes import after_fork, leave_to_parent
 from relatum.store.connection import TimedConnection, check
-from relatum.waiting import LOOK_S, Deadline, call_in_time, current
 
 LIBPQ_OPTIONS: Final[dict[str, Any]] = {
     "fallback_application_name": "relatum",

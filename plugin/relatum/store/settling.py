@@ -21,12 +21,12 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from relatum.common.uuid7 import uuid7
+from relatum.common.waiting import backoff, within
 from relatum.errors import ConfigurationError, DatabaseUnavailable
 from relatum.store.connection import idle_limit, patient
 from relatum.store.database import ONCE_STATEMENT_S, sql
 from relatum.store.translation import translated_errors
-from relatum.uuid7 import uuid7
-from relatum.waiting import backoff, within
 
 SETTLE_S: Final = 10.0
 """Default seconds for which settling is retried."""

@@ -11,11 +11,12 @@ from weakref import WeakKeyDictionary
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 
-from relatum.checks import checked_text, checked_weights, shown
-from relatum.closing import Closing
+from relatum.common.checks import checked_text, checked_weights, shown
+from relatum.common.closing import Closing
+from relatum.common.processes import after_fork
+from relatum.common.waiting import Threads, in_thread
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.keys import InvalidValue, KeyType, canonical
-from relatum.processes import after_fork
 from relatum.reading import Broker, BrokerAddress
 from relatum.superstreams.administration import describe_super_stream
 from relatum.superstreams.connections import address_of
@@ -29,7 +30,6 @@ from relatum.superstreams.layout import (
     checked_stream_name,
 )
 from relatum.superstreams.targets import Outgoing, Target
-from relatum.waiting import Threads, in_thread
 
 RouteBy: TypeAlias = str | Callable[[Outgoing], str | bytes] | None
 """The source of a message's key: a header's name, a function, or None for the message's routing key."""

@@ -12,7 +12,9 @@ from typing import Any, Final, TypeAlias
 from pika import BlockingConnection
 from pika.adapters.blocking_connection import BlockingChannel
 
-from relatum.checks import checked_count, checked_names, checked_text, shown
+from relatum.common.checks import checked_count, checked_names, checked_text, shown
+from relatum.common.headers import NAME_BYTES_MAX
+from relatum.common.limits import PARTITIONS_MAX
 from relatum.errors import (
     BrokerUnavailable,
     InvalidInput,
@@ -21,8 +23,6 @@ from relatum.errors import (
     SuperStreamConflict,
     SuperStreamNotFound,
 )
-from relatum.headers import NAME_BYTES_MAX
-from relatum.limits import PARTITIONS_MAX
 from relatum.reading import NOT_BY_STREAMS, Broker, BrokerAddress, StreamReader, pika_long
 from relatum.superstreams.connections import (
     TIMEOUT_S,

@@ -16,8 +16,9 @@ from pika.credentials import ExternalCredentials
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 from pika.spec import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED
 
-from relatum.checks import checked_count, checked_text
-from relatum.client_logs import own_connection
+from relatum.common.checks import checked_count, checked_text
+from relatum.common.client_logs import own_connection
+from relatum.common.limits import INTEGER_MAX
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -27,7 +28,6 @@ from relatum.errors import (
     StreamNotFound,
     SuperStreamConflict,
 )
-from relatum.limits import INTEGER_MAX
 from relatum.reading import HEARTBEAT_S, Broker, BrokerAddress, BrokerLogin, HeldPassword, StreamReader, login_of_query
 from relatum.reading import blocking_connection as new_connection
 

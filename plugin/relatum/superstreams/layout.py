@@ -10,9 +10,9 @@ from typing import Any, Final, Literal, Protocol, Self, TypeAlias
 
 import mmh3
 
-from relatum.checks import checked_count, checked_text, shown
+from relatum.common.checks import checked_count, checked_text, shown
+from relatum.common.headers import NAME_BYTES_MAX
 from relatum.errors import ConfigurationError, InvalidInput, NotFound
-from relatum.headers import NAME_BYTES_MAX
 
 SEED: Final = 104_729
 """The hash seed of all stream clients."""

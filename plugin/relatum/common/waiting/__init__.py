@@ -4,8 +4,8 @@ Everything that waits for a server or retries uses this package: one deadline fo
 errors, one back-off, and one log line when a server goes away and another when it is back.
 """
 
-from relatum.waiting._component_loop import ComponentLoop, Duty, LoopThread
-from relatum.waiting._deadline import (
+from relatum.common.waiting._component_loop import ComponentLoop, Duty, LoopThread
+from relatum.common.waiting._deadline import (
     LEAST_S,
     LOOK_S,
     AfterStop,
@@ -15,7 +15,7 @@ from relatum.waiting._deadline import (
     left_s,
     within,
 )
-from relatum.waiting._failures import (
+from relatum.common.waiting._failures import (
     ANSWER_S,
     BACKOFF_S,
     QUESTION_S,
@@ -28,8 +28,8 @@ from relatum.waiting._failures import (
     may_be_mended,
     may_repeat,
 )
-from relatum.waiting._shared_wait import SharedWait
-from relatum.waiting._threads import NoThreadInTime, Parts, Threads, call_in_time, in_thread, pause
+from relatum.common.waiting._shared_wait import SharedWait
+from relatum.common.waiting._threads import NoThreadInTime, Parts, Threads, call_in_time, in_thread, pause
 
 __all__ = [
     "ANSWER_S",

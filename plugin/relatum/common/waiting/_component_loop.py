@@ -16,11 +16,11 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-from relatum.client_logs import own_connection
-from relatum.processes import after_fork, leave_to_parent
-from relatum.waiting._deadline import Deadline
-from relatum.waiting._failures import Outages, Pauses
-from relatum.waiting._threads import Threads, in_thread
+from relatum.common.client_logs import own_connection
+from relatum.common.processes import after_fork, leave_to_parent
+from relatum.common.waiting._deadline import Deadline
+from relatum.common.waiting._failures import Outages, Pauses
+from relatum.common.waiting._threads import Threads, in_thread
 
 HELPERS_MAX: Final = 3
 """Default number of concurrent requests: one that waits for a frozen node does not stop the others."""

@@ -15,7 +15,7 @@ import time
 from contextvars import ContextVar, Token
 from typing import Final
 
-from relatum.checks import seconds_text
+from relatum.common.checks import seconds_text
 
 LOOK_S: Final = 0.1
 """Seconds within which a wait notices that its deadline was moved up."""

@@ -13,9 +13,9 @@ from copy import copy
 from functools import partial
 from typing import Final, Generic, TypeVar
 
+from relatum.common.processes import after_fork, leave_to_parent
+from relatum.common.waiting._deadline import has_passed, left_s, within
 from relatum.errors import Transient
-from relatum.processes import after_fork, leave_to_parent
-from relatum.waiting._deadline import has_passed, left_s, within
 
 PAUSE_S: Final = (0.005, 0.05)
 """The first and the longest pause between two polls, in seconds; it doubles. The longest is about a recorder's lag."""

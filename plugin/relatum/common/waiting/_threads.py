@@ -17,8 +17,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
-from relatum.processes import after_fork, leave_to_parent
-from relatum.waiting._deadline import LOOK_S, Deadline, current, within
+from relatum.common.processes import after_fork, leave_to_parent
+from relatum.common.waiting._deadline import LOOK_S, Deadline, current, within
 
 IDLE_S: Final = 10.0
 """Seconds after which an idle thread ends."""

@@ -21,8 +21,8 @@ Data in flight is bounded per stream, and in bytes for all streams; a stream get
 records. So neither a busy stream nor a slow owner slows down other streams.
 """
 
-from relatum.following._delivery import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
-from relatum.following._follower import BrokerReach, FollowerStatistics, StreamFollower
+from relatum.reading.following._delivery import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
+from relatum.reading.following._follower import BrokerReach, FollowerStatistics, StreamFollower
 
 __all__ = [
     "Attached",

@@ -23,7 +23,7 @@ from relatum.wire.frames import Code, Start, StartSpec
 from relatum.wire.session import SUBSCRIPTIONS, Answer, CreditRefused, Damaged, Event, StreamMoved, StreamSession
 
 if TYPE_CHECKING:
-    from relatum.following._followed import Followed
+    from relatum.reading.following._followed import Followed
 
 # --- subscriptions, without I/O ---------------------------------------------------------------------------------------
 

@@ -9,13 +9,13 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
+from relatum.common.waiting import Pauses
 from relatum.errors import ConfigurationError, StreamNotHere
-from relatum.following._connection import Connection, Interrupted, Subscription
 from relatum.reading import OUT_OF_REACH_S, NodeAddress, SocketConnection, StreamPlaces, other_nodes
-from relatum.waiting import Pauses
+from relatum.reading.following._connection import Connection, Interrupted, Subscription
 
 if TYPE_CHECKING:
-    from relatum.following._followed import Followed
+    from relatum.reading.following._followed import Followed
 
 CONNECTIONS_MAX: Final = 32
 """Maximum connections of a follower, for 256 streams each; queries use their own connections."""

@@ -12,8 +12,8 @@ from relatum.reading import Message, RecordBatch, UnreadableRecord
 from relatum.wire.chunk import Chunk, record_at, split, whole_records
 
 if TYPE_CHECKING:
-    from relatum.following._connection import Subscription
-    from relatum.following._followed import Followed
+    from relatum.reading.following._connection import Subscription
+    from relatum.reading.following._followed import Followed
 
 logger = logging.getLogger("relatum.follower")
 

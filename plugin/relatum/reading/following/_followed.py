@@ -17,16 +17,16 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from relatum.common.waiting import Pauses, may_repeat
 from relatum.errors import StreamNotFound, StreamNotHere, StreamUnavailable
-from relatum.following._connection import Interrupted, Subscription
-from relatum.following._connections import SETTLED_S
-from relatum.following._delivery import Attached, CaughtUp, Event, HeldChunk, Hole, Replaced
 from relatum.reading import Agreement, Message, NodeAddress, Position, RecordBatch, StreamBounds, position_of
-from relatum.waiting import Pauses, may_repeat
+from relatum.reading.following._connection import Interrupted, Subscription
+from relatum.reading.following._connections import SETTLED_S
+from relatum.reading.following._delivery import Attached, CaughtUp, Event, HeldChunk, Hole, Replaced
 from relatum.wire.chunk import Chunk
 
 if TYPE_CHECKING:
-    from relatum.following._follower import StreamFollower
+    from relatum.reading.following._follower import StreamFollower
 
 RECORD_KEPT_BYTES: Final = 4 << 10
 """A last record of up to this many bytes is kept to recognise the stream; of a larger one, only a checksum."""

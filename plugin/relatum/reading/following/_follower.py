@@ -10,6 +10,8 @@ from itertools import count
 from typing import Annotated, Any, Final, TypeGuard, TypeVar
 
 from relatum import metrics
+from relatum.common.processes import of_one_process
+from relatum.common.waiting import ComponentLoop, Outages, Server, Threads, in_thread
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -19,11 +21,7 @@ from relatum.errors import (
     StreamUnavailable,
     UsedAfterClose,
 )
-from relatum.following._connections import Connections
-from relatum.following._delivery import Delivery, Event, Failed, Gathering, Hole, Replaced
-from relatum.following._followed import Finding, Followed
 from relatum.metrics import Counter, Gauge, reported
-from relatum.processes import of_one_process
 from relatum.reading import (
     Agreement,
     AnyBroker,
@@ -36,7 +34,9 @@ from relatum.reading import (
     StreamReader,
     agreement,
 )
-from relatum.waiting import ComponentLoop, Outages, Server, Threads, in_thread
+from relatum.reading.following._connections import Connections
+from relatum.reading.following._delivery import Delivery, Event, Failed, Gathering, Hole, Replaced
+from relatum.reading.following._followed import Finding, Followed
 
 logger = logging.getLogger("relatum.follower")
 
