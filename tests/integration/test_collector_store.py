@@ -21,9 +21,9 @@ from relatum.errors import Conflict, DatabaseUnavailable
 from relatum.otel import NO_SPAN
 from relatum.reading import Message, Position, Properties
 from relatum.store.database import Database
-from tests.support import until_answered
+from tests.support import until_answered, wait_until
 from tests.support.collectors import CollectorStore, StoreMember
-from tests.support.commits import AT_COMMIT
+from tests.support.commits import AT_COMMIT, committing
 from tests.support.place import Place
 
 BULK = 7
@@ -426,6 +426,26 @@ def test_a_stream_declared_again_begins_anew(member: StoreMember) -> None:
     assert member.add(anew, Advance("orders", 0, 1)).places == places(0)
     assert member.finish(BULK, results(OutcomeStatus.SUCCEEDED, 1)).places == frozenset()
     assert member.outcome("another").status is OutcomeStatus.COLLECTED
+
+
+def test_what_is_collected_while_its_stream_begins_anew_is_of_the_new_stream(
+    member: StoreMember, database: Database, place: Place
+) -> None:
+    """`collect` waits for the end of the old generation, which would fail the message, or leave it for ever."""
+    member.follow("orders", 0)
+    member.add(entries(0), Advance("orders", 0, 1))
+    with psycopg.connect(place.database, autocommit=True) as gate, ThreadPoolExecutor(2) as threads:
+        gate.execute(AT_COMMIT.replace("INSERT ON consumed", "UPDATE ON relatum.collector_sources"))  # type: ignore[arg-type]
+        gate.execute("SELECT pg_advisory_lock(1)")
+        ending = threads.submit(member.set_back, "orders", 0, is_new=True)
+        wait_until(lambda: committing(database.engine), what="the old generation ends")
+        collecting = threads.submit(member.add, entries(5))
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'transactionid'"
+        wait_until(lambda: gate.execute(waiting).fetchone(), what="collecting waits")
+        gate.execute("SELECT pg_advisory_unlock(1)")
+        ending.result()
+    assert collecting.result().places == places(5)
+    assert member.forward(BULK, places(5)).places == places(5)
 
 
 @pytest.mark.parametrize("status", [OutcomeStatus.COLLECTED, OutcomeStatus.FAILED])

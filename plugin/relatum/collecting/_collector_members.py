@@ -161,7 +161,10 @@ def _adding(source: str) -> sa.TextClause:
     SELECT at, EXISTS (SELECT FROM source) AS has_source, (SELECT count(*) FROM added) AS added FROM member""")
 
 
-ADD: Final = _adding(f"SELECT source_id FROM relatum.collector_sources WHERE {_THIS} AND EXISTS (SELECT FROM member)")
+# The lock waits for the end of a generation that is being replaced, and then finds no row.
+ADD: Final = _adding(f"""
+        SELECT source_id FROM relatum.collector_sources
+        WHERE {_THIS} AND EXISTS (SELECT FROM member) FOR KEY SHARE""")
 
 # Moves the stream's position by compare-and-set; changes nothing if an earlier call with the same parameters moved it.
 ADVANCE: Final = _adding(f"""

@@ -201,8 +201,7 @@ class CollectorStore(CollectorMembers):
                 types=array_text(message.type for message in of_stream),
             )
             if advance is None:
-                self._database.rows(ADD_SOURCE, named)
-                rows = self._database.rows(ADD, named)
+                rows = self._add_to_present(named)
             else:
                 rows = self._database.rows(ADVANCE, named | _moved(advance))
             if not rows:
@@ -218,6 +217,14 @@ class CollectorStore(CollectorMembers):
             else:
                 mine.update(MessageId(stream, offset) for (offset,) in self._database.rows(UNFINISHED, named))
         return Stored(frozenset(mine), at)
+
+    def _add_to_present(self, named: dict[str, Any]) -> Sequence[Any]:
+        """Add messages to the current generation of their stream; again if that generation ended in the meantime."""
+        while True:
+            self._database.rows(ADD_SOURCE, named)
+            rows = self._database.rows(ADD, named)
+            if not rows or rows[0][1]:
+                return rows
 
     # --- consuming ----------------------------------------------------------------------------------------------------
 
