@@ -133,7 +133,7 @@ class RecorderGroup:
         self.follower = StreamFollower(
             self.loop,
             address,
-            lambda event: self._committer.take(event),
+            lambda event: self._committer.on_event(event),
             gather_s=gather_s,
             outages=self.outages,
             who="reading of stream {!r}".format,

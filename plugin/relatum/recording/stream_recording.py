@@ -96,7 +96,7 @@ class StreamRecording:
         if row is None:
             await self._wait_for_broker()
             row = await self._group.find.answer(self)
-        if row is None or self._group.broker.is_not_of(row.broker_id):
+        if row is None or self._group.broker.is_other(row.broker_id):
             raise Conflict("another recorder assigned it to another broker")
         self.row = row
         self._group.membership.wake()
@@ -118,7 +118,7 @@ class StreamRecording:
         await self._until(lambda: tail.is_closing and (tail.error is not None or tail.is_whole))
         self.progress.stop()
         self.tail = None
-        self.let_more_come(tail)
+        self.grant_credit(tail)
         if tail.has_recorded:
             self._pauses = backoff(QUESTION_S)
         if not self._holds(row):
@@ -243,7 +243,7 @@ class StreamRecording:
         if tail.is_closing:
             self._changed.set()
 
-    def let_more_come(self, tail: "OpenTail") -> None:
+    def grant_credit(self, tail: "OpenTail") -> None:
         """Give credit for more of a stream whose batch was full."""
         held, tail.held = tail.held, []
         self._group.follower.done(*held)

@@ -130,7 +130,7 @@ class Membership:
         share = found.share
         # Another member may have found that it belongs to another broker.
         row = found.held.get(stream_id)
-        is_strange = row is not None and self._group.broker.is_not_of(row.broker_id)
+        is_strange = row is not None and self._group.broker.is_other(row.broker_id)
         # Streams released in the meantime are released with the next renewal.
         if row is not None and stream_id not in self._released and not is_strange:
             stream.take()

@@ -51,7 +51,7 @@ from relatum.recording.comparing import (
     compare_coverage,
     compare_window,
     end_of,
-    has_right_tail,
+    has_valid_tail,
 )
 from relatum.recording.filler import Filler, check_same
 from relatum.recording.own_broker import check_broker
@@ -363,7 +363,7 @@ def _mend_whole(engine: sa.Engine, reader: StreamReader, stream: StreamRow, foun
         uncover(connection, reader, stream, (behind, INTEGER_MAX), behind)
         rows_left = coverage_of(connection, [stream.stream_id])
         tail = next((row for row in rows_left if row.is_tail), None)
-        if tail is None or not has_right_tail(rows_left) or tail.to_offset != goes_on_at:
+        if tail is None or not has_valid_tail(rows_left) or tail.to_offset != goes_on_at:
             known = last_position(rows_left)
             set_tail(connection, stream, tail, goes_on_at, known if known and known.offset < goes_on_at else None)
         check_same(reader, stream.name, rows, bounds)
