@@ -207,7 +207,7 @@ class Committer:
         if isinstance(event, Records):
             self._add_records(event)
         else:
-            self._group.note(event)
+            self._group.on_event(event)
 
     def _release_and_commit(self) -> None:
         """Release the records of this iteration, and commit."""
@@ -233,7 +233,7 @@ class Committer:
     def _extract(self, tail: "OpenTail", batch: RecordBatch) -> None:
         for part, reason in readable(batch):
             if reason is not None:
-                tail.stream.pass_over(tail.opened.stream, part.last_offset + 1, reason)
+                tail.stream.skip_unreadable(tail.opened.stream, part.last_offset + 1, reason)
                 return
             tail.add(part)
             tail.stream.progress.read(part.last_offset)
@@ -262,7 +262,7 @@ class Committer:
     async def _run(self) -> None:
         try:
             while self._ready:
-                await self._group.membership.in_time()
+                await self._group.membership.renew_if_overdue()
                 ready, self._ready = self._ready, {}
                 await self._commit([tail for tail in ready if not tail.is_over])
         finally:

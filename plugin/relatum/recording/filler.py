@@ -20,7 +20,7 @@ from relatum.recording.batch import Batch, readable
 from relatum.recording.commit import recording, write_rows
 from relatum.recording.extractor import Extractor
 from relatum.recording.ranges import WINDOW_OFFSETS, Segment, lock_ranges, uncover, unrecorded, widened
-from relatum.recording.tails import is_same, note
+from relatum.recording.tails import add_event, is_same
 from relatum.store.catalog import StreamRow, key_definitions, lock_stream
 from relatum.store.coverage import (
     TIME,
@@ -281,7 +281,7 @@ class Filler:
             for start, end in missing((work.read_to, first_kept), known):
                 join_range(connection, rows, CoverageRow(work.stream_id, start, end, kind="hole"))
                 rows = coverage_of(connection, [work.stream_id])
-                note(connection, work.stream_id, "hole", (start, end), "retention was faster than the back-fill")
+                add_event(connection, work.stream_id, "hole", (start, end), "retention was faster than the back-fill")
                 self.lost_offsets += end - start
         work.skip_to(first_kept)
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from relatum.errors import ReadTimeout, RelatumError, StreamUnavailable
 from relatum.reading import BrokerIdentity, StreamReader, another_broker, claimed_identity
-from relatum.recording.tails import after_loss
+from relatum.recording.tails import cut_back_or_replace
 from relatum.store.catalog import StreamRow, ensure_streams, streams_named
 from relatum.store.database import sql, transaction
 from relatum.store.members import RECORDERS
@@ -62,7 +62,7 @@ class OwnBroker:
         A missing row is added only if the broker has confirmed that the stream exists.
         """
         existing = {row.name for row in self._rows([each.name for each in streams])}
-        known = {each.name: each.super_stream for each in streams if each.is_there or each.name in existing}
+        known = {each.name: each.super_stream for each in streams if each.is_confirmed or each.name in existing}
         with transaction(self._engine) as connection:
             rows = ensure_streams(connection, self._vhost, known)
         unconfirmed = [row for row in rows if row.broker_id is None or row.broker_id != self._identity.broker_id]
@@ -83,7 +83,7 @@ class OwnBroker:
         """Return whether a changed stream still belongs to its row. If it lost its end, cut the table back."""
         # Another broker may have this address now.
         self._identity = claimed_identity(self._reader())
-        return not self.is_other(row.broker_id) and after_loss(self._engine, self._reader(), row)
+        return not self.is_other(row.broker_id) and cut_back_or_replace(self._engine, self._reader(), row)
 
     def _rows(self, names: Sequence[str]) -> list[StreamRow]:
         with transaction(self._engine) as connection:
