@@ -40,6 +40,8 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
+    """Where this member begins to follow a stream. `is_new`: the collector never followed it before."""
+
     next_offset: int
     known_by: Position | None = None
     is_new: bool = False
@@ -57,16 +59,16 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The messages that a call to the store affected, by place, and the time; None if it affected none."""
+    """The places of the messages that a call to the store changed, and the time; None if it changed none."""
 
     places: frozenset[MessageId]
     at: datetime | None
 
 
 class Abandoned(BaseException):
-    """The collector was closed before a server came back. Another member takes over the unfinished messages.
+    """The collector was closed while a server was unavailable. Another member takes over the unfinished messages.
 
-    Not an `Exception`: nothing has failed, and it must end all retries.
+    Not an `Exception`: nothing has failed, and all retries must end.
     """
 
 
@@ -86,7 +88,7 @@ class Verdict(Enum):
 
 
 class TypeBulks:
-    """All bulks of one type, by the type's options. The core enforces the limits over all types."""
+    """The bulks of one type, within the limits of its options. `Core` enforces the limits over all types."""
 
     def __init__(self, type: str, options: ExecutorOptions) -> None:  # noqa: A002 - RabbitMQ's word for it
         self.type = type
@@ -123,7 +125,7 @@ class TypeBulks:
 
     @property
     def is_full(self) -> bool:
-        """Whether `queue_bulks` bulks wait for a worker, counting bulks that messages being stored or added fill."""
+        """Whether `queue_bulks` bulks wait for a worker, including those that messages now being stored will fill."""
         messages, size = self._expected + len(self.filling), self._expected_bytes + self.bytes
         coming = max(messages // self.options.bulk_messages, size // self.options.bulk_bytes)
         return len(self.waiting) + coming >= self.options.queue_bulks
@@ -206,7 +208,7 @@ class Core:
         for message in messages:
             self._add(message, now)
         if messages and self.held_bytes >= self.bytes_max:
-            # Once for all of them: at the limit, each message would otherwise become a bulk of its own.
+            # Once for all messages: at the limit, each would otherwise become a separate bulk.
             being_filled = [bulks for bulks in self._types.values() if bulks.filling]
             if being_filled:
                 self._close(max(being_filled, key=lambda each: each.bytes), FlushReason.TOTAL_BYTES)
@@ -232,7 +234,7 @@ class Core:
     def adopt(self, taken_over: Iterable[tuple[Collected, float]], now: float) -> list[MessageId]:
         """Hold messages taken over, each with the seconds until it is due; return the places that were held already.
 
-        Workers read the bodies.
+        Workers read the bodies later.
         """
         due, held = list[Collected](), list[MessageId]()
         for message, due_in_s in taken_over:
@@ -317,7 +319,7 @@ class Core:
             self._hold(message)
 
     def settle(self, bulk: Bulk, results: Sequence[Result], now: float) -> None:
-        """Finish a bulk: messages to retry are kept until due, all others are released."""
+        """Finish a bulk: hold the messages to retry until they are due, and release all others."""
         bulks = self._types[bulk.type]
         bulks.running -= 1
         retried = () if self.is_stopping else results
@@ -334,7 +336,7 @@ class Core:
             self._release([message])
 
     def lose(self, places: Collection[MessageId]) -> None:
-        """Release messages that this member no longer owns. Messages in bulks are released with their bulk, soon."""
+        """Release messages that this member no longer owns. Those in bulks are released when their bulk is settled."""
         for bulks in self._types.values():
             self._release(bulks.drop_retries(places))
         self.flush()
@@ -367,13 +369,13 @@ class Core:
 
 @dataclass(slots=True, eq=False)
 class Lot:
-    """Messages for one transaction, and the step of their stream's position; None for messages of `collect`."""
+    """Messages to store in one transaction, and the step of their stream's position; None for those of `collect`."""
 
     messages: list[Collected] = field(default_factory=list)
     advance: Advance | None = None
 
     def take(self, core: Core, messages: Sequence[Collected], from_offset: int) -> int:
-        """Take messages of a stream in order until a message must wait; return how many were taken or passed over."""
+        """Take messages of a stream in order until one must wait; return how many were taken or passed over."""
         taken = passed_over = 0
         for message in messages:
             verdict = core.admit(message)

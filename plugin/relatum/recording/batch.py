@@ -172,7 +172,7 @@ class Batch:
         return [*texts, _lines_of(rows)]
 
     def position(self) -> Position:
-        """Return the last message's position, by which the stream is recognized later."""
+        """Return the last message's position, by which the stream is recognised later."""
         assert self._last is not None, "a batch that is committed holds messages"
         return position_of(self._last)
 
