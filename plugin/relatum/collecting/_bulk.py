@@ -262,7 +262,7 @@ class Bulk:
         type: The messages' type.
         messages: The messages to consume, in the order in which they were collected.
         reason: Why the bulk was closed.
-        connection: With `joins_transaction`, the open transaction to write in; do not commit it. Otherwise None.
+        connection: With `joins_transaction`, the connection to write through; do not commit on it. Otherwise None.
         bytes: The number of all messages' bytes.
     """
 

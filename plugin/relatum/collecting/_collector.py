@@ -143,8 +143,8 @@ class Collector:
     ) -> None:
         """Call a handler with each outcome that this member stores: `collected`, and later the final one.
 
-        Handlers run in the collector's threads: a slow one blocks a worker. Exceptions are logged. Use `Outcomes` to
-        wait for outcomes in other processes.
+        Handlers run in the collector's threads: a slow one blocks a worker. Exceptions are logged. In other processes,
+        use `Outcomes`.
 
         Args:
             handler: Called with each `Outcome`.
@@ -180,7 +180,7 @@ class Collector:
     # --- state --------------------------------------------------------------------------------------------------------
 
     def statistics(self) -> CollectorStatistics:
-        """Return this member's counts, and the amount of messages that it holds now. No I/O."""
+        """Return this member's counts, and the number and bytes of messages that it holds now. No I/O."""
         return self._shared.statistics()
 
     def _join_members(self) -> list[str]:
@@ -333,7 +333,7 @@ class MessageCollector(Collector, Closing):
         Messages that are not finished in time, or wait for a retry, are left to other members or the next start.
 
         Args:
-            timeout_s: Seconds to wait for executors, by default 30; at most five more if PostgreSQL does not answer.
+            timeout_s: Seconds to wait for executors. Default: 30. At most five more if PostgreSQL does not answer.
 
         Returns:
             Whether all bulks were consumed in time. Always False in an executor or a handler, which cannot wait for

@@ -40,7 +40,7 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """Where this member begins to follow a stream. `is_new`: the collector never followed it before."""
+    """The position from which a member follows a stream. `is_new`: the collector never followed the stream before."""
 
     next_offset: int
     known_by: Position | None = None
@@ -173,7 +173,7 @@ class Core:
     # --- messages in --------------------------------------------------------------------------------------------------
 
     def admit(self, message: Collected) -> Verdict:
-        """Offer a message. If the verdict is TAKEN, it is held from now on."""
+        """Offer a message. If the verdict is TAKEN, the message is held from now on."""
         bulks = self._types.get(message.type)
         if bulks is None:
             self.passed_over += 1

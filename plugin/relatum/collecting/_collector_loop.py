@@ -163,7 +163,7 @@ class CollectorLoop:
 
     async def _renew(self) -> float:
         if not await self.loop.ask(self.store.renew, self.member, threads=self._lease_threads):
-            # Another member took all messages over. Storing the results of those in memory will detect it for each.
+            # Another member took all messages over. The store ignores results of messages this member no longer owns.
             logger.info("collector %r: the lease had lapsed, joining as a new member", self.store.name)
             self.member = await self.loop.ask(self.store.open, self.workers, self.lease_s, threads=self._lease_threads)
             self._wake_streams()

@@ -127,7 +127,7 @@ SET_BACK: Final = sql("""
         moved_at = now()
     WHERE source_id = :id::integer""")
 
-# Without a join, for which PostgreSQL would read half of the stream's messages.
+# Has no join, for which PostgreSQL would read half of the stream's messages.
 LAST_COLLECTED: Final = sql(f"""
     SELECT stream_offset, message_id FROM relatum.collected_messages
     WHERE source_id = {PRESENT}

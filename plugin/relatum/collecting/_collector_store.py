@@ -356,10 +356,10 @@ def forget_finished(
     batch_rows: int = BATCH_ROWS,
     seconds: float | None = 0.5,
 ) -> int:
-    """Delete finished messages that are older than their collector's `keep_s`; return how many.
+    """Delete messages that finished more than their collector's `keep_s` seconds ago; return how many.
 
     Args:
-        engine: The database.
+        engine: The database's engine.
         collector: A collector's id. None (default): all collectors.
         batch_rows: Maximum rows deleted in one transaction. Default: 10,000.
         seconds: Seconds after which no further batch begins. Default: 0.5. None: delete until no message is left.

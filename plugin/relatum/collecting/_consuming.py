@@ -1,4 +1,4 @@
-"""Consuming a bulk, in a thread of its type: read bodies, call the executor, store the results."""
+"""Consumes bulks in threads of their type: reads bodies, calls the executor, stores the results."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -210,7 +210,7 @@ class BulkConsumer:
         found = self._shared.streams.reader().read_all(places)
         for each in found:
             if isinstance(each, AccessRefused):
-                # The user may get the permission again: raise, and so repeat.
+                # Raise, so that the read is repeated: the user may get the permission again.
                 raise each
         return found
 

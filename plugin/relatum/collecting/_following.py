@@ -1,4 +1,4 @@
-"""The streams that a collector follows: finds them, runs a task for each, and calls the servers about them."""
+"""Follows a collector's streams: finds them, and runs a task that reads and stores the messages of each."""
 
 import asyncio
 from bisect import bisect_left
@@ -304,7 +304,7 @@ class CollectedStream:
                     places = {"from": event.from_offset, "to": event.to_offset}
                     self._warn(text, event.from_offset, event.to_offset - 1, self.name, **places)
                 elif isinstance(event, Failed):
-                    # Another member may be able to read it.
+                    # Another member may be able to read the stream.
                     self.is_cut_off = event.stream is None
                     raise event.error
             return False

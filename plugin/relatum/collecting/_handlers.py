@@ -53,7 +53,7 @@ class Handlers:
                 call_handler(handler, outcome, caught=BaseException)
 
     async def notify_async(self, outcomes: Iterable[Outcome]) -> None:
-        """Like `notify`, but in the running loop, with awaitables. An exit ends the loop; a cancellation, the call."""
+        """Like `notify`, but in the running loop, and awaiting. An exit ends the loop; a cancellation ends the call."""
         task = asyncio.current_task()
         assert task is not None, "a task runs this"
         for outcome in outcomes:

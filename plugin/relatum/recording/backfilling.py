@@ -29,7 +29,7 @@ from relatum.store.members import RECORDERS, holders_of
 
 @dataclass(frozen=True, slots=True)
 class BackfillProgress:
-    """The progress of a back-fill that is reading the offsets [from_offset, to_offset)."""
+    """The progress of a back-fill: it has reached `at_offset` of [from_offset, to_offset). Counts are totals so far."""
 
     stream: str
     at_offset: int
@@ -61,7 +61,7 @@ def backfill(
     progress: Callable[[BackfillProgress], None] | None = None,
     stop: threading.Event | None = None,
 ) -> BackfillReport:
-    """Record the retained messages of a stream that lack some key. Safe to repeat, and to run during recording.
+    """Record a stream's retained messages for all keys that lack them. Safe to repeat, and to run during recording.
 
     A running recorder records the offsets after the tail. If no recorder runs and `keys` is None, the back-fill
     records up to the stream's end.
@@ -73,7 +73,7 @@ def backfill(
         keys: Names of defined keys. None (default): all keys in force, and the time unless it is switched off.
         super_stream: The super stream of which the stream is a partition, so that lookups by its name include it.
         progress: Called after each transaction.
-        stop: Set this event to end the back-fill after the current transaction; the report counts what it did.
+        stop: Set this event to end the back-fill after the current transaction. The report counts its work until then.
 
     Raises:
         KeyNotDefined: no key with a name in `keys` is in force.

@@ -56,7 +56,7 @@ def width_class(width_us: int) -> int:
 def time_blocks(
     offsets: Sequence[int], times: Sequence[int], high_us: int | None
 ) -> tuple[list[TimeBlock], int | None]:
-    """Return the blocks of consecutive messages, and the greatest time so far; before them, it is `high_us`."""
+    """Return the blocks of consecutive messages, and the greatest time so far. `high_us` is the one before them."""
     if len(times) == 1:
         # Common: most streams of a large commit have one message.
         (at,) = times

@@ -96,9 +96,9 @@ class _LostRace(Exception):
 def commit_shares(engine: sa.Engine, shares: Sequence[Share]) -> None:
     """Write the rows of many streams' batches and extend their coverage, in one transaction.
 
-    The rows are sent before the ranges are locked: PostgreSQL ends the transaction of a suspended process, except while
-    it waits for COPY's rows. If a range cannot be advanced, the transaction is rolled back. A second one advances the
-    ranges first, and then writes only the rows of streams whose ranges it advanced.
+    The rows are sent before the ranges are locked: PostgreSQL ends a suspended process's transaction and locks, except
+    while it waits for COPY's rows. If a range cannot be advanced, the transaction is rolled back. A second transaction
+    advances the ranges first, and then writes only the rows of streams whose ranges it advanced.
     """
     try:
         _commit(engine, shares, rows_first=not any(share.is_held_up for share in shares))

@@ -189,7 +189,7 @@ class Stored:
 def compare_window(
     messages: Sequence[Message], later: Sequence[Message], stored: Stored, first_retained: int
 ) -> Iterator[Difference]:
-    """Yield the differences between the table and a window's messages; see `read_window` for `later`."""
+    """Yield the differences between the table and a window's messages. `later` holds messages after the window."""
     yield from _compare_rows(messages, stored)
     yield from _compare_blocks([*messages, *later], stored, first_retained)
 
@@ -200,7 +200,7 @@ def _compare_rows(messages: Sequence[Message], stored: Stored) -> Iterator[Diffe
     found = [("missing", row) for row in wanted - {row for row, _ in stored.rows}]
     for row, count in stored.rows:
         if row.key_id in stored.removed_key_ids:
-            continue  # The next prune deletes it.
+            continue  # The next prune deletes the row.
         if row not in wanted and row not in allowed:
             found.append(("unsound", row))
         elif count > 1:

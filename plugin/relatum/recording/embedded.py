@@ -184,7 +184,7 @@ DRAIN_S: Final = 1.8
 """Seconds for which a closing recorder continues to record. The next recorder records the rest."""
 
 CLOSE_S: Final = 2.0
-"""Maximum seconds of a close in total. It does not wait for threads that are blocked by a silent server."""
+"""Maximum seconds of a close, in total. A close does not wait for threads that a silent server blocks."""
 
 DATABASE_CONNECTIONS_MAX: Final = 2
 """Maximum connections to PostgreSQL of one embedded recorder, since there may be hundreds of recorders."""
@@ -202,13 +202,13 @@ BOUND_MAX: Final = 100
 class EmbeddedRecorder:
     """Records the streams that this process publishes to.
 
-    Only `close` waits for the broker or the database; no other method does.
+    Only `close` waits for the broker or the database.
 
     Args:
         broker: The broker.
         database: PostgreSQL's URL, or a `Database`.
-        definitions: Keys to define, unless they are already defined.
-        defines: Whether to define the keys. False: only compare them, if another process records the streams.
+        definitions: Keys to define, unless they are already defined. Default: none.
+        defines: Whether to define the keys. False: only compare them, since another process records. Default: True.
     """
 
     def __init__(

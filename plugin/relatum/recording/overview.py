@@ -73,7 +73,7 @@ _COUNTS: Final = {
 
 
 def row_counts(connection: sa.Connection) -> Counter[int]:
-    """Return the numbers of rows by stream id: counted when parts were closed; in open parts, now or estimated."""
+    """Return the numbers of rows by stream id: from closed parts, as stored; from others, counted or estimated."""
     open_parts = [part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
     counts, _ = _counts_by(connection, "stream_id", open_parts, EXACT_BYTES_MAX)
     counts.update({stream_id: int(count) for stream_id, count in connection.execute(_CLOSED_ROWS)})
@@ -119,7 +119,7 @@ class RecorderMember:
 
 @dataclass(frozen=True, slots=True)
 class RecordedEnd:
-    """The end of a stream's recording: its next offset, and the last recorded message's position, None without one."""
+    """The end of a stream's recording: the next offset, and the last recorded message's position or None."""
 
     stream: str
     next_offset: int
@@ -147,7 +147,7 @@ def recorder_list(database: AnyDatabase) -> list[RecorderMember]:
 
 
 def recorded_ends(database: AnyDatabase, vhost: str, names: Sequence[str]) -> list[RecordedEnd]:
-    """Return how far streams are recorded, the most recently recorded first; without names, all streams.
+    """Return how far streams are recorded, the most recently recorded first. Empty `names`: all streams.
 
     Raises:
         StreamNotFound: a name is not recorded.
@@ -203,7 +203,7 @@ class StreamEvent:
 
 _EVENTS: Final = {
     "replaced": ("declared again", "relatum prune removes what was recorded before"),
-    "tail_lost": ("tail lost", "its publishers know which messages were lost"),
+    "tail_lost": ("tail lost", "ask its publishers which messages were lost"),
     "missing": ("deleted", "declare it again, or relatum forget removes what was recorded"),
     "hole": ("hole", "retention was faster than recording: keep the stream longer, or record sooner"),
     "unreadable": ("unreadable", "install the codec of these batches"),

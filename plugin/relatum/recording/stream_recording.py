@@ -96,7 +96,7 @@ class StreamRecording:
             await self._wait_for_broker()
             row = await self._group.find.answer(self)
         if row is None or self._group.broker.is_other(row.broker_id):
-            raise Conflict("another recorder assigned it to another broker")
+            raise Conflict("another recorder assigned the stream to another broker")
         self.row = row
         self._group.membership.wake()
         return row

@@ -71,7 +71,7 @@ def verify(
     seed: int | None = None,
     progress: Callable[[StreamVerified], None] | None = None,
 ) -> VerifyReport:
-    """Compare streams with the table, as far as they are recorded. Writes nothing.
+    """Compare streams with the table, up to where they are recorded, and return the differences. Writes nothing.
 
     Args:
         broker: The broker's URL, or a `Broker`.
@@ -271,7 +271,7 @@ def repair(report: VerifyReport, database: AnyDatabase, *, vhost: str = "/", dry
         report: The result of `verify`. Streams are read from its broker.
         database: PostgreSQL's URL, or a `Database`.
         vhost: The streams' virtual host.
-        dry_run: Return what would be done, and change nothing. Default: True.
+        dry_run: Only return the lines, and change nothing. Default: True.
 
     Returns:
         A line for each difference that was or would be repaired, up to 1,000 per stream; one more counts the others.
