@@ -135,10 +135,10 @@ class TypeBulks:
 
     def retries_due(self, now: float) -> list[Collected]:
         """Remove and return the messages whose next attempt is due."""
-        due: list[Collected] = []
+        ready: list[Collected] = []
         while self._retries and self._retries[0][0] <= now:
-            due.append(heapq.heappop(self._retries)[2])
-        return due
+            ready.append(heapq.heappop(self._retries)[2])
+        return ready
 
     def drop_retries(self, places: Collection[MessageId]) -> list[Collected]:
         """Remove and return messages that wait for a retry."""
@@ -202,9 +202,9 @@ class Core:
         """Put stored messages into bulks, and close bulks that reach a limit."""
         for message in messages:
             self._types[message.type].expect(message, -1)
-        self._put(messages, now)
+        self._add_all(messages, now)
 
-    def _put(self, messages: Sequence[Collected], now: float) -> None:
+    def _add_all(self, messages: Sequence[Collected], now: float) -> None:
         for message in messages:
             self._add(message, now)
         if messages and self.held_bytes >= self.bytes_max:
@@ -236,7 +236,7 @@ class Core:
 
         Workers read the bodies later.
         """
-        due, held = list[Collected](), list[MessageId]()
+        ready, held = list[Collected](), list[MessageId]()
         for message, due_in_s in taken_over:
             if message.place in self._held:
                 held.append(message.place)
@@ -245,8 +245,8 @@ class Core:
             if due_in_s > 0:
                 self._types[message.type].retry_at(message, now + due_in_s)
             else:
-                due.append(message)
-        self._put(due, now)
+                ready.append(message)
+        self._add_all(ready, now)
         return held
 
     def room_for_others(self, messages_max: int) -> tuple[int, list[str]]:
@@ -263,7 +263,7 @@ class Core:
             reason = next((why for at, why in bulks.deadlines() if why is not None and at <= now), None)
             if reason is not None:
                 self._close(bulks, reason)
-            self._put(bulks.retries_due(now), now)
+            self._add_all(bulks.retries_due(now), now)
 
     def deadline(self) -> float | None:
         """Return when to call `tick` next; None if nothing will become due."""
@@ -323,11 +323,11 @@ class Core:
         bulks = self._types[bulk.type]
         bulks.running -= 1
         retried = () if self.is_stopping else results
-        again = {each.place: each.retry_in_s or 0.0 for each in retried if each.status is OutcomeStatus.COLLECTED}
+        retries = {each.place: each.retry_in_s or 0.0 for each in retried if each.status is OutcomeStatus.COLLECTED}
         for message in bulk.messages:
-            if message.place in again:
-                bulks.retry_at(message, now + again[message.place])
-        self._release(message for message in bulk.messages if message.place not in again)
+            if message.place in retries:
+                bulks.retry_at(message, now + retries[message.place])
+        self._release(message for message in bulk.messages if message.place not in retries)
 
     def cancel(self, messages: Iterable[Collected]) -> None:
         """Release admitted messages that could not be stored or need not be consumed here."""

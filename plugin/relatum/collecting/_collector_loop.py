@@ -267,16 +267,16 @@ class CollectorLoop:
                 await self._leave_to_others([message.place for message in lot.messages])
             raise
         else:
-            ours = [message for message in lot.messages if message.place in stored.places]
-            if len(ours) < len(lot.messages):
+            owned = [message for message in lot.messages if message.place in stored.places]
+            if len(owned) < len(lot.messages):
                 self.core.cancel(message for message in lot.messages if message.place not in stored.places)
-            for message in ours:
+            for message in owned:
                 message._note(collected_at=stored.at)
                 self.workers[message.type].counts.collected += 1
-            if ours and self.handlers:
-                outcomes = [outcome_of(self.store.name, message) for message in ours]
+            if owned and self.handlers:
+                outcomes = [outcome_of(self.store.name, message) for message in owned]
                 await in_thread(self._store_threads, self._notify_collected, outcomes)
-            self.core.add(ours, time.monotonic())
+            self.core.add(owned, time.monotonic())
         finally:
             self._lots.discard(lot)
             self.notify()

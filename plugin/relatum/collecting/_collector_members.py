@@ -198,7 +198,7 @@ class CollectorMembers:
         self._collector: int | None = None
         self._has_logged_lacking = False
 
-    def _of(self, **named: Any) -> dict[str, Any]:
+    def _values(self, **named: Any) -> dict[str, Any]:
         return {"in_collector": self._collector, **named}
 
     def _find(self, connection: sa.Connection) -> int | None:
@@ -209,7 +209,7 @@ class CollectorMembers:
 
     def _lock(self, connection: sa.Connection, stream: str) -> Any:
         """Lock the stream's row until the transaction ends; add the row if it is missing."""
-        named = self._of(of_stream=stream)
+        named = self._values(of_stream=stream)
         connection.execute(ADD_SOURCE, named)
         return connection.execute(LOCK_SOURCE, named).one()
 
@@ -229,7 +229,7 @@ class CollectorMembers:
         with self._database.transaction() as connection:
             connection.execute(ADD_COLLECTOR, {"of_vhost": self._vhost, "named": self.name, "kept_s": self._keep_s})
             self._collector = self._find(connection)
-            member = self._of(held_by=new_holder(), has_types=sorted(types), holds_s=lease_s)
+            member = self._values(held_by=new_holder(), has_types=sorted(types), holds_s=lease_s)
             forget_settlements(connection)
             return int(connection.execute(ADD_MEMBER, member).scalar_one())
 
@@ -249,7 +249,7 @@ class CollectorMembers:
         with self._database.transaction() as connection:
             self._hold(connection, member)
             source = self._lock(connection, stream)
-            types = {row.member_id: set(row.types) for row in connection.execute(ALIVE, self._of(of_member=member))}
+            types = {row.member_id: set(row.types) for row in connection.execute(ALIVE, self._values(of_member=member))}
             if source.member_id != member and source.member_id in types:
                 return None
             everything = set[str]().union(*types.values())
@@ -269,11 +269,11 @@ class CollectorMembers:
 
     def held(self, member: int) -> frozenset[str]:
         """Return the streams that this member cannot follow: others follow them, or have executors for more types."""
-        return frozenset(row.stream for row in self._database.rows(HELD, self._of(of_member=member)))
+        return frozenset(row.stream for row in self._database.rows(HELD, self._values(of_member=member)))
 
     def last_collected(self, stream: str, until: int) -> tuple[int, str] | None:
         """Return offset and id of the last collected message up to an offset; None if there is none."""
-        rows = self._database.rows(LAST_COLLECTED, self._of(of_stream=stream, until=until))
+        rows = self._database.rows(LAST_COLLECTED, self._values(of_stream=stream, until=until))
         return rows[0] if rows else None
 
     def set_back(self, member: int, stream: str, to: int, *, is_new: bool) -> None:
@@ -287,7 +287,7 @@ class CollectorMembers:
                 connection.execute(REPLACE_SOURCE, {"id": source.source_id})
                 lost, source = source.source_id, self._lock(connection, stream)
             else:
-                lost = connection.execute(ADD_REPLACED, self._of(of_stream=stream)).scalar_one()
+                lost = connection.execute(ADD_REPLACED, self._values(of_stream=stream)).scalar_one()
                 moved = {"of_source": source.source_id, "to": to, "to_source": lost}
                 connection.execute(MOVE_LOST, moved)
             connection.execute(FAIL_UNFINISHED, {"of_source": lost, "why": REPLACED})
@@ -295,4 +295,4 @@ class CollectorMembers:
 
     def unfollow(self, member: int, stream: str) -> None:
         """Release a stream, so that another member can follow it."""
-        self._database.rows(UNFOLLOW, self._of(by=member, of_stream=stream))
+        self._database.rows(UNFOLLOW, self._values(by=member, of_stream=stream))

@@ -192,7 +192,7 @@ class CollectorStore(CollectorMembers):
             by_stream[message.place.stream].append(message)
         owned, at = set[MessageId](), None
         for stream, of_stream in sorted(by_stream.items()):
-            named = self._of(
+            named = self._values(
                 of_stream=stream,
                 of_member=member,
                 offsets=integers_text(message.place.offset for message in of_stream),
@@ -270,7 +270,7 @@ class CollectorStore(CollectorMembers):
         offsets = defaultdict[str, list[int]](list)
         for stream, offset in places:
             offsets[stream].append(offset)
-        named = self._of(of_member=member, **named)
+        named = self._values(of_member=member, **named)
         return [{"of_stream": stream, "offsets": integers_text(each), **named} for stream, each in offsets.items()]
 
     def unfinished(self, member: int, places: Collection[MessageId]) -> set[MessageId]:
@@ -299,9 +299,9 @@ class CollectorStore(CollectorMembers):
         self._token = token = self._token or -1 - secrets.randbits(62)
         with self._database.transaction() as connection:
             self._hold(connection, member, LOCK_MEMBER)
-            lapsed = list(connection.scalars(LOCK_LAPSED, self._of(of_member=member)))
+            lapsed = list(connection.scalars(LOCK_LAPSED, self._values(of_member=member)))
             taken = {"of_types": list(types), "most": most, "by": member, "token": token, "lapsed": lapsed}
-            connection.execute(TAKE_OVER, self._of(**taken))
+            connection.execute(TAKE_OVER, self._values(**taken))
             if lapsed:
                 connection.execute(REMOVE_MEMBERS, {"lapsed": lapsed})
             found, left = list[tuple[Collected, float]](), list[MessageId]()

@@ -220,10 +220,10 @@ class BulkConsumer:
         """Store the attempt; return the messages that no other member has taken over."""
         shared, places = self._shared, [message.place for message in messages]
         forwarded = self._persist(partial(shared.store.forward, shared.member, bulk_id, places), "forwarding a bulk")
-        ours = [message for message in messages if message.place in forwarded.places]
-        for message in ours:
+        owned = [message for message in messages if message.place in forwarded.places]
+        for message in owned:
             message._note(attempts=message.attempts + 1, forwarded_at=forwarded.at)
-        return ours
+        return owned
 
     def _execute(self, bulk: Bulk, stored: list[Result], span: Span) -> None:
         if not self.options.joins_transaction:
@@ -266,8 +266,8 @@ class BulkConsumer:
                 if end.stored is None:
                     return end.results, None
                 # Another member has taken over some messages: repeat without them.
-                ours = end.stored.places
-                bulk = replace(bulk, messages=tuple(each for each in bulk.messages if each.place in ours))
+                owned = end.stored.places
+                bulk = replace(bulk, messages=tuple(each for each in bulk.messages if each.place in owned))
             except DatabaseUnavailable:
                 raise
             except Exception as error:  # noqa: BLE001 - the executor left a transaction that fails

@@ -58,7 +58,7 @@ class NamedStreams:
         self.names = list(dict.fromkeys(names))
         self.start: StartAt = start
         self.address = address
-        self._plain: set[str] = set()
+        self._plain_streams: set[str] = set()
         self._reader: SharedReader | None = None
         is_offset = isinstance(start, int) and not isinstance(start, bool) and 0 <= start <= INTEGER_MAX
         if start not in ("first", "next") and not is_offset:
@@ -92,14 +92,14 @@ class NamedStreams:
 
     def find(self) -> list[str]:
         """Return the streams to follow: the named streams, and the partitions of the named super streams."""
-        if self._plain.issuperset(self.names):
+        if self._plain_streams.issuperset(self.names):
             return self.names
         reader, found = self.reader(), list[str]()
         for name in self.names:
-            partitions = [] if name in self._plain else reader.partitions(name)
-            if not partitions and name not in self._plain and reader.routes("", name) != []:
+            partitions = [] if name in self._plain_streams else reader.partitions(name)
+            if not partitions and name not in self._plain_streams and reader.routes("", name) != []:
                 # A plain stream: query its partitions only once, since the broker logs an error each time.
-                self._plain.add(name)
+                self._plain_streams.add(name)
             found += partitions or [name]
         return self._refuse_dead_letters(found)
 
@@ -109,7 +109,7 @@ class NamedStreams:
             with suppress(NotAStream):
                 self.reader().bounds(self.dead_letters.stream)
         names = self.find()
-        for name in set(names) - self._plain:
+        for name in set(names) - self._plain_streams:
             with suppress(Transient, StreamNotFound, AccessRefused):
                 # Raises `NotAStream` for a queue of another kind.
                 self.reader().bounds(name)

@@ -217,7 +217,7 @@ class Committer:
         self._start_commits()
 
     def _add_records(self, event: Records) -> None:
-        stream = self._group.of(event.stream, event.following)
+        stream = self._group.stream_of(event.stream, event.following)
         if stream is None or stream.tail is None or not stream.is_read:
             # Ignore the records: a stream that is not open will be read again from the end of its coverage.
             self._released.append(event)
@@ -228,7 +228,7 @@ class Committer:
             has_room = tail.is_closing or not tail.is_full(self._busy_count)
         except Exception as error:  # noqa: BLE001 - a defect of one stream stops no other
             stream.failed(tail, error)
-        (self._released if has_room else tail.held).append(event)
+        (self._released if has_room else tail.unreleased).append(event)
 
     def _extract(self, tail: "OpenTail", batch: RecordBatch) -> None:
         for part, reason in readable(batch):

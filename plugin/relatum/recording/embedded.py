@@ -299,8 +299,8 @@ class EmbeddedRecorder:
     def _close(self) -> None:
         until = time.monotonic() + DRAIN_S
         with self._changed:
-            known = self._changed.wait_for(lambda: self._is_down or not self._watched.new, DRAIN_S)
-        if known and not self._is_down:
+            has_queried = self._changed.wait_for(lambda: self._is_down or not self._watched.new, DRAIN_S)
+        if has_queried and not self._is_down:
             self._group.drain(until)
         self._group.stop()
 

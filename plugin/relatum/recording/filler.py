@@ -43,7 +43,7 @@ SILENCE_S: Final = 30.0
 """Seconds without an expected message after which a read raises `ReadTimeout`."""
 
 PAUSE_S_MAX: Final = 2.0
-"""Maximum seconds for which a throttled reader pauses a subscription. It ends the subscription before a longer pause."""
+"""Maximum seconds that a throttled reader pauses a subscription; before longer pauses, it ends the subscription."""
 
 TURN_S: Final = 5.0
 """Seconds between two checks of the open part's size; at 200,000 rows a second it grows by a million in between."""

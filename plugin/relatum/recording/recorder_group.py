@@ -118,8 +118,8 @@ class RecorderGroup:
         self.stopping = threading.Event()
         self._ending = Deadline(None)
         is_reserved = connections_max >= LEASE_CONNECTION_FROM and not isinstance(database, Database)
-        most = connections_max - is_reserved
-        self.database = Database(database, refusing=None, connections_max=most)
+        shared_connections = connections_max - is_reserved
+        self.database = Database(database, refusing=None, connections_max=shared_connections)
         self._lease_database = Database(database, refusing=None, connections_max=1) if is_reserved else self.database
         self.engine = Database(self.database, refusing=None, ending=self._ending, idle_s=IDLE_S).engine
         # A suspended member must not hold locks for longer than its lease.
@@ -202,12 +202,12 @@ class RecorderGroup:
         self._duties.append(duty)
         return duty
 
-    def of(self, stream: str, following: int) -> StreamRecording | None:
+    def stream_of(self, stream: str, following: int) -> StreamRecording | None:
         """Return the stream of a follower's event; None if the stream has been left or followed anew since."""
         found = self._by_name.get(stream)
         return found if found is not None and found.following == following else None
 
-    def recorded(self) -> list[OpenTail]:
+    def open_tails(self) -> list[OpenTail]:
         """Return the tails that are recorded now."""
         return [stream.tail for stream in self.streams() if stream.tail is not None and stream.is_read]
 
@@ -218,7 +218,7 @@ class RecorderGroup:
             for each in self.streams():
                 each.is_refused = each.is_refused or each.tail is None
                 each.progress.stop()
-        elif (stream := self.of(event.stream, event.following)) is not None:
+        elif (stream := self.stream_of(event.stream, event.following)) is not None:
             stream.on_event(event)
 
     # --- in a thread --------------------------------------------------------------------------------------------------

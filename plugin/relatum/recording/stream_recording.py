@@ -244,8 +244,8 @@ class StreamRecording:
 
     def grant_credit(self, tail: "OpenTail") -> None:
         """Release the records that filled a batch: the follower then grants the stream credit for more."""
-        held, tail.held = tail.held, []
-        self._group.follower.done(*held)
+        unreleased, tail.unreleased = tail.unreleased, []
+        self._group.follower.done(*unreleased)
 
     async def _skip_hole(self, row: StreamRow, to_offset: int) -> None:
         self.progress.lost(await self._group.loop.ask(skip_hole, self._group.engine, row, to_offset))
@@ -281,7 +281,7 @@ class OpenTail(Share):
         super().__init__(opened.tail, self.filling)
         self.committing: Batch | None = None
         """The batch that is being committed, or waits for a retry because its range was locked."""
-        self.held: list[Records] = []
+        self.unreleased: list[Records] = []
         """Records that filled the batch. They are released once there is room, and the follower then grants credit."""
         self.is_closing = False
         """Whether reading has stopped. The tail ends once all that was read is committed, or with an error."""

@@ -232,7 +232,7 @@ class Upkeep:
         self._group.repeat(self._maintain, "maintaining the table")
 
     async def _close_gaps(self) -> float:
-        recorded = self._group.recorded()
+        recorded = self._group.open_tails()
         has_work = await self._loop.ask(self._close_unchanged, recorded) if recorded else False
         if has_work:
             self._pauses = backoff(QUESTION_S)
@@ -241,7 +241,7 @@ class Upkeep:
     # --- the table ----------------------------------------------------------------------------------------------------
 
     async def _maintain(self) -> float:
-        if recorded := self._group.recorded():
+        if recorded := self._group.open_tails():
             await self._loop.ask(self._maintain_table, recorded)
         return min(PRUNE_PAUSE_S, TURN_S)
 
@@ -261,16 +261,16 @@ class Upkeep:
                 prune_receipts(self._engine)
         # Without a recorded message, the stream could be another one of the same name.
         firsts = {tail: tail.first_offset for tail in recorded if tail.is_known}
-        if due := {tail: first for tail, first in firsts.items() if first > tail.stream.pruned_to}:
-            self._prune(due)
+        if firsts_to_prune := {tail: first for tail, first in firsts.items() if first > tail.stream.pruned_to}:
+            self._prune(firsts_to_prune)
 
-    def _prune(self, due: Mapping[OpenTail, int]) -> None:
+    def _prune(self, firsts: Mapping[OpenTail, int]) -> None:
         """Delete some rows of messages that retention dropped, in parts that are still written."""
         until = time.monotonic() + PRUNE_ROUND_S
         with transaction(self._engine) as connection:
-            retain_from(connection, {tail.row.stream_id: first for tail, first in due.items()})
+            retain_from(connection, {tail.row.stream_id: first for tail, first in firsts.items()})
             parts = [part.part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
-        for tail, first in due.items():
+        for tail, first in firsts.items():
             while prune_expired(self._engine, tail.opened.stream, first, parts=parts):
                 if time.monotonic() >= until:
                     return
@@ -326,18 +326,18 @@ class Upkeep:
             row = tail.opened.stream
             found = gaps(ranges[row.stream_id], tail.first_offset)
             self._seen |= {(row.stream_id, gap): seen.get((row.stream_id, gap), now) for gap in found}
-            due = [gap for gap in found if now - self._seen[row.stream_id, gap] >= GAP_UNCHANGED_S]
-            has_work |= len(due) < len(found)
+            closable = [gap for gap in found if now - self._seen[row.stream_id, gap] >= GAP_UNCHANGED_S]
+            has_work |= len(closable) < len(found)
             over_amqp = [
                 (each.from_offset, each.to_offset)
                 for each in ranges[row.stream_id]
                 if each.over_amqp and not each.is_tail and each.to_offset > max(tail.first_offset, each.from_offset)
             ]
-            if self._stop.is_set() or not (due or over_amqp):
+            if self._stop.is_set() or not (closable or over_amqp):
                 continue
             filler = Filler(self._engine, self._group.follower.reader(), row, definitions, stop=self._stop)
             try:
-                for record, parts in ((filler.fill, due), (filler.record_again, over_amqp)):
+                for record, parts in ((filler.fill, closable), (filler.record_again, over_amqp)):
                     for part in parts:
                         has_work |= self._record_offsets(row, record, part)
             except StreamUnavailable as error:

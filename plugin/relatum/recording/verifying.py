@@ -198,11 +198,11 @@ def plan_verification(
         stream = current_stream(connection, vhost, name)
         rows = coverage_of(connection, [stream.stream_id]) if stream else []
         recorded_to = max((row.to_offset for row in rows), default=0)
-        behind = {"stream_id": stream.stream_id, "at": recorded_to} if stream else None
-        stray = connection.execute(_LAST_STORED, behind).scalar_one() if behind else None
+        parameters = {"stream_id": stream.stream_id, "at": recorded_to} if stream else None
+        last_stored = connection.execute(_LAST_STORED, parameters).scalar_one() if parameters else None
     # Query the bounds after reading the table: by then, all covered offsets were in the stream.
     bounds = reader.bounds(name)
-    if stream is None or not (rows or stray is not None):
+    if stream is None or not (rows or last_stored is not None):
         result.is_recorded = stream is not None and bool(rows)
         return result, None
     check_broker(engine, reader, stream)
@@ -224,7 +224,7 @@ def plan_verification(
     result.to_offset = recorded_to
     if bounds.last is not None:
         # Include rows after the coverage, up to the stream's end.
-        result.to_offset = min(bounds.last + 1, max(recorded_to, -1 if stray is None else stray + 1))
+        result.to_offset = min(bounds.last + 1, max(recorded_to, -1 if last_stored is None else last_stored + 1))
     result.from_offset = result.to_offset if bounds.first is None else min(bounds.first, result.to_offset)
     result.windows_total = -(-(result.to_offset - result.from_offset) // WINDOW_OFFSETS)
     return result, stream
@@ -248,15 +248,15 @@ def read_window(reader: StreamReader, stream: str, window: Range) -> WindowMessa
     """Read a window's messages, and as many later messages as a block of the time index can include."""
     start, end = window
     messages: list[Message] = []
-    behind: list[Message] = []
+    later: list[Message] = []
     for message in reader.iterate(stream, start):
         if message.offset < end:
             messages.append(message)
             continue
-        behind.append(message)
-        if len(behind) >= MARGIN_MESSAGES:
+        later.append(message)
+        if len(later) >= MARGIN_MESSAGES:
             break
-    return messages, behind
+    return messages, later
 
 
 # --- repairing --------------------------------------------------------------------------------------------------------
@@ -356,9 +356,9 @@ def _repair_coverage(engine: sa.Engine, reader: StreamReader, stream: StreamRow,
         if bounds.last is not None:
             end = min(end, bounds.last + 1) if bounds.is_proven else end
             resume_at = max(end, min(found.to_offset, bounds.last + 1))
-        behind = max(end, bounds.first or 0)
+        remove_from = max(end, bounds.first or 0)
         # Blocks that cross the end are cut there; their first halves are recorded again with the rest.
-        uncover(connection, reader, stream, (behind, INTEGER_MAX), behind)
+        uncover(connection, reader, stream, (remove_from, INTEGER_MAX), remove_from)
         rows_left = coverage_of(connection, [stream.stream_id])
         tail = next((row for row in rows_left if row.is_tail), None)
         if tail is None or not has_valid_tail(rows_left) or tail.to_offset != resume_at:
