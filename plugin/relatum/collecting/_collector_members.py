@@ -46,7 +46,7 @@ LEAVE: Final = sql("""
 HOLD_MEMBER: Final = sql("""
     SELECT FROM relatum.collector_members WHERE member_id = :of_member::bigint FOR KEY SHARE""")
 
-# Makes a repeated take-over wait until the unanswered one before it has ended, whose locked rows it would skip.
+# A repeated take-over waits here for the unanswered one before it; otherwise it would skip the rows locked there.
 LOCK_MEMBER: Final = sql("""
     SELECT FROM relatum.collector_members WHERE member_id = :of_member::bigint FOR NO KEY UPDATE""")
 
@@ -127,7 +127,7 @@ SET_BACK: Final = sql("""
         moved_at = now()
     WHERE source_id = :id::integer""")
 
-# Has no join, for which PostgreSQL would read half of the stream's messages.
+# Has no join: for a join, PostgreSQL would read half of the stream's messages.
 LAST_COLLECTED: Final = sql(f"""
     SELECT stream_offset, message_id FROM relatum.collected_messages
     WHERE source_id = {PRESENT}
@@ -277,7 +277,7 @@ class CollectorMembers:
         return rows[0] if rows else None
 
     def set_back(self, member: int, stream: str, to: int, *, is_new: bool) -> None:
-        """Set the position. Unfinished messages from there on (all if the stream is new) fail; places become free."""
+        """Set the position. Unfinished messages from there on (all if the stream is new) fail and free their places."""
         with self._database.transaction() as connection:
             self._hold(connection, member)
             source = self._lock(connection, stream)

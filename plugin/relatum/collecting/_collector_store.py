@@ -1,4 +1,4 @@
-"""A collector's messages in PostgreSQL, by id and state. A call runs a statement and transaction for each stream.
+"""A collector's messages in PostgreSQL, by id and state. A call runs one statement, in one transaction, per stream.
 
 A call whose commit is in doubt is repeated: it finds the rows that the first call wrote, and returns the same result.
 Each row is fenced: statements name the member that must own it. A statement selects any number of rows by an array of
@@ -42,7 +42,7 @@ from relatum.store.rows import array_text, integers_text
 from relatum.store.settling import Tokens
 from relatum.store.translation import translated_errors
 
-# `IS NOT DISTINCT FROM` excludes the index on members, by which PostgreSQL would read all the member's messages.
+# `IS NOT DISTINCT FROM` excludes the index on members: it would read all unfinished messages of the member.
 _MINE: Final = f"""source_id = {PRESENT} AND stream_offset = ANY (:offsets::bigint[])
     AND member_id IS NOT DISTINCT FROM :of_member::bigint"""
 

@@ -25,7 +25,7 @@ Handler = Callable[[Outcome], object]
 
 def is_coroutine_function(called: Callable[..., Any]) -> bool:
     """Return whether a call returns a coroutine. Objects with an async `__call__` count, too."""
-    call_method = getattr(called, "__call__", None)  # noqa: B004 - asked what kind it is, not whether it can be called
+    call_method = getattr(called, "__call__", None)  # noqa: B004 - inspects its kind, not whether it is callable
     return iscoroutinefunction(called) or iscoroutinefunction(call_method)
 
 

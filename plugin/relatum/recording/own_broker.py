@@ -1,4 +1,4 @@
-"""The broker that a stream is recorded from. A stream of the same name elsewhere is refused. See docs/adr/0043."""
+"""The broker that a stream is recorded from. Another broker's stream of that name is refused. See docs/adr/0043."""
 
 import time
 from collections.abc import Callable, Sequence

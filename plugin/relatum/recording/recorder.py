@@ -143,7 +143,7 @@ class Recorder:
             add_keys(self._engine, self._keys)
         with transaction(self._engine) as connection:
             key_definitions(connection)
-            # Detect a missing privilege now: the first row would otherwise fail, again at each retry.
+            # Detect a missing privilege now, instead of with the first row and at each retry.
             check_may_record(connection)
 
     def _probe_broker(self) -> None:

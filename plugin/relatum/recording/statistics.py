@@ -37,11 +37,11 @@ class RecordedStream:
     lag_offsets: Annotated[
         int | None, MaxGauge("relatum_lag_offsets", "Offsets between the stream's end and the last recorded")
     ]
-    lag_s: Annotated[float | None, MaxGauge("relatum_lag_seconds", "Age of the oldest unrecorded message, at most")]
+    lag_s: Annotated[float | None, MaxGauge("relatum_lag_seconds", "Maximum age of the oldest unrecorded message")]
     hole_offsets: Annotated[
         int,
         MaxGauge(
-            "relatum_hole_offsets", "Offsets lost to retention before they were recorded, as noticed within a day"
+            "relatum_hole_offsets", "Offsets that retention dropped before they were recorded, as detected within a day"
         ),
     ]
     messages: Annotated[int, Counter("relatum_messages_total", "Messages recorded")]
@@ -64,11 +64,9 @@ class RecorderStatistics:
 
     streams: Annotated[Mapping[str, RecordedStream], PerLabel("stream")]
     batch_s: Annotated[Observed, Distribution("relatum_batch_seconds", "Time of one transaction")]
-    is_broker_up: Annotated[
-        bool | None, MinGauge("relatum_broker_up", "Whether the broker answered the last time it was asked")
-    ]
+    is_broker_up: Annotated[bool | None, MinGauge("relatum_broker_up", "Whether the broker answered the last query")]
     is_database_up: Annotated[
-        bool | None, MinGauge("relatum_database_up", "Whether PostgreSQL answered the last time it was asked")
+        bool | None, MinGauge("relatum_database_up", "Whether PostgreSQL answered the last query")
     ]
 
 

@@ -114,7 +114,7 @@ _DELETE_BEHIND: Final = [
     sql(f"DELETE FROM relatum.{table} WHERE stream_id = :stream_id::integer AND {offset} >= :cut::bigint")
     for table, offset in (("receipts", "stream_offset"), ("checkpoints", "last_offset"))
 ]
-"""Deletes rows about messages that have been replaced by others."""
+"""Deletes rows about messages that other messages have replaced."""
 
 
 def is_same(reader: StreamReader, stream: str, position: Position, bounds: StreamBounds) -> bool:
@@ -133,7 +133,7 @@ def is_same(reader: StreamReader, stream: str, position: Position, bounds: Strea
 
 
 def cut_back_or_replace(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> bool:
-    """Cut the table back to where the stream agrees with it. For another stream, begin a generation; return False."""
+    """Cut the table back to where the stream agrees; or, for another stream, begin a generation and return False."""
     bounds = ends_of_known(reader, stream.name)
     with transaction(engine) as connection:
         tail = tail_of(connection, stream.stream_id)

@@ -164,7 +164,7 @@ class Membership:
             return Renewal(share, tuple(key.key_id for key in key_definitions(connection)), held)
 
     def _log(self, share: Share) -> None:
-        """Log how many streams this and other members record when that changes: it explains why a member is idle."""
+        """Log the numbers of streams that this and other members record, if they changed: they explain idle members."""
         now = (len(share.held), len(share.others))
         if now == self._logged or (self._logged is None and not share.others):
             return
