@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class ApplicationLoop:
-    """Runs coroutine functions in the running loop, for threads that wait. Calls `ended` when the loop ends."""
+    """Runs coroutine functions in the running loop, for threads that wait. Calls `ended` when the loop cancels it."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()

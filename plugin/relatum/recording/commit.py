@@ -72,7 +72,7 @@ def recording(named: Sequence[tuple[str, Batch]], name: str = "record") -> Abstr
 
 
 CHECKPOINT_OFFSETS: Final = 10_000
-"""Maximum offsets between two checkpoints. A stream that lost its tail is recorded again from its last valid one."""
+"""Offsets after which a commit adds a checkpoint. A stream that lost its tail is recorded again from a checkpoint."""
 
 
 @dataclass(slots=True, eq=False)

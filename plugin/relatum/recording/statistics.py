@@ -58,8 +58,8 @@ class RecorderStatistics:
     Attributes:
         streams: The statistics of each stream to record, by name.
         batch_s: Durations of transactions, in seconds.
-        is_broker_up: Whether the broker answered the last query. None before the first query.
-        is_database_up: Whether PostgreSQL answered the last query. None before the first query.
+        is_broker_up: Whether the broker answered the last query. None if there is no stream, and was no query yet.
+        is_database_up: Whether PostgreSQL answered the last query. None if there is no stream, and was no query yet.
     """
 
     streams: Annotated[Mapping[str, RecordedStream], PerLabel("stream")]
