@@ -17,42 +17,42 @@ from relatum.errors import Transient
 from relatum.outcomes import Outcome
 from relatum.reading import Message
 
-LOOK_S: Final = 1.0
-"""Seconds between checks for a loop that the application closed without cancelling its tasks."""
+LOOP_CHECK_S: Final = 1.0
+"""Seconds between two checks whether the application closed its loop without cancelling the tasks."""
 
 T = TypeVar("T")
 
 
 class ApplicationLoop:
-    """Runs coroutine functions in the running loop, for threads that wait. Calls `ended` if the loop ends first."""
+    """Runs coroutine functions in the running loop, for threads that wait. Calls `ended` when the loop cancels it."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._ended = ended
         self._tasks: set[asyncio.Task[Any]] = set()
-        # `asyncio.run` cancels all tasks at its end: this task detects that. A cancelled executor sets no results.
-        self._presence = asyncio.create_task(self._keep_member(), name="relatum-collector")
+        # `asyncio.run` cancels all tasks when it ends. This task detects that: a cancelled executor sets no result.
+        self._end_detector = asyncio.create_task(self._detect_end(), name="relatum-collector")
 
-    async def _keep_member(self) -> None:
+    async def _detect_end(self) -> None:
         try:
             await asyncio.get_running_loop().create_future()
         finally:
             self._ended()
 
     def call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Run a coroutine function in the loop, and wait in this thread; `Abandoned` if the loop ends first."""
+        """Run a coroutine function in the loop, and wait in this thread. Raises `Abandoned` if the loop ends first."""
         called, done = self._called(function, arguments), Future[T]()
-        # A closed loop raises.
+        # Raised by a closed loop.
         with suppress(RuntimeError):
             done = asyncio.run_coroutine_threadsafe(called, self._loop)
         while True:
             try:
-                return done.result(LOOK_S)
+                return done.result(LOOP_CHECK_S)
             except CancelledError:
                 raise (Abandoned if self._is_over() else asyncio.CancelledError)() from None
             except TimeoutError:
                 if done.done():
-                    # The function raised it.
+                    # The function itself raised `TimeoutError`.
                     raise
             if self._loop.is_closed():
                 with suppress(RuntimeError):
@@ -72,7 +72,7 @@ class ApplicationLoop:
             self._tasks.discard(task)
 
     def _is_over(self) -> bool:
-        return self._presence.done() or self._presence.cancelling() > 0
+        return self._end_detector.done() or self._end_detector.cancelling() > 0
 
     def cancel_soon(self) -> None:
         """Cancel all calls, and refuse new ones. Thread-safe."""
@@ -80,14 +80,14 @@ class ApplicationLoop:
             self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
-        self._presence.cancel()
+        self._end_detector.cancel()
         for task in list(self._tasks):
             task.cancel()
 
     async def end(self) -> None:
         """Cancel all calls, and wait until they have ended."""
         self._cancel()
-        await asyncio.wait([self._presence, *self._tasks])
+        await asyncio.wait([self._end_detector, *self._tasks])
 
 
 class AsyncMessageCollector(Collector, AsyncClosing):
@@ -98,8 +98,8 @@ class AsyncMessageCollector(Collector, AsyncClosing):
     asyncio.to_thread(bulk.connection.execute, statement)`). Handlers are called in the loop; coroutine functions are
     awaited.
 
-    An async context manager: entering starts it, leaving closes it. A cancelled call leaves nothing behind. Cancelling
-    `close` cancels executors and handlers; another member, or the next start, takes over their messages.
+    An async context manager: entering starts it, leaving closes it. Cancelling `close` cancels executors and handlers;
+    another member, or the next start, takes over their messages.
 
     Args: as for `MessageCollector`.
     """
@@ -126,18 +126,18 @@ class AsyncMessageCollector(Collector, AsyncClosing):
     # --- messages in --------------------------------------------------------------------------------------------------
 
     async def collect(self, message: Message, *, timeout_s: float | None = None) -> bool:
-        """Collect a message; see `MessageCollector.collect`. If cancelled while it waits for room, it took nothing."""
+        """Collect a message; see `MessageCollector.collect`. A call that is cancelled during its wait takes nothing."""
         return (await self.collect_many([message], timeout_s=timeout_s))[0]
 
     async def collect_many(self, messages: Iterable[Message], *, timeout_s: float | None = None) -> list[bool]:
-        """Collect messages; see `MessageCollector.collect_many`. If cancelled, some may have been taken."""
+        """Collect messages; see `MessageCollector.collect_many`. A cancelled call may have taken some of them."""
         described = self._described(messages, timeout_s)
         wait_s = 0.0 if self._is_storer else timeout_s
         taken: list[bool] | None = await self._awaited(self._shared.collect, described, wait_s)
         return taken or [False] * len(described)
 
     async def flush(self, type: str | None = None) -> None:  # noqa: A002 - RabbitMQ's word for it
-        """Close the bulk being filled of a type, or of all types; see `MessageCollector.flush`."""
+        """Close the bulks that are being filled, of one type or of all; see `MessageCollector.flush`."""
         self._check_flushed(type)
         await self._awaited(self._shared.flush, type, not self._is_storer)
 
@@ -163,7 +163,7 @@ class AsyncMessageCollector(Collector, AsyncClosing):
     # --- start and end ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Join as a member, and start to collect; see `MessageCollector.start`. If cancelled, nothing was started."""
+        """Join as a member, and start to collect; see `MessageCollector.start`. A cancelled call starts nothing."""
         names = await in_thread(None, self._join_members, returned=lambda _names: self._shared.leave())
         self._application = ApplicationLoop(self._loop_ended)
         self._shared.notify_handlers = self._notify_handlers
@@ -171,12 +171,12 @@ class AsyncMessageCollector(Collector, AsyncClosing):
         self._begin(names)
 
     def _loop_ended(self) -> None:
-        """Leave everything to other members, as the application's loop ends before the collector is closed."""
+        """Leave all messages to other members: the application's loop ends, and the collector is not closed yet."""
         self._shared.loop.call(self._shared.abandon)
         self._shared.loop.run(self._shared.close, 0.0)
 
     async def close(self, timeout_s: float = CLOSE_S) -> bool:
-        """Close; see `MessageCollector.close`. If cancelled, it stops waiting for executors.
+        """Close the collector; see `MessageCollector.close`. A cancelled call stops waiting for executors.
 
         Executors that do not finish in time are cancelled, and have five seconds to end.
         """
@@ -206,21 +206,21 @@ class AsyncMessageCollector(Collector, AsyncClosing):
         """Start, waiting for unreachable servers; run until `stop` is set or the task is cancelled; close.
 
         Raises:
-            RelatumError: An error that waiting does not cure; see `start`.
+            RelatumError: An error that no retry can cure; see `start`.
         """
         checked_event("stop", stop)
-        who = self._shared.label("starting")
+        label = self._shared.label("starting")
         for pause in backoff():
             try:
                 with within(AfterStop(stop)):
                     await self.start()
                 break
             except Transient as error:
-                self._shared.outages.failed(who, error)
+                self._shared.outages.failed(label, error)
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), pause)
                 return
-        self._shared.outages.over(who)
+        self._shared.outages.over(label)
         try:
             await stop.wait()
         finally:

@@ -71,7 +71,7 @@ class Failure:
     """The result of a message that could not be consumed.
 
     Attributes:
-        reason: The reason, for people; at most 1,000 characters are stored.
+        reason: The reason, as a text for people; at most 1,000 characters are stored.
         retry: False if a retry would not help. Default: True.
     """
 
@@ -94,7 +94,7 @@ class Failure:
         return text[:REASON_CHARACTERS_MAX]
 
 
-# Read-only: results are found by these values, so an executor that changed them would lose results.
+# Read-only: results are found by these values, and an executor that changed one would lose its result.
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Collected:
     """A message in a bulk. Read-only; `Bulk.succeeded` and `Bulk.failed` set its result.
@@ -103,8 +103,8 @@ class Collected:
         place: The message's stream and offset.
         message_id: The property `message_id`; "stream:offset" if the message has none.
         type: The type by which its executor was chosen.
-        bytes: The message's bytes in the stream.
-        body: The message itself; None while it is only in its stream.
+        bytes: The number of the message's bytes in the stream.
+        body: The message itself; None while it is only in its stream, not in memory.
         attempts: The number of this attempt, from 1.
         collected_at: When the message was collected.
         forwarded_at: When an executor last got it.
@@ -126,7 +126,7 @@ class Collected:
 
     @property
     def message(self) -> Message:
-        """The message."""
+        """The message itself, with properties, headers and body."""
         assert self.body is not None, "executors get messages with bodies"
         return self.body
 
@@ -135,8 +135,8 @@ class Collected:
 
 
 WhenFull = Literal["block", "spill"]
-"""What to do if there is no room for a message: `collect` waits, or bodies of waiting bulks are dropped from memory
-and read again when a worker takes them."""
+"""The reaction to a lack of room: "block" makes `collect` wait; "spill" drops bodies of waiting bulks from memory, and
+workers read them again."""
 
 BULK_BYTES: Final = 1024 * 1024
 """Default bytes of a bulk."""
@@ -223,20 +223,20 @@ def describe(message: Message, type_of: TypeOf) -> Collected:
     kind, message_id = sys.intern(kind or ""), id_of(place, given)
     size = len(message.body if raw is None else raw)
     if raw is not None:
-        # It may have been decoded: undecoded, it takes half the memory while it waits.
+        # Drop decoded values: without them, a waiting message takes half the memory.
         message = Message.from_record(message.stream, message.offset, raw, message.chunk_ms)
     return Collected(place, message_id, kind, size, message)
 
 
 def describe_given(messages: Iterable[Message], type_of: TypeOf) -> list[Collected]:
-    """Like `describe`, but for the arguments of `collect_many`, which are all checked first."""
+    """Check all arguments of `collect_many`, then describe each."""
     if not isinstance(messages, Iterable):
         raise InvalidInput(f"collect_many takes messages, not {type(messages).__name__}")
     given: list[Any] = list(messages)
     for message in given:
         if not isinstance(message, Message):
             name = type(message).__name__
-            raise InvalidInput(f"a collector takes relatum.reading.Message, which a stream contains, not {name}")
+            raise InvalidInput(f"a collector takes messages read from a stream (relatum.reading.Message), not {name}")
     return [describe(message, type_of) for message in given]
 
 
@@ -262,8 +262,8 @@ class Bulk:
         type: The messages' type.
         messages: The messages to consume, in the order in which they were collected.
         reason: Why the bulk was closed.
-        connection: With `joins_transaction`, the open transaction to write in; do not commit it. Otherwise None.
-        bytes: The messages' bytes.
+        connection: With `joins_transaction`, the connection to write through; do not commit on it. Otherwise None.
+        bytes: The number of all messages' bytes.
     """
 
     id: int
@@ -287,11 +287,11 @@ class Bulk:
         *,
         connection: "sa.Connection | None" = None,
     ) -> Self:
-        """Make a bulk for a test of an executor: `executor(Bulk.of("order", messages))`.
+        """Create a bulk for a test of an executor: `executor(Bulk.of("order", messages))`.
 
         Args:
             type: The messages' type.
-            messages: Messages that were read, or made by `Message.from_amqp`.
+            messages: Messages from a reader or from `Message.from_amqp`.
             connection: A transaction for an executor with `joins_transaction`. Default: None.
 
         Raises:
@@ -366,22 +366,22 @@ def results_of(bulk: Bulk, answer: Any, raised: BaseException | None = None) -> 
     """Return each message's result after the executor returned or raised."""
     messages, places = bulk.messages, [message.place for message in bulk.messages]
     if raised is not None:
-        kept = bulk._results if bulk.connection is None else {}
-        return {**dict.fromkeys(places, Failure.of(raised)), **kept}
-    given: dict[MessageId, Failure | None]
+        preset = bulk._results if bulk.connection is None else {}
+        return {**dict.fromkeys(places, Failure.of(raised)), **preset}
+    results: dict[MessageId, Failure | None]
     if answer is None:
-        given = dict.fromkeys(places)
+        results = dict.fromkeys(places)
     elif isinstance(answer, Mapping):
-        given = {message.place: _in_mapping(answer, message) for message in messages}
+        results = {message.place: _in_mapping(answer, message) for message in messages}
     elif not isinstance(answer, Sequence) or isinstance(answer, str | bytes):
         wrong = Failure(f"the executor returned {type(answer).__name__}, not None, a sequence or a mapping")
-        given = dict.fromkeys(places, wrong)
+        results = dict.fromkeys(places, wrong)
     elif len(answer) != len(messages):
         wrong = Failure(f"the executor returned {len(answer)} results for {len(messages)} messages")
-        given = dict.fromkeys(places, wrong)
+        results = dict.fromkeys(places, wrong)
     else:
-        given = {place: _result(each) for place, each in zip(places, answer, strict=True)}
-    return given | bulk._results
+        results = {place: _result(each) for place, each in zip(places, answer, strict=True)}
+    return results | bulk._results
 
 
 def _in_mapping(answer: Mapping[Any, Any], message: Collected) -> Failure | None:

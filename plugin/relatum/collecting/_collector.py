@@ -50,7 +50,7 @@ CLOSE_S: Final = 30.0
 """Default seconds that `close` waits."""
 
 JOIN_S: Final = 1.0
-"""Seconds that `close` waits for threads to end: they end at once unless a server hangs."""
+"""Maximum seconds that `close` waits for threads, which end immediately unless a server hangs."""
 
 
 class Collector:
@@ -92,7 +92,7 @@ class Collector:
 
     def _check_awaited(self, called: Callable[..., object]) -> None:
         if not self._awaits and is_coroutine_function(called):
-            raise InvalidInput(f"the coroutine function {called!r} is not awaited here: use AsyncMessageCollector")
+            raise InvalidInput(f"MessageCollector cannot await {called!r}: use AsyncMessageCollector")
 
     def _called_in_thread(self, executor: AnyExecutor) -> Executor:
         """Return the executor as a function for a worker's thread."""
@@ -128,7 +128,7 @@ class Collector:
         if not isinstance(options, ExecutorOptions):
             raise InvalidInput(f"options= takes ExecutorOptions, not {shown(options)}")
         if options.when_full == "spill" and self._streams.address is None:
-            raise ConfigurationError("'spill' reads bodies from their streams again: give the collector a broker")
+            raise ConfigurationError("when_full='spill' reads bodies from their streams: give the collector a broker")
         self._check_awaited(executor)
         called, shared = self._called_in_thread(executor), self._shared
         shared.core.register(type, options)
@@ -141,9 +141,9 @@ class Collector:
         type: str | None = None,  # noqa: A002
         message_id: str | None = None,
     ) -> None:
-        """Call a handler with each outcome that this member stores: when a message is collected, and when it is final.
+        """Call a handler with each outcome that this member stores: `collected`, and later the final one.
 
-        Handlers run in the collector's threads: a slow one blocks a worker. Exceptions are logged. Other processes
+        Handlers run in the collector's threads: a slow one blocks a worker. Exceptions are logged. In other processes,
         use `Outcomes`.
 
         Args:
@@ -173,18 +173,18 @@ class Collector:
         return describe_given(messages, self._type_of)
 
     def _check_flushed(self, type_: str | None) -> None:
-        """Refuse to flush a type without an executor here: it may be misspelt."""
+        """Refuse to flush a type without an executor here: it may be misspelled."""
         if type_ is not None and checked_name("type", type_) not in self._shared.workers:
             raise InvalidInput(f"type {type_!r} has no executor in this collector, so it has no bulk to flush")
 
     # --- state --------------------------------------------------------------------------------------------------------
 
     def statistics(self) -> CollectorStatistics:
-        """Return this member's counts, and what it holds now. No I/O."""
+        """Return this member's counts, and the number and bytes of messages that it holds now. No I/O."""
         return self._shared.statistics()
 
     def _join_members(self) -> list[str]:
-        """Join as a member, and return the streams to follow. An error leaves nothing behind."""
+        """Join as a member, and return the streams to follow. After an error, nothing stays open."""
         shared = self._shared
         if self._is_started:
             raise ConfigurationError("a collector can be started only once: create another one")
@@ -214,7 +214,7 @@ class Collector:
 
     @property
     def _is_storer(self) -> bool:
-        """Whether the caller is a handler of `collected`, which must not wait for messages stored after it."""
+        """Whether the caller is a handler of `collected`: it must not wait for messages, which are stored after it."""
         call = current_call(self._shared)
         return call is not None and call.is_storing
 
@@ -265,9 +265,9 @@ class MessageCollector(Collector, Closing):
 
         Args:
             message: A message of a stream. Stream and offset identify it: if you give it twice, it is consumed once.
-            timeout_s: Seconds to wait for room; 0 refuses at once, None (default) waits without limit. A call from a
-                handler of `collected` never waits, since storing continues only after it. An executor must not wait
-                without limit for room of its own type, which it frees only by returning.
+            timeout_s: Seconds to wait for room; 0 does not wait, None (default) waits without limit. A call from a
+                handler of `collected` never waits, since no message is stored until it returns. An executor must not
+                wait without limit for room of the type that it consumes: room is free only after it returns.
 
         Returns:
             False if the message was refused and is not stored: its type has no executor, there was no room in time, or
@@ -297,7 +297,7 @@ class MessageCollector(Collector, Closing):
     def flush(self, type: str | None = None) -> None:  # noqa: A002
         """Close the bulks of a type, or of all types, that are being filled, with all messages taken before the call.
 
-        Waits until they are stored, except in a handler of `collected`, since storing continues only after it.
+        Waits until they are stored, except in a handler of `collected`, since no message is stored until it returns.
 
         Raises:
             InvalidInput: The type has no executor here.
@@ -333,7 +333,7 @@ class MessageCollector(Collector, Closing):
         Messages that are not finished in time, or wait for a retry, are left to other members or the next start.
 
         Args:
-            timeout_s: Seconds to wait for executors, by default 30; at most five more if PostgreSQL does not answer.
+            timeout_s: Seconds to wait for executors. Default: 30. At most five more if PostgreSQL does not answer.
 
         Returns:
             Whether all bulks were consumed in time. Always False in an executor or a handler, which cannot wait for
@@ -353,20 +353,20 @@ class MessageCollector(Collector, Closing):
         """Start, waiting for unreachable servers; run until `stop` is set; close.
 
         Raises:
-            RelatumError: An error that waiting does not cure; see `start`.
+            RelatumError: An error that no retry can cure; see `start`.
         """
         checked_event("stop", stop)
-        who = self._shared.label("starting")
+        label = self._shared.label("starting")
         for pause in backoff():
             try:
                 with within(AfterStop(stop)):
                     self.start()
                 break
             except Transient as error:
-                self._shared.outages.failed(who, error)
+                self._shared.outages.failed(label, error)
             if stop.wait(pause):
                 return
-        self._shared.outages.over(who)
+        self._shared.outages.over(label)
         try:
             stop.wait()
         finally:

@@ -40,6 +40,8 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
+    """The position from which a member follows a stream. `is_new`: the collector never followed the stream before."""
+
     next_offset: int
     known_by: Position | None = None
     is_new: bool = False
@@ -57,16 +59,16 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The messages that a call to the store affected, by place, and the time; None if it affected none."""
+    """The places of the messages that a call to the store changed, and the time; None if it changed none."""
 
     places: frozenset[MessageId]
     at: datetime | None
 
 
 class Abandoned(BaseException):
-    """The collector was closed before a server came back. Another member takes over the unfinished messages.
+    """The collector was closed while a server was unavailable. Another member takes over the unfinished messages.
 
-    Not an `Exception`: nothing has failed, and it must end all retries.
+    Not an `Exception`: nothing has failed, and all retries must end.
     """
 
 
@@ -86,7 +88,7 @@ class Verdict(Enum):
 
 
 class TypeBulks:
-    """All bulks of one type, by the type's options. The core enforces the limits over all types."""
+    """The bulks of one type, within the limits of its options. `Core` enforces the limits over all types."""
 
     def __init__(self, type: str, options: ExecutorOptions) -> None:  # noqa: A002 - RabbitMQ's word for it
         self.type = type
@@ -123,7 +125,7 @@ class TypeBulks:
 
     @property
     def is_full(self) -> bool:
-        """Whether `queue_bulks` bulks wait for a worker, counting bulks that messages being stored or added fill."""
+        """Whether `queue_bulks` bulks wait for a worker, including those that messages now being stored will fill."""
         messages, size = self._expected + len(self.filling), self._expected_bytes + self.bytes
         coming = max(messages // self.options.bulk_messages, size // self.options.bulk_bytes)
         return len(self.waiting) + coming >= self.options.queue_bulks
@@ -133,10 +135,10 @@ class TypeBulks:
 
     def retries_due(self, now: float) -> list[Collected]:
         """Remove and return the messages whose next attempt is due."""
-        due: list[Collected] = []
+        ready: list[Collected] = []
         while self._retries and self._retries[0][0] <= now:
-            due.append(heapq.heappop(self._retries)[2])
-        return due
+            ready.append(heapq.heappop(self._retries)[2])
+        return ready
 
     def drop_retries(self, places: Collection[MessageId]) -> list[Collected]:
         """Remove and return messages that wait for a retry."""
@@ -171,7 +173,7 @@ class Core:
     # --- messages in --------------------------------------------------------------------------------------------------
 
     def admit(self, message: Collected) -> Verdict:
-        """Offer a message. If the verdict is TAKEN, it is held from now on."""
+        """Offer a message. If the verdict is TAKEN, the message is held from now on."""
         bulks = self._types.get(message.type)
         if bulks is None:
             self.passed_over += 1
@@ -200,13 +202,13 @@ class Core:
         """Put stored messages into bulks, and close bulks that reach a limit."""
         for message in messages:
             self._types[message.type].expect(message, -1)
-        self._put(messages, now)
+        self._add_all(messages, now)
 
-    def _put(self, messages: Sequence[Collected], now: float) -> None:
+    def _add_all(self, messages: Sequence[Collected], now: float) -> None:
         for message in messages:
             self._add(message, now)
         if messages and self.held_bytes >= self.bytes_max:
-            # Once for all of them: at the limit, each message would otherwise become a bulk of its own.
+            # Once for all messages: at the limit, each would otherwise become a separate bulk.
             being_filled = [bulks for bulks in self._types.values() if bulks.filling]
             if being_filled:
                 self._close(max(being_filled, key=lambda each: each.bytes), FlushReason.TOTAL_BYTES)
@@ -232,9 +234,9 @@ class Core:
     def adopt(self, taken_over: Iterable[tuple[Collected, float]], now: float) -> list[MessageId]:
         """Hold messages taken over, each with the seconds until it is due; return the places that were held already.
 
-        Workers read the bodies.
+        Workers read the bodies later.
         """
-        due, held = list[Collected](), list[MessageId]()
+        ready, held = list[Collected](), list[MessageId]()
         for message, due_in_s in taken_over:
             if message.place in self._held:
                 held.append(message.place)
@@ -243,8 +245,8 @@ class Core:
             if due_in_s > 0:
                 self._types[message.type].retry_at(message, now + due_in_s)
             else:
-                due.append(message)
-        self._put(due, now)
+                ready.append(message)
+        self._add_all(ready, now)
         return held
 
     def room_for_others(self, messages_max: int) -> tuple[int, list[str]]:
@@ -261,7 +263,7 @@ class Core:
             reason = next((why for at, why in bulks.deadlines() if why is not None and at <= now), None)
             if reason is not None:
                 self._close(bulks, reason)
-            self._put(bulks.retries_due(now), now)
+            self._add_all(bulks.retries_due(now), now)
 
     def deadline(self) -> float | None:
         """Return when to call `tick` next; None if nothing will become due."""
@@ -317,15 +319,15 @@ class Core:
             self._hold(message)
 
     def settle(self, bulk: Bulk, results: Sequence[Result], now: float) -> None:
-        """Finish a bulk: messages to retry are kept until due, all others are released."""
+        """Finish a bulk: hold the messages to retry until they are due, and release all others."""
         bulks = self._types[bulk.type]
         bulks.running -= 1
         retried = () if self.is_stopping else results
-        again = {each.place: each.retry_in_s or 0.0 for each in retried if each.status is OutcomeStatus.COLLECTED}
+        retries = {each.place: each.retry_in_s or 0.0 for each in retried if each.status is OutcomeStatus.COLLECTED}
         for message in bulk.messages:
-            if message.place in again:
-                bulks.retry_at(message, now + again[message.place])
-        self._release(message for message in bulk.messages if message.place not in again)
+            if message.place in retries:
+                bulks.retry_at(message, now + retries[message.place])
+        self._release(message for message in bulk.messages if message.place not in retries)
 
     def cancel(self, messages: Iterable[Collected]) -> None:
         """Release admitted messages that could not be stored or need not be consumed here."""
@@ -334,7 +336,7 @@ class Core:
             self._release([message])
 
     def lose(self, places: Collection[MessageId]) -> None:
-        """Release messages that this member no longer owns. Messages in bulks are released with their bulk, soon."""
+        """Release messages that this member no longer owns. Those in bulks are released when their bulk is settled."""
         for bulks in self._types.values():
             self._release(bulks.drop_retries(places))
         self.flush()
@@ -367,13 +369,13 @@ class Core:
 
 @dataclass(slots=True, eq=False)
 class Lot:
-    """Messages for one transaction, and the step of their stream's position; None for messages of `collect`."""
+    """Messages to store in one transaction, and the step of their stream's position; None for those of `collect`."""
 
     messages: list[Collected] = field(default_factory=list)
     advance: Advance | None = None
 
     def take(self, core: Core, messages: Sequence[Collected], from_offset: int) -> int:
-        """Take messages of a stream in order until a message must wait; return how many were taken or passed over."""
+        """Take messages of a stream in order until one must wait; return how many were taken or passed over."""
         taken = passed_over = 0
         for message in messages:
             verdict = core.admit(message)

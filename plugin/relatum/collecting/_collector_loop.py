@@ -1,4 +1,4 @@
-"""A collector's event loop: one thread owns all state, and helper threads run the calls that wait for a server."""
+"""A collector's event loop: its thread owns all state, and helper threads run the calls that wait for a server."""
 
 import asyncio
 import logging
@@ -40,10 +40,10 @@ TAKE_OVER_MESSAGES: Final = 1000
 """Maximum messages taken over in one transaction."""
 
 GATHER_S: Final = 0.02
-"""Seconds that a smaller transaction waits for more messages while the workers are busy."""
+"""Seconds that a transaction with few messages waits for more while the workers are busy."""
 
 END_S: Final = 5.0
-"""Seconds to leave PostgreSQL and the broker after the executors end; then connections are dropped."""
+"""Maximum seconds of the last calls to PostgreSQL and the broker, after the executors. Then connections are dropped."""
 
 T = TypeVar("T")
 
@@ -72,16 +72,16 @@ class CollectorLoop:
         self.on_abandon: Callable[[], None] | None = None
         """Cancels executors in an application's event loop."""
         self.lease_s = lease_s
-        # Separate threads, so that the lease never waits, and storing never waits for an unavailable broker. One more
-        # than concurrent calls, since a thread becomes free only a moment after its call has ended.
-        self._keeping = Threads(3, f"{name}-lease")
-        self._storing = Threads(2, f"{name}-stores")
+        # Separate threads: renewals never wait, and storing never waits for an unavailable broker. One more thread than
+        # concurrent calls, since a thread becomes free only a moment after its call has ended.
+        self._lease_threads = Threads(3, f"{name}-lease")
+        self._store_threads = Threads(2, f"{name}-stores")
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._given = Lot()
+        self._collected = Lot()
         self._lots: set[Lot] = set()  # waiting to be stored, or being stored
-        self._one_by_one = asyncio.Lock()
-        self._end: asyncio.Task[None] | None = None
+        self._store_lock = asyncio.Lock()
+        self._closing: asyncio.Task[None] | None = None
 
     # --- for any thread -----------------------------------------------------------------------------------------------
 
@@ -95,26 +95,26 @@ class CollectorLoop:
             refused=self.refused,
         )
 
-    def label(self, does: str) -> str:
-        return f"collector {self.store.name!r}, {does},"
+    def label(self, action: str) -> str:
+        return f"collector {self.store.name!r}, {action},"
 
     def persist(self, call: Callable[[], T], what: str) -> T:
-        """Repeat a call in a thread until it succeeds, while its errors are transient. `Abandoned` once closed."""
-        pauses, who = Pauses(), self.label(what)
+        """Repeat a blocking call after transient errors until it succeeds. Raises `Abandoned` after the close."""
+        pauses, label = Pauses(), self.label(what)
         while not self.abandoned.is_set():
             try:
                 done = call()
             except Exception as error:
                 if not (may_repeat(error) or may_be_mended(error)):
-                    self.outages.forget(who)
+                    self.outages.forget(label)
                     raise
-                self.outages.failed(who, error)
+                self.outages.failed(label, error)
                 pause = pauses.after(error)
             else:
-                self.outages.over(who)
+                self.outages.over(label)
                 return done
             self.abandoned.wait(pause)
-        self.outages.forget(who)
+        self.outages.forget(label)
         raise Abandoned
 
     # --- changes ------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class CollectorLoop:
             for type_, worker in self.workers.items():
                 while (bulk := self.core.take(type_)) is not None:
                     self.loop.spawn(self._consume(worker, bulk))
-            # Wakes for bulks to close by age, and for due retries.
+            # The timer is for bulks to close by age or idleness, and for due retries.
             if self._timer is not None:
                 self._timer.cancel()
             self._timer, due_at = None, self.core.deadline()
@@ -155,29 +155,29 @@ class CollectorLoop:
         rest_s = min(TAKE_OVER_S, renewal_s(self.lease_s))
         self.loop.repeat(self._renew, self.label("renewing its lease"), self.outages, rest_s)
         if self.streams.address is not None:
-            # Bodies of others' messages are read from their streams.
-            self.loop.repeat(self._look_after_others, self.label("taking over from dead members"), self.outages, rest_s)
+            # Without a broker, this member could not read the bodies of messages taken over.
+            self.loop.repeat(self._take_over, self.label("taking over from dead members"), self.outages, rest_s)
         if self.following is not None:
             self.following.open(names)
         self.notify()
 
     async def _renew(self) -> float:
-        if not await self.loop.ask(self.store.renew, self.member, threads=self._keeping):
-            # Another member took everything over. Storing what is still in memory will show which rows are affected.
+        if not await self.loop.ask(self.store.renew, self.member, threads=self._lease_threads):
+            # Another member took all messages over. The store ignores results of messages this member no longer owns.
             logger.info("collector %r: the lease had lapsed, joining as a new member", self.store.name)
-            self.member = await self.loop.ask(self.store.open, self.workers, self.lease_s, threads=self._keeping)
+            self.member = await self.loop.ask(self.store.open, self.workers, self.lease_s, threads=self._lease_threads)
             self._wake_streams()
         return renewal_s(self.lease_s)
 
-    async def _look_after_others(self) -> float:
+    async def _take_over(self) -> float:
         """Take over unfinished messages of dead members while there is room."""
         while self.following is None or not self.following.is_cut_off:
             room, types = self.core.room_for_others(TAKE_OVER_MESSAGES)
             if not (room and types):
                 break
             take_over = partial(self.store.take_over, self.member, types, room, held=self.core.held)
-            found, lost = await self.loop.ask(take_over, threads=self._keeping)
-            # While these were taken over, a message at the same place may have been read, which cannot be stored.
+            found, lost = await self.loop.ask(take_over, threads=self._lease_threads)
+            # During the takeover, a message at the same place may have been read: it cannot be stored.
             held = self.core.adopt(found, time.monotonic())
             if held:
                 await self._leave_to_others(held)
@@ -208,10 +208,10 @@ class CollectorLoop:
                     verdict = Verdict.REFUSED
                     break
             if verdict is Verdict.TAKEN:
-                if not self._given.messages:
-                    self._lots.add(self._given)
-                    self.loop.spawn(self._store_given())
-                self._given.messages.append(message)
+                if not self._collected.messages:
+                    self._lots.add(self._collected)
+                    self.loop.spawn(self._store_collected())
+                self._collected.messages.append(message)
             self.refused += verdict is Verdict.REFUSED
             taken.append(verdict in (Verdict.TAKEN, Verdict.KNOWN))
         return taken
@@ -226,11 +226,11 @@ class CollectorLoop:
 
     # --- storing ------------------------------------------------------------------------------------------------------
 
-    async def _store_given(self) -> None:
-        """Store the messages of `collect`: all messages that arrive until the previous transaction has ended."""
-        async with self._one_by_one:
-            await self.gather(len(self._given.messages))
-            lot, self._given = self._given, Lot()
+    async def _store_collected(self) -> None:
+        """Store the messages of `collect` that have arrived when the previous transaction ends."""
+        async with self._store_lock:
+            await self.gather(len(self._collected.messages))
+            lot, self._collected = self._collected, Lot()
             try:
                 await self.store_lot(lot)
             except Abandoned:
@@ -239,7 +239,7 @@ class CollectorLoop:
                 self.refused += len(lot.messages)
 
     async def gather(self, count: int) -> None:
-        """Let a transaction of `count` messages grow for a moment if no worker is idle."""
+        """Wait a moment for more messages if there are few and the workers are busy. `count`: the messages so far."""
         are_busy = any(map(self.core.waiting_bulks, self.workers))
         if count < TAKE_MESSAGES and are_busy and not self.core.is_stopping:
             await asyncio.sleep(GATHER_S)
@@ -247,11 +247,12 @@ class CollectorLoop:
     async def store_lot(self, lot: Lot) -> None:
         """Store messages, call the handlers of `collected`, and put the messages into bulks, in this order.
 
-        Nothing is stored after the close, or if another member follows or meanwhile followed the stream (`Conflict`).
+        Stores nothing after the close (`Abandoned`), or if another member follows, or has followed, the stream
+        (`Conflict`).
         """
         self._lots.add(lot)
         try:
-            stored = await in_thread(self._storing, self.persist, partial(self._add, lot), "storing messages")
+            stored = await in_thread(self._store_threads, self.persist, partial(self._add, lot), "storing messages")
         except (Exception, Abandoned) as error:
             self.core.cancel(lot.messages)
             places = ", ".join(str(message.place) for message in lot.messages[:NAMED_MAX])
@@ -266,25 +267,25 @@ class CollectorLoop:
                 await self._leave_to_others([message.place for message in lot.messages])
             raise
         else:
-            ours = [message for message in lot.messages if message.place in stored.places]
-            if len(ours) < len(lot.messages):
+            owned = [message for message in lot.messages if message.place in stored.places]
+            if len(owned) < len(lot.messages):
                 self.core.cancel(message for message in lot.messages if message.place not in stored.places)
-            for message in ours:
+            for message in owned:
                 message._note(collected_at=stored.at)
                 self.workers[message.type].counts.collected += 1
-            if ours and self.handlers:
-                outcomes = [outcome_of(self.store.name, message) for message in ours]
-                await in_thread(self._storing, self._notify_collected, outcomes)
-            self.core.add(ours, time.monotonic())
+            if owned and self.handlers:
+                outcomes = [outcome_of(self.store.name, message) for message in owned]
+                await in_thread(self._store_threads, self._notify_collected, outcomes)
+            self.core.add(owned, time.monotonic())
         finally:
             self._lots.discard(lot)
             self.notify()
 
     async def _leave_to_others(self, places: Sequence[MessageId]) -> None:
-        """Let any member, including this one, take over messages that may be stored as this one's but are not held."""
+        """Release messages that this member may have stored but does not hold: any member can take them over."""
         leave = partial(self.store.leave_to_others, self.member, places)
         with suppress(Abandoned):
-            await in_thread(self._storing, self.persist, leave, "leaving messages to others")
+            await in_thread(self._store_threads, self.persist, leave, "leaving messages to others")
 
     def _add(self, lot: Lot) -> Stored:
         try:
@@ -292,7 +293,7 @@ class CollectorLoop:
         except Conflict as error:
             if lot.advance is not None:
                 raise
-            # This member was removed, and rejoins in a moment. No other member has these messages: repeat until stored.
+            # This member was removed, and rejoins soon. No other member has these messages: repeat until stored.
             raise DatabaseUnavailable(str(error)) from error
 
     def _notify_collected(self, outcomes: Sequence[Outcome]) -> None:
@@ -327,9 +328,9 @@ class CollectorLoop:
 
     async def close(self, timeout_s: float) -> None:
         """Stop in order, once for all callers. Sets `in_time`: whether all bulks were consumed in time."""
-        if self._end is None:
-            self._end = self.loop.spawn(self._close(timeout_s))
-        await asyncio.shield(self._end)
+        if self._closing is None:
+            self._closing = self.loop.spawn(self._close(timeout_s))
+        await asyncio.shield(self._closing)
 
     async def _close(self, timeout_s: float) -> None:
         until, following, over = time.monotonic() + timeout_s, self.following, self.abandoned.is_set
@@ -347,21 +348,21 @@ class CollectorLoop:
             if following is not None:
                 await asyncio.wait([self.loop.spawn(following.follower.close())], timeout=END_S)
             # `abandon` has given its database calls a deadline.
-            await in_thread(self._keeping, self.leave)
+            await in_thread(self._lease_threads, self.leave)
         finally:
             self.in_time = in_time
-            for threads in (self._keeping, self._storing):
+            for threads in (self._lease_threads, self._store_threads):
                 threads.shutdown()
             for worker in self.workers.values():
                 worker.threads.shutdown()
             self.loop.stop(0.0)
 
     def leave(self) -> None:
-        """End the lease, and close all connections. In a thread."""
+        """End the lease, and close all connections. Blocks."""
         try:
             self.store.close(self.member)
         except Transient as error:
-            # The lease will lapse.
+            # The lease will lapse without this.
             log_failure(logger, error, self.label("leaving") + " could not release its lease", level=logging.INFO)
         self.streams.close()
         self.store.dispose()
@@ -370,5 +371,5 @@ class CollectorLoop:
     def joined(self, timeout_s: float) -> None:
         """Wait until the threads have ended, except those of executors. Do not call this from one of them."""
         self.loop.stop(timeout_s)
-        for threads in (self._keeping, self._storing, self.loop.threads):
+        for threads in (self._lease_threads, self._store_threads, self.loop.threads):
             threads.join(timeout_s)

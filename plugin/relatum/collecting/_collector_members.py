@@ -22,7 +22,7 @@ FIND_COLLECTOR: Final = sql("""
     SELECT collector_id FROM relatum.collectors
     WHERE vhost = :of_vhost::text AND name = :named::text""")
 
-# The last member to join decides what is kept.
+# The last member to join decides how long finished messages are kept.
 ADD_COLLECTOR: Final = sql("""
     INSERT INTO relatum.collectors AS collector (vhost, name, keep_s)
     VALUES (:of_vhost::text, :named::text, :kept_s::integer)
@@ -46,7 +46,7 @@ LEAVE: Final = sql("""
 HOLD_MEMBER: Final = sql("""
     SELECT FROM relatum.collector_members WHERE member_id = :of_member::bigint FOR KEY SHARE""")
 
-# Keeps a repeated take-over waiting until the unanswered one before has ended: locked rows would be skipped.
+# A repeated take-over waits here for the unanswered one before it; otherwise it would skip the rows locked there.
 LOCK_MEMBER: Final = sql("""
     SELECT FROM relatum.collector_members WHERE member_id = :of_member::bigint FOR NO KEY UPDATE""")
 
@@ -70,7 +70,7 @@ _THIS: Final = """collector_id = :in_collector::integer AND stream = :of_stream:
 
 PRESENT: Final = f"(SELECT source_id FROM relatum.collector_sources WHERE {_THIS})"
 
-# Uses up no id if the stream has a row.
+# Consumes no id of the sequence if the stream has a row.
 ADD_SOURCE: Final = sql(f"""
     INSERT INTO relatum.collector_sources (collector_id, stream)
     SELECT :in_collector::integer, :of_stream::text
@@ -82,7 +82,7 @@ _OTHERS: Final = """relatum.collector_members AS other
             AND other.lease_expires_at >= clock_timestamp()"""
 """Other members with a valid lease."""
 
-# A member must not follow if others have executors for more types: it would pass over their messages.
+# A member must not follow streams if others have executors for types that it lacks: it would pass over their messages.
 _LACKS_TYPES: Final = f"""EXISTS (SELECT FROM {_OTHERS} AND NOT other.types <@ (
         SELECT types FROM relatum.collector_members WHERE member_id = :of_member::bigint))"""
 
@@ -115,7 +115,7 @@ REPLACE_SOURCE: Final = sql("""
 ADD_REPLACED: Final = sql("""
     INSERT INTO relatum.collector_sources (collector_id, stream, replaced_at)
     VALUES (:in_collector::integer, :of_stream::text, now()) RETURNING source_id""")
-"""An ended generation, for messages whose places now belong to the current one."""
+"""Adds an ended generation, for messages whose places now belong to the current one."""
 
 MOVE_LOST: Final = sql("""
     UPDATE relatum.collected_messages SET source_id = :to_source::integer
@@ -127,7 +127,7 @@ SET_BACK: Final = sql("""
         moved_at = now()
     WHERE source_id = :id::integer""")
 
-# Without a join: PostgreSQL would read half of the stream's messages for it.
+# Has no join: for a join, PostgreSQL would read half of the stream's messages.
 LAST_COLLECTED: Final = sql(f"""
     SELECT stream_offset, message_id FROM relatum.collected_messages
     WHERE source_id = {PRESENT}
@@ -139,14 +139,14 @@ FAIL_UNFINISHED: Final = sql("""
     SET state = 'failed', finished_at = statement_timestamp(), next_attempt_at = NULL, reason = :why::text
     WHERE source_id = :of_source::integer AND finished_at IS NULL""")
 
-# --- adding messages. Arrays are sent as one text, so that adding rows takes no longer than COPY.
+# --- adding messages. Each array is sent as one text, so that adding rows takes no longer than COPY.
 
 
 def _adding(source: str) -> sa.TextClause:
     """Make a statement that adds messages of one stream. `source` is SQL that returns the stream's row, or none.
 
-    The statement first locks the member's row, so that the member is not removed meanwhile. It returns its time,
-    whether `source` returned a row, and how many messages were added; or nothing, if the member does not exist.
+    The statement first locks the member's row, so that no other member can remove it. The statement returns its time,
+    whether `source` returned a row, and how many messages were added; or no row, if the member does not exist.
     """
     return sql(f"""
     WITH member AS (
@@ -180,8 +180,8 @@ ADVANCE: Final = _adding(f"""
 REPLACED: Final = "the stream was deleted and declared again, or lost its end, before the message was consumed"
 """The reason stored with failed messages of a stream's old generation."""
 
-_POOL: Final = 10
-"""Connections kept open; more are opened as needed."""
+_POOL_SIZE: Final = 10
+"""Connections to PostgreSQL that stay open; more are opened as needed."""
 
 
 class CollectorMembers:
@@ -190,18 +190,18 @@ class CollectorMembers:
     def __init__(self, name: str, database: AnyDatabase, vhost: str, keep_s: int | None) -> None:
         self.name = name
         self.ending = Deadline(None)
-        """When to give up calls that PostgreSQL has not answered; `open` resets it."""
+        """The deadline of calls that PostgreSQL has not answered; `open` resets it."""
         self._vhost = vhost
         self._keep_s = keep_s
-        # PostgreSQL ends the transactions of a frozen member: they would keep rows locked.
+        # PostgreSQL ends the transactions of a suspended member, which would keep rows locked.
         self._database = Database(
-            database, refusing=None, ending=self.ending, pool_size=_POOL, is_bounded=False, idle_s=LEASE_S
+            database, refusing=None, ending=self.ending, pool_size=_POOL_SIZE, is_bounded=False, idle_s=LEASE_S
         )
         self.server = self._database.address.name
         self._collector: int | None = None
-        self._has_said_lacking = False
+        self._has_logged_lacking = False
 
-    def _of(self, **named: Any) -> dict[str, Any]:
+    def _values(self, **named: Any) -> dict[str, Any]:
         return {"in_collector": self._collector, **named}
 
     def _find(self, connection: sa.Connection) -> int | None:
@@ -212,7 +212,7 @@ class CollectorMembers:
 
     def _lock(self, connection: sa.Connection, stream: str) -> Any:
         """Lock the stream's row until the transaction ends; add the row if it is missing."""
-        named = self._of(of_stream=stream)
+        named = self._values(of_stream=stream)
         connection.execute(ADD_SOURCE, named)
         return connection.execute(LOCK_SOURCE, named).one()
 
@@ -232,12 +232,12 @@ class CollectorMembers:
         with self._database.transaction() as connection:
             connection.execute(ADD_COLLECTOR, {"of_vhost": self._vhost, "named": self.name, "kept_s": self._keep_s})
             self._collector = self._find(connection)
-            member = self._of(held_by=new_holder(), has_types=sorted(types), holds_s=lease_s)
+            member = self._values(held_by=new_holder(), has_types=sorted(types), holds_s=lease_s)
             forget_settlements(connection)
             return int(connection.execute(ADD_MEMBER, member).scalar_one())
 
     def close(self, member: int) -> None:
-        """End the lease, so that others can take over messages and streams at once."""
+        """End the lease, so that others can take over messages and streams immediately."""
         with self._database.transaction() as connection:
             connection.execute(LEAVE, {"id": member})
             connection.execute(REMOVE_MEMBERS, {"lapsed": [member]})
@@ -252,17 +252,17 @@ class CollectorMembers:
         with self._database.transaction() as connection:
             self._hold(connection, member)
             source = self._lock(connection, stream)
-            types = {row.member_id: set(row.types) for row in connection.execute(ALIVE, self._of(of_member=member))}
+            types = {row.member_id: set(row.types) for row in connection.execute(ALIVE, self._values(of_member=member))}
             if source.member_id != member and source.member_id in types:
                 return None
             everything = set[str]().union(*types.values())
-            lacking, had_said = sorted(everything - types[member]), self._has_said_lacking
-            self._has_said_lacking = bool(lacking)
-            if lacking and not had_said:
+            lacking, had_logged = sorted(everything - types[member]), self._has_logged_lacking
+            self._has_logged_lacking = bool(lacking)
+            if lacking and not had_logged:
                 is_followed = everything in types.values()
-                text = "collector %r: other members have executors for %s, too, so %s its streams"
-                who = "they follow" if is_followed else "no member follows"
-                logger.log(logging.INFO if is_followed else logging.WARNING, text, self.name, lacking, who)
+                text = "collector %r: other members also have executors for %s: %s its streams"
+                followers = "only they follow" if is_followed else "no member follows"
+                logger.log(logging.INFO if is_followed else logging.WARNING, text, self.name, lacking, followers)
             if lacking:
                 return None
             taken = {"id": source.source_id, "of_member": member, "initial": initial}
@@ -272,15 +272,15 @@ class CollectorMembers:
 
     def held(self, member: int) -> frozenset[str]:
         """Return the streams that this member cannot follow: others follow them, or have executors for more types."""
-        return frozenset(row.stream for row in self._database.rows(HELD, self._of(of_member=member)))
+        return frozenset(row.stream for row in self._database.rows(HELD, self._values(of_member=member)))
 
     def last_collected(self, stream: str, until: int) -> tuple[int, str] | None:
-        """Return offset and id of the last message up to an offset."""
-        rows = self._database.rows(LAST_COLLECTED, self._of(of_stream=stream, until=until))
+        """Return offset and id of the last collected message up to an offset; None if there is none."""
+        rows = self._database.rows(LAST_COLLECTED, self._values(of_stream=stream, until=until))
         return rows[0] if rows else None
 
     def set_back(self, member: int, stream: str, to: int, *, is_new: bool) -> None:
-        """Continue at an offset. Later messages (all if the stream is new) fail, and their places become free."""
+        """Set the position. Unfinished messages from there on (all if the stream is new) fail and free their places."""
         with self._database.transaction() as connection:
             self._hold(connection, member)
             source = self._lock(connection, stream)
@@ -290,7 +290,7 @@ class CollectorMembers:
                 connection.execute(REPLACE_SOURCE, {"id": source.source_id})
                 lost, source = source.source_id, self._lock(connection, stream)
             else:
-                lost = connection.execute(ADD_REPLACED, self._of(of_stream=stream)).scalar_one()
+                lost = connection.execute(ADD_REPLACED, self._values(of_stream=stream)).scalar_one()
                 moved = {"of_source": source.source_id, "to": to, "to_source": lost}
                 connection.execute(MOVE_LOST, moved)
             connection.execute(FAIL_UNFINISHED, {"of_source": lost, "why": REPLACED})
@@ -298,4 +298,4 @@ class CollectorMembers:
 
     def unfollow(self, member: int, stream: str) -> None:
         """Release a stream, so that another member can follow it."""
-        self._database.rows(UNFOLLOW, self._of(by=member, of_stream=stream))
+        self._database.rows(UNFOLLOW, self._values(by=member, of_stream=stream))

@@ -134,7 +134,7 @@ _PAGE: Final = f"""
 
 FINISHED_BEFORE: Final = sql(_PAGE % "true")
 
-# By the index of messages with a reason, which skips all that succeeded.
+# Uses the index of messages with a reason, which excludes those that succeeded.
 UNSUCCESSFUL_BEFORE: Final = sql(_PAGE % "message.reason IS NOT NULL")
 
 # `OFFSET 0` keeps PostgreSQL from scanning the index of places, finished messages included.
@@ -290,7 +290,7 @@ def collected(
     after: CollectedAt | None = None,
     limit: int = 100,
 ) -> CollectedPage:
-    """List messages of a collector by state, page by page.
+    """Return one page of a collector's messages in the given states.
 
     Args:
         database: PostgreSQL's URL, or a `Database`.

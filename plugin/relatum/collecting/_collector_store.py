@@ -1,9 +1,9 @@
-"""A collector's messages in PostgreSQL, by id and state. Each stream gets one statement, in its own transaction.
+"""A collector's messages in PostgreSQL, by id and state. A call runs one statement, in one transaction, per stream.
 
-A call whose commit is in doubt is repeated: it finds what the first call wrote, and returns the same result. Each row
-is fenced: statements name the member that must own it. A statement names its rows by an array of offsets in one stream:
-one statement for any number of rows, without a join that PostgreSQL could start at the wrong end while it has no
-statistics. A take-over is one transaction of several statements.
+A call whose commit is in doubt is repeated: it finds the rows that the first call wrote, and returns the same result.
+Each row is fenced: statements name the member that must own it. A statement selects any number of rows by an array of
+offsets in one stream, without a join that PostgreSQL could start at the wrong end while it has no statistics. Only a
+take-over is one transaction of several statements.
 """
 
 import math
@@ -42,14 +42,14 @@ from relatum.store.rows import array_text, integers_text
 from relatum.store.settling import Tokens
 from relatum.store.translation import translated_errors
 
-# This comparison keeps PostgreSQL from the index on members: it would read all unfinished messages of the member.
+# `IS NOT DISTINCT FROM` excludes the index on members: it would read all unfinished messages of the member.
 _MINE: Final = f"""source_id = {PRESENT} AND stream_offset = ANY (:offsets::bigint[])
     AND member_id IS NOT DISTINCT FROM :of_member::bigint"""
 
-# `statement_timestamp()`, since `now()` is the start of a joined transaction, which may be long ago.
+# Times are `statement_timestamp()`, since `now()` is the start of a joined transaction, which may be long ago.
 
 # --- collecting and consuming. Statements return offsets in one row, which is faster to read than a row for each.
-# A statement is repeated if its commit is in doubt: it finds the rows that it changed, and leaves them unchanged.
+# A statement whose commit is in doubt is repeated: it finds the rows that it has changed, and leaves them unchanged.
 
 FORWARD: Final = sql(f"""
     WITH done AS (
@@ -64,7 +64,7 @@ FORWARD: Final = sql(f"""
 UNFINISHED: Final = sql(f"""
     SELECT stream_offset FROM relatum.collected_messages WHERE {_MINE} AND finished_at IS NULL""")
 
-# The result of nearly all messages, so without arrays for states and reasons.
+# Most messages succeed: their statement needs no arrays of states and reasons.
 SUCCEED: Final = sql(f"""
     WITH done AS (
         UPDATE relatum.collected_messages
@@ -96,7 +96,7 @@ KEPT: Final = sql("""
     SELECT source_id, keep_s FROM relatum.collector_sources JOIN relatum.collectors USING (collector_id)
     WHERE keep_s IS NOT NULL AND (:in_collector::integer IS NULL OR collector_id = :in_collector::integer)""")
 
-# Oldest first, in index order: no scan, however many are finished. Rows are named by their ctid.
+# Deletes the oldest first, in index order, without a scan of all finished messages. Selects rows by their ctid.
 FORGET: Final = sql("""
     DELETE FROM relatum.collected_messages
     WHERE ctid = ANY (ARRAY (
@@ -136,7 +136,7 @@ TAKEN_OVER: Final = sql("""
     ORDER BY collected_at, source_id, stream_offset""")
 
 KEEP_S: Final = 7 * 86_400
-"""Default seconds that a finished message is kept: a producer can query it after a weekend of downtime."""
+"""Default seconds that a finished message is kept: a producer can query its outcome after a weekend of downtime."""
 
 BATCH_ROWS: Final = 10_000
 """Maximum rows deleted in one transaction, which takes a fraction of a second."""
@@ -151,21 +151,21 @@ class CollectorStore(CollectorMembers):
 
     def __init__(self, name: str, database: AnyDatabase, *, vhost: str = "/", keep_s: int | None = KEEP_S) -> None:
         super().__init__(name, database, vhost, keep_s)
-        # Joined executors use the connections of a given `Database`, and may hold all of them. The lease and results
-        # have their own.
-        theirs = database if isinstance(database, Database) else self._database
-        self._joined = Database(theirs, refusing=None, ending=self.ending, idle_s=LEASE_S)
+        # Executors that join transactions use a given `Database`, and may hold all its connections. Renewals and other
+        # results use separate connections.
+        executors_database = database if isinstance(database, Database) else self._database
+        self._joined = Database(executors_database, refusing=None, ending=self.ending, idle_s=LEASE_S)
         self._tokens = Tokens()
         self._token = 0
 
     def renew(self, member: int) -> bool:
         """Extend the lease, even a lapsed one, then delete messages that were finished more than `keep_s` ago.
 
-        Returns False if the member is gone: another one took over everything.
+        Returns False if another member has taken over all messages and removed this one.
         """
-        is_there = bool(self._database.rows(RENEW, {"id": member}))
+        has_renewed = bool(self._database.rows(RENEW, {"id": member}))
         forget_finished(self._database.engine, self._collector)
-        return is_there
+        return has_renewed
 
     # --- collecting ---------------------------------------------------------------------------------------------------
 
@@ -174,13 +174,13 @@ class CollectorStore(CollectorMembers):
         try:
             return self._add(member, messages, advance)
         except RowRefused as refused:
-            nameless = [message for message in messages if not message.message_id.isascii()]
-            if not nameless:
+            non_ascii = [message for message in messages if not message.message_id.isascii()]
+            if not non_ascii:
                 raise
-            places = ", ".join(str(message.place) for message in nameless[:10])
-            extra = {"places": places, "messages": len(nameless)}
-            logger.warning("replaced message ids that the database cannot store by places: %s", refused, extra=extra)
-        for message in nameless:
+            places = ", ".join(str(message.place) for message in non_ascii[:10])
+            extra = {"places": places, "messages": len(non_ascii)}
+            logger.warning("using places as ids of messages whose ids the database refuses: %s", refused, extra=extra)
+        for message in non_ascii:
             message._note(message_id=id_of_place(message.place))
         return self._add(member, messages, advance)
 
@@ -190,9 +190,9 @@ class CollectorStore(CollectorMembers):
             by_stream[advance.stream] = []
         for message in messages:
             by_stream[message.place.stream].append(message)
-        mine, at = set[MessageId](), None
+        owned, at = set[MessageId](), None
         for stream, of_stream in sorted(by_stream.items()):
-            named = self._of(
+            named = self._values(
                 of_stream=stream,
                 of_member=member,
                 offsets=integers_text(message.place.offset for message in of_stream),
@@ -203,7 +203,7 @@ class CollectorStore(CollectorMembers):
             if advance is None:
                 rows = self._add_to_present(named)
             else:
-                rows = self._database.rows(ADVANCE, named | _moved(advance))
+                rows = self._database.rows(ADVANCE, named | _advance_values(advance))
             if not rows:
                 raise self._removed(member)
             at, has_source, added = rows[0]
@@ -213,10 +213,10 @@ class CollectorStore(CollectorMembers):
                     "member follows the stream, or has executors for more types; nothing was written"
                 )
             if added == len(of_stream):
-                mine.update(message.place for message in of_stream)
+                owned.update(message.place for message in of_stream)
             else:
-                mine.update(MessageId(stream, offset) for (offset,) in self._database.rows(UNFINISHED, named))
-        return Stored(frozenset(mine), at)
+                owned.update(MessageId(stream, offset) for (offset,) in self._database.rows(UNFINISHED, named))
+        return Stored(frozenset(owned), at)
 
     def _add_to_present(self, named: dict[str, Any]) -> Sequence[Any]:
         """Add messages to the current generation of their stream; again if that generation ended in the meantime."""
@@ -230,7 +230,7 @@ class CollectorStore(CollectorMembers):
 
     def forward(self, member: int, bulk_id: int, places: Collection[MessageId]) -> Stored:
         """Store that an executor gets these messages now; return the messages that this member still owns."""
-        return self._changed((FORWARD, each) for each in self._by_stream(member, places, of_bulk=bulk_id))
+        return self._change((FORWARD, each) for each in self._by_stream(member, places, of_bulk=bulk_id))
 
     def finish(
         self, member: int, bulk_id: int, results: Sequence[Result], *, connection: sa.Connection | None = None
@@ -241,7 +241,7 @@ class CollectorStore(CollectorMembers):
         except RowRefused:
             if connection is not None:
                 raise
-            # Only a reason can contain such text, and it must not keep the result from being stored.
+            # Only a reason can contain refused text, which must not prevent the storing of the result.
             ascii_only = [replace(each, reason=_in_ascii(each.reason)) for each in results]
             return self._finish(None, member, bulk_id, ascii_only)
 
@@ -250,17 +250,17 @@ class CollectorStore(CollectorMembers):
         succeeded = (result.place for result in results if result.place not in others)
         changes = [(SUCCEED, each) for each in self._by_stream(member, succeeded, of_bulk=bulk_id)]
         for named in self._by_stream(member, others, of_bulk=bulk_id):
-            its_own = [result for place, result in others.items() if place.stream == named["of_stream"]]
-            named["states"] = [result.status.value for result in its_own]
-            named["reasons"] = [result.reason for result in its_own]
-            named["retries_s"] = [result.retry_in_s for result in its_own]
+            of_stream = [result for place, result in others.items() if place.stream == named["of_stream"]]
+            named["states"] = [result.status.value for result in of_stream]
+            named["reasons"] = [result.reason for result in of_stream]
+            named["retries_s"] = [result.retry_in_s for result in of_stream]
             changes.append((FINISH, named))
-        return self._changed(changes, connection)
+        return self._change(changes, connection)
 
-    def _changed(
+    def _change(
         self, changes: Iterable[tuple[sa.TextClause, dict[str, Any]]], connection: sa.Connection | None = None
     ) -> Stored:
-        """Change rows, by one statement per stream; return which were changed, and when."""
+        """Change rows, by one statement per stream; return their places and the time."""
         places, at = set[MessageId](), None
         for change, named in changes:
             if connection is None:
@@ -277,7 +277,7 @@ class CollectorStore(CollectorMembers):
         offsets = defaultdict[str, list[int]](list)
         for stream, offset in places:
             offsets[stream].append(offset)
-        named = self._of(of_member=member, **named)
+        named = self._values(of_member=member, **named)
         return [{"of_stream": stream, "offsets": integers_text(each), **named} for stream, each in offsets.items()]
 
     def unfinished(self, member: int, places: Collection[MessageId]) -> set[MessageId]:
@@ -288,7 +288,7 @@ class CollectorStore(CollectorMembers):
         }
 
     def transaction(self, stop: threading.Event | None = None) -> AbstractContextManager[sa.Connection]:
-        """Open a transaction for an executor to join. A commit in doubt is settled as long as `stop` is not set."""
+        """Open a transaction for an executor to join. Settles a commit in doubt, unless `stop` is set."""
         return self._tokens.transaction(self._joined.engine, within_s=math.inf, stop=stop)
 
     # --- taking over --------------------------------------------------------------------------------------------------
@@ -296,20 +296,19 @@ class CollectorStore(CollectorMembers):
     def take_over(
         self, member: int, types: Collection[str], most: int, *, held: Container[MessageId] = ()
     ) -> tuple[list[tuple[Collected, float]], list[MessageId]]:
-        """Take over unfinished messages of lapsed members, or of no member, oldest first, with the seconds until due.
+        """Take over unfinished messages of lapsed members, or of no member, oldest first. Not thread-safe.
 
-        Not thread-safe.
-
-        `held`: Places of messages in memory. Messages found at these places are left to other members, and their places
-        are returned, too: the message in memory is lost, and may even be of an older stream of that name.
+        `held`: The places of messages in memory. A message found at one of them is left to other members: this member
+        has lost the message in memory, which may even be of an earlier stream of that name. Returns the messages taken
+        over, each with the seconds until it is due, and the places of messages left to others.
         """
-        # Marks the rows of this call and its repetitions. Ids of bulks are positive.
+        # Marks the rows of this call and of its repetitions. Negative, since ids of bulks are positive.
         self._token = token = self._token or -1 - secrets.randbits(62)
         with self._database.transaction() as connection:
             self._hold(connection, member, LOCK_MEMBER)
-            lapsed = list(connection.scalars(LOCK_LAPSED, self._of(of_member=member)))
+            lapsed = list(connection.scalars(LOCK_LAPSED, self._values(of_member=member)))
             taken = {"of_types": list(types), "most": most, "by": member, "token": token, "lapsed": lapsed}
-            connection.execute(TAKE_OVER, self._of(**taken))
+            connection.execute(TAKE_OVER, self._values(**taken))
             if lapsed:
                 connection.execute(REMOVE_MEMBERS, {"lapsed": lapsed})
             found, left = list[tuple[Collected, float]](), list[MessageId]()
@@ -327,7 +326,7 @@ class CollectorStore(CollectorMembers):
         return found, left
 
     def leave_to_others(self, member: int, places: Collection[MessageId]) -> None:
-        """Release the given messages that this member collected but did not forward: any member may take them over."""
+        """Release messages that this member collected but did not forward, so that any member can take them over."""
         for each in self._by_stream(member, places):
             self._database.rows(LEAVE_TO_OTHERS, each)
 
@@ -341,7 +340,7 @@ class CollectorStore(CollectorMembers):
         self._database.close()
 
 
-def _moved(advance: Advance) -> dict[str, Any]:
+def _advance_values(advance: Advance) -> dict[str, Any]:
     known = advance.known_by
     return {
         "expected": advance.from_offset,
@@ -364,13 +363,13 @@ def forget_finished(
     batch_rows: int = BATCH_ROWS,
     seconds: float | None = 0.5,
 ) -> int:
-    """Delete messages that were finished longer ago than their collector keeps them; return how many.
+    """Delete messages that finished more than their collector's `keep_s` seconds ago; return how many.
 
     Args:
-        engine: The database.
+        engine: The database's engine.
         collector: A collector's id. None (default): all collectors.
         batch_rows: Maximum rows deleted in one transaction. Default: 10,000.
-        seconds: Seconds after which no further batch is begun. Default: 0.5. None: until no message is left.
+        seconds: Seconds after which no further batch begins. Default: 0.5. None: delete until no message is left.
     """
     checked_count("batch_rows", batch_rows)
     if seconds is not None:

@@ -1,4 +1,4 @@
-"""Consuming a bulk, in a thread of its type: read bodies, call the executor, store the results."""
+"""Consumes bulks in threads of their type: reads bodies, calls the executor, stores the results."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -42,20 +42,20 @@ if TYPE_CHECKING:
     from relatum.collecting._collector_loop import CollectorLoop
 
 NAMED_MAX: Final = 10
-"""Maximum messages named in one log line."""
+"""Maximum places of messages in one log line."""
 
 CRASHES_MAX: Final = 10
-"""Attempts beyond `attempts` that may end with the collector's death before the message fails for good."""
+"""Maximum attempts beyond `attempts` that end with the collector's death; then the message fails for good."""
 
 UNREAD_S: Final = 2.0
-"""Seconds before another attempt to read a body that may be in its stream."""
+"""Seconds before the next attempt to read a body that may be in its stream."""
 
-GIVEN_UP: Final = Failure("the collector died each time this message was consumed", retry=False)
+CRASHED: Final = Failure("the collector died each time this message was consumed", retry=False)
 
 T = TypeVar("T")
 
 Refused = dict[MessageId, str]
-"""Messages that can never be dead letters, with the reasons."""
+"""The reasons why messages can never be dead letters, by place."""
 # --- a bulk's span ----------------------------------------------------------------------------------------------------
 
 
@@ -83,8 +83,8 @@ def _links_of(messages: Iterable[Collected]) -> list[otel.Link]:
 
 def _counts(results: Sequence[Result]) -> dict[str, int]:
     found = Counter(result.status for result in results)
-    told = (OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD)
-    return {f"relatum.bulk.{status.value}": found[status] for status in told}
+    statuses = (OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD)
+    return {f"relatum.bulk.{status.value}": found[status] for status in statuses}
 
 
 # --- consuming --------------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class BulkConsumer:
                 # The bulk stays forwarded in the store: another member takes it over.
                 pass
             except Exception as error:  # noqa: BLE001 - one bulk must not stop the consumption of others
-                # This member owns them until it ends; then another one takes them over.
+                # This member owns the messages until it ends; then another member takes them over.
                 places = ", ".join(str(message.place) for message in bulk.messages[:NAMED_MAX])
                 log_failure(
                     logger, error, f"no result was stored for {len(bulk)} messages of type {bulk.type!r}: {places}"
@@ -142,36 +142,36 @@ class BulkConsumer:
             lost = self._load(bulk, stored, span)
         except Exception as error:  # noqa: BLE001 - logged, and the messages' result
             lost = dict.fromkeys((message.place for message in bulk.messages), self._defect(error))
-        later = {result.place for result in stored}
-        messages = self._forward(bulk.id, [message for message in bulk.messages if message.place not in later])
+        postponed = {result.place for result in stored}
+        messages = self._forward(bulk.id, [message for message in bulk.messages if message.place not in postponed])
         # A message with this many attempts and no result probably kills its collectors.
         most = self.options.attempts + CRASHES_MAX
-        lost |= {message.place: GIVEN_UP for message in messages if message.attempts > most}
-        hopeless = [self._decided(message, lost[message.place]) for message in messages if message.place in lost]
+        lost |= {message.place: CRASHED for message in messages if message.attempts > most}
+        failures = [self._result_of(message, lost[message.place]) for message in messages if message.place in lost]
         rest = tuple(message for message in messages if message.place not in lost)
         try:
-            if hopeless:
-                self._finish(bulk, hopeless, stored)
+            if failures:
+                self._finish(bulk, failures, stored)
             if rest:
                 self._execute(replace(bulk, messages=rest), stored, span)
         except Exception as error:  # noqa: BLE001 - logged, and the messages' result
-            # Without a result, this member would own them for as long as it lives, and never consume them.
+            # Without a result, this member would own the messages until it ends, and never consume them.
             failure, done = self._defect(error), {result.place for result in stored}
             left = [message for message in messages if message.place not in done]
-            self._finish(bulk, [self._decided(message, failure, may_die=False) for message in left], stored)
+            self._finish(bulk, [self._result_of(message, failure, may_be_dead=False) for message in left], stored)
 
     def _defect(self, error: Exception) -> Failure:
         log_failure(logger, error, self._shared.label(f"consuming a bulk of type {self._type!r}") + " failed")
         return Failure.of(error)
 
-    def _decided(self, message: Collected, failure: Failure | None, *, may_die: bool = True) -> Result:
+    def _result_of(self, message: Collected, failure: Failure | None, *, may_be_dead: bool = True) -> Result:
         if failure is None:
             return Result(message.place, OutcomeStatus.SUCCEEDED)
         if failure.retry and message.attempts < self.options.attempts:
             backoff_s = self.options.backoff_after(message.attempts)
             return Result(message.place, OutcomeStatus.COLLECTED, failure.stored_reason, backoff_s)
         # If retention dropped the body, there is nothing to publish as a dead letter.
-        is_dead = may_die and self._shared.streams.dead_letters is not None and message.body is not None
+        is_dead = may_be_dead and self._shared.streams.dead_letters is not None and message.body is not None
         return Result(message.place, OutcomeStatus.DEAD if is_dead else OutcomeStatus.FAILED, failure.stored_reason)
 
     # --- bodies that are only in their streams ------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class BulkConsumer:
     def _load(self, bulk: Bulk, stored: list[Result], span: Span) -> dict[MessageId, Failure]:
         """Read missing bodies from their streams; return failures by place.
 
-        Messages to read later are appended to `stored`, so that the others need not wait for them.
+        Appends results for messages to read later to `stored`, so that the others need not wait for them.
         """
         unread = [message for message in bulk.messages if message.body is None]
         if not unread:
@@ -190,7 +190,7 @@ class BulkConsumer:
         for message, body in zip(unread, found, strict=True):
             place = message.place
             if isinstance(body, RelatumError):
-                # It may exist nevertheless: a node lags or does not answer, or the leader is unreachable.
+                # The message may exist: a node lags or does not answer, or the leader is unreachable.
                 is_unproven = isinstance(body, OffsetNotFound) and not body.is_proven
                 if not isinstance(body, OffsetExpired) and (may_repeat(body) or is_unproven):
                     stored.append(Result(place, OutcomeStatus.COLLECTED, retry_in_s=UNREAD_S))
@@ -210,7 +210,7 @@ class BulkConsumer:
         found = self._shared.streams.reader().read_all(places)
         for each in found:
             if isinstance(each, AccessRefused):
-                # The permission may be granted again: repeat.
+                # Raise, so that the read is repeated: the user may get the permission again.
                 raise each
         return found
 
@@ -220,14 +220,14 @@ class BulkConsumer:
         """Store the attempt; return the messages that no other member has taken over."""
         shared, places = self._shared, [message.place for message in messages]
         forwarded = self._persist(partial(shared.store.forward, shared.member, bulk_id, places), "forwarding a bulk")
-        ours = [message for message in messages if message.place in forwarded.places]
-        for message in ours:
+        owned = [message for message in messages if message.place in forwarded.places]
+        for message in owned:
             message._note(attempts=message.attempts + 1, forwarded_at=forwarded.at)
-        return ours
+        return owned
 
     def _execute(self, bulk: Bulk, stored: list[Result], span: Span) -> None:
         if not self.options.joins_transaction:
-            results, _ = self._called(bulk, span)
+            results, _ = self._call_executor(bulk, span)
         else:
             results, committed = self._persist(partial(self.execute_joined, bulk, span), "committing results")
             if committed is not None:
@@ -235,7 +235,7 @@ class BulkConsumer:
                 return
         self._finish(bulk, results, stored)
 
-    def _called(self, bulk: Bulk, span: Span) -> tuple[list[Result], BaseException | None]:
+    def _call_executor(self, bulk: Bulk, span: Span) -> tuple[list[Result], BaseException | None]:
         """Call the executor; return the results, and the exception if it raised one."""
         answer, raised = None, None
         try:
@@ -249,13 +249,13 @@ class BulkConsumer:
 
     def _results(self, bulk: Bulk, answer: Any, raised: BaseException | None) -> list[Result]:
         found = results_of(bulk, answer, raised)
-        return [self._decided(message, found[message.place]) for message in bulk.messages]
+        return [self._result_of(message, found[message.place]) for message in bulk.messages]
 
     def execute_joined(self, bulk: Bulk, span: Span) -> tuple[list[Result], Stored | None]:
-        """Call the executor in a transaction; return the results, and which results were committed (None: rolled back).
+        """Call the executor in a transaction; return its results, and what was committed (None: rolled back).
 
         Exactly-once depends on the statement that stores the results: it must find each row still forwarded, in this
-        bulk, by this member. Otherwise everything that the executor wrote is rolled back.
+        bulk, by this member. Otherwise the transaction is rolled back, with everything that the executor wrote.
         """
         shared = self._shared
         while bulk.messages:
@@ -266,8 +266,8 @@ class BulkConsumer:
                 if end.stored is None:
                     return end.results, None
                 # Another member has taken over some messages: repeat without them.
-                ours = end.stored.places
-                bulk = replace(bulk, messages=tuple(each for each in bulk.messages if each.place in ours))
+                owned = end.stored.places
+                bulk = replace(bulk, messages=tuple(each for each in bulk.messages if each.place in owned))
             except DatabaseUnavailable:
                 raise
             except Exception as error:  # noqa: BLE001 - the executor left a transaction that fails
@@ -275,16 +275,17 @@ class BulkConsumer:
         return [], None
 
     def _write_joined(self, bulk: Bulk, connection: sa.Connection, span: Span) -> tuple[list[Result], Stored]:
-        results, raised = self._called(replace(bulk, connection=connection), span)
+        results, raised = self._call_executor(replace(bulk, connection=connection), span)
         if connection.invalidated or connection.closed:
             raise DatabaseUnavailable("the executor's transaction was lost") from raised
         if not connection.in_transaction():
             raise ConfigurationError(
-                "the executor ended the transaction that stores its results: its writes are not atomic with them"
+                "the executor ended bulk.connection's transaction, so its writes and results are not atomic: leave the "
+                "commit to the collector"
             ) from raised
         if raised is not None:
             raise _RolledBack(results, None)
-        results = self._buried(bulk, results, lambda run: run())
+        results = self._publish_dead(bulk, results, lambda run: run())
         stored = self._shared.store.finish(self._shared.member, bulk.id, results, connection=connection)
         if len(stored.places) < len(results):
             raise _RolledBack(results, stored)
@@ -295,8 +296,8 @@ class BulkConsumer:
     def _finish(self, bulk: Bulk, results: list[Result], stored: list[Result]) -> None:
         """Publish dead letters, store the results, and append the results that were stored to `stored`."""
         shared = self._shared
-        # First publish: a dead message must be in the dead-letter stream. A crash in between publishes it twice.
-        results = self._buried(bulk, results, lambda run: self._persist(run, "publishing dead letters"))
+        # Publish first: a dead message must be in the dead-letter stream. After a crash, it may be published twice.
+        results = self._publish_dead(bulk, results, lambda run: self._persist(run, "publishing dead letters"))
         finish = partial(shared.store.finish, shared.member, bulk.id, results)
         self._report(bulk, results, self._persist(finish, "storing results"), stored)
 
@@ -310,7 +311,7 @@ class BulkConsumer:
                 [outcome_of(shared.store.name, by_place[each.place], each, committed.at) for each in finals]
             )
 
-    def _buried(
+    def _publish_dead(
         self, bulk: Bulk, results: list[Result], publish: Callable[[Callable[[], Refused]], Refused]
     ) -> list[Result]:
         """Publish dead letters; return the results, with messages that can never be dead letters as failed."""
@@ -320,7 +321,7 @@ class BulkConsumer:
         dead_letters = self._shared.streams.dead_letters
         assert dead_letters is not None, "messages are dead only if there is a dead-letter stream"
         letters = [(message.message, reasons[message.place]) for message in bulk.messages if message.place in reasons]
-        # One for all repetitions: it remembers which letters were confirmed.
+        # One publisher for all repetitions: it remembers which letters were confirmed.
         refused = publish(DeadLetterPublisher(dead_letters, letters).run)
 
         def failed(result: Result) -> Result:
@@ -329,5 +330,5 @@ class BulkConsumer:
 
         return [failed(each) if each.place in refused else each for each in results]
 
-    def _persist(self, ask: Callable[[], T], what: str) -> T:
-        return self._shared.persist(ask, f"{what} of type {self._type!r}")
+    def _persist(self, call: Callable[[], T], what: str) -> T:
+        return self._shared.persist(call, f"{what} of type {self._type!r}")

@@ -1,4 +1,4 @@
-"""The streams that a collector follows: finds them, runs a task for each, and calls the servers about them."""
+"""Follows a collector's streams: finds them, and runs a task that reads and stores the messages of each."""
 
 import asyncio
 from bisect import bisect_left
@@ -39,7 +39,7 @@ StartAt = Literal["first", "next"] | int
 STANDBY_S: Final = 1.0
 """Seconds between queries for streams that other members have released; one query for all streams."""
 
-AGAIN_S: Final = 0.05
+REFOLLOW_S: Final = 0.05
 """Seconds before a released stream is followed again."""
 
 PARTITIONS_S: Final = 30.0
@@ -58,7 +58,7 @@ class NamedStreams:
         self.names = list(dict.fromkeys(names))
         self.start: StartAt = start
         self.address = address
-        self._plain: set[str] = set()
+        self._plain_streams: set[str] = set()
         self._reader: SharedReader | None = None
         is_offset = isinstance(start, int) and not isinstance(start, bool) and 0 <= start <= INTEGER_MAX
         if start not in ("first", "next") and not is_offset:
@@ -66,9 +66,9 @@ class NamedStreams:
         if address is None and (names or dead_letter_stream):
             raise ConfigurationError("streams= and dead_letter_stream= need a broker: give broker=")
         self.dead_letters = DeadLetters(address, dead_letter_stream) if address and dead_letter_stream else None
-        self._without_dead_letters(self.names)
+        self._refuse_dead_letters(self.names)
 
-    def _without_dead_letters(self, names: list[str]) -> list[str]:
+    def _refuse_dead_letters(self, names: list[str]) -> list[str]:
         if self.dead_letters is not None and self.dead_letters.stream in names:
             raise ConfigurationError(
                 f"the dead-letter stream {self.dead_letters.stream!r} is also followed: each dead letter would be "
@@ -77,7 +77,7 @@ class NamedStreams:
         return names
 
     def open(self) -> None:
-        """Have a new reader for each start; it connects when it is needed."""
+        """Create a new reader, which connects when it is first used."""
         self._reader = None if self.address is None else SharedReader(self.address)
 
     def reader(self) -> StreamReader:
@@ -92,26 +92,26 @@ class NamedStreams:
 
     def find(self) -> list[str]:
         """Return the streams to follow: the named streams, and the partitions of the named super streams."""
-        if self._plain.issuperset(self.names):
+        if self._plain_streams.issuperset(self.names):
             return self.names
         reader, found = self.reader(), list[str]()
         for name in self.names:
-            partitions = [] if name in self._plain else reader.partitions(name)
-            if not partitions and name not in self._plain and reader.routes("", name) != []:
-                # A plain stream: do not ask again, since the broker logs an error each time.
-                self._plain.add(name)
+            partitions = [] if name in self._plain_streams else reader.partitions(name)
+            if not partitions and name not in self._plain_streams and reader.routes("", name) != []:
+                # A plain stream: query its partitions only once, since the broker logs an error each time.
+                self._plain_streams.add(name)
             found += partitions or [name]
-        return self._without_dead_letters(found)
+        return self._refuse_dead_letters(found)
 
     def checked(self) -> list[str]:
-        """Like `find`, but refuse queues of other kinds. Missing or unreachable streams are waited for later."""
+        """Like `find`, but refuse queues of other kinds. Missing and unreachable streams are valid: they may appear."""
         if self.dead_letters is not None:
             with suppress(NotAStream):
                 self.reader().bounds(self.dead_letters.stream)
         names = self.find()
-        for name in set(names) - self._plain:
+        for name in set(names) - self._plain_streams:
             with suppress(Transient, StreamNotFound, AccessRefused):
-                # Tells missing streams from other queues.
+                # Raises `NotAStream` for a queue of another kind.
                 self.reader().bounds(name)
         return names
 
@@ -130,8 +130,8 @@ class Following:
 
     def open(self, names: Iterable[str]) -> None:
         repeat, label, outages = self.shared.loop.repeat, self.shared.label, self.shared.outages
-        repeat(self._look_for_free, label("looking for released streams"), outages)
-        repeat(self._look_for_new, label("looking for partitions"), outages)
+        repeat(self._find_released, label("looking for released streams"), outages)
+        repeat(self._find_partitions, label("looking for partitions"), outages)
         self.add(names)
 
     def add(self, names: Iterable[str]) -> None:
@@ -152,31 +152,31 @@ class Following:
     def wake(self) -> None:
         """Make each stream check whether this member may still read it."""
         for stream in self.streams.values():
-            stream.woken.set()
+            stream.wake_event.set()
 
     def _on_event(self, event: Event) -> None:
         """Pass a follower's event to its stream, or to all streams if it names none."""
         for stream in self.streams.values() if event.stream is None else [self.streams[event.stream]]:
             stream.on_event(event)
 
-    async def _look_for_free(self) -> float:
-        """Wake the streams that no other member follows now."""
+    async def _find_released(self) -> float:
+        """Wake the streams that no other member follows any more."""
         shared = self.shared
         if any(stream.is_standing_by for stream in self.streams.values()) and not shared.core.is_stopping:
             held = await shared.loop.ask(shared.store.held, shared.member)
             for stream in self.streams.values():
                 if stream.name not in held:
                     stream.is_standing_by = False
-                    stream.woken.set()
+                    stream.wake_event.set()
         return STANDBY_S
 
-    async def _look_for_new(self) -> float:
+    async def _find_partitions(self) -> float:
         self.add(await self.shared.loop.ask(self.shared.streams.find))
         return PARTITIONS_S
 
 
 class CollectedStream:
-    """A stream for as long as the collector runs, followed here or by another member."""
+    """One stream of the collector while it runs. This or another member follows it."""
 
     def __init__(self, following: Following, name: str) -> None:
         self.name = name
@@ -189,9 +189,9 @@ class CollectedStream:
         self._following = following
         self._shared = following.shared
         self._follower = following.follower
-        self._who = self._shared.label(f"following stream {name!r}")
+        self._label = self._shared.label(f"following stream {name!r}")
         self._pauses = Pauses()
-        self.woken = asyncio.Event()
+        self.wake_event = asyncio.Event()
         self._events: deque[Event] = deque()
         self._initial: int | None = None
         self._next_offset = 0
@@ -204,7 +204,7 @@ class CollectedStream:
         """Queue a follower's event; `done` releases it later."""
         if self._is_read:
             self._events.append(event)
-            self.woken.set()
+            self.wake_event.set()
 
     # --- the task -----------------------------------------------------------------------------------------------------
 
@@ -217,12 +217,12 @@ class CollectedStream:
                 return
             except Conflict as error:
                 # Another member follows the stream, which is normal.
-                logger.info("%s starts again: %s", self._who, ended(error))
+                logger.info("%s starts again: %s", self._label, ended(error))
                 pause_s = self._pauses.after(error)
             except Exception as error:  # noqa: BLE001 - logged, and followed again
-                self._shared.outages.failed(self._who, error)
+                self._shared.outages.failed(self._label, error)
                 pause_s = self._pauses.after(error)
-            # Others may follow the stream now.
+            # Another member may follow the stream during the pause.
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     while not self._shared.core.is_stopping:
@@ -233,23 +233,23 @@ class CollectedStream:
         shared, member = self._shared, self._shared.member
         followed = await shared.loop.ask(self._begin, member)
         if followed is None:
-            shared.outages.over(self._who)
+            shared.outages.over(self._label)
             self.is_standing_by, self.is_cut_off = True, False
             while self.is_standing_by and not shared.core.is_stopping:
                 await self._wait()
             return 0.0
         try:
-            await self._lose(member)
+            await self._release_lost(member)
             if await self._read(member, followed):
-                await self._find_again(member)
+                await self._resume_replaced(member)
         finally:
             # Release the stream before the error is reported. An abandoned member releases all streams when it leaves.
             if not shared.abandoned.is_set():
                 await shared.loop.ask(shared.store.unfollow, member, self.name)
         self._pauses = Pauses()
-        return AGAIN_S
+        return REFOLLOW_S
 
-    async def _lose(self, member: int) -> None:
+    async def _release_lost(self, member: int) -> None:
         """Before reading, release messages of the stream that this member holds but no longer owns.
 
         Another member may have started over after the stream was declared again: new messages reuse held offsets.
@@ -265,8 +265,8 @@ class CollectedStream:
                 await shared.changed()
 
     async def _wait(self) -> None:
-        await self.woken.wait()
-        self.woken.clear()
+        await self.wake_event.wait()
+        self.wake_event.clear()
 
     def _is_over(self, member: int) -> bool:
         shared = self._shared
@@ -287,13 +287,13 @@ class CollectedStream:
                     await self._wait()
                     continue
                 if isinstance(self._events[0], Records):
-                    await self._take(member)
+                    await self._store_records(member)
                     continue
                 event = self._events.popleft()
                 if isinstance(event, Attached) and not self.is_attached:
                     # Only the first time: connections may be replaced during the reading.
                     self.is_attached, self.is_cut_off = True, False
-                    self._shared.outages.over(self._who)
+                    self._shared.outages.over(self._label)
                     text = "collector %r: following stream %r from offset %d"
                     logger.info(text, self._shared.store.name, self.name, self._next_offset)
                 elif isinstance(event, Replaced):
@@ -304,7 +304,7 @@ class CollectedStream:
                     places = {"from": event.from_offset, "to": event.to_offset}
                     self._warn(text, event.from_offset, event.to_offset - 1, self.name, **places)
                 elif isinstance(event, Failed):
-                    # Another member may be able to read it.
+                    # Another member may be able to read the stream.
                     self.is_cut_off = event.stream is None
                     raise event.error
             return False
@@ -314,21 +314,21 @@ class CollectedStream:
             self._follower.done(*self._events)
             self._events.clear()
 
-    async def _take(self, member: int) -> None:
+    async def _store_records(self, member: int) -> None:
         """Store the records that have arrived, as far as there is room, and advance the position."""
         shared, events, messages = self._shared, deque[Records](), list[Collected]()
         try:
             while True:
                 await self._describe(events, messages)
                 await shared.gather(len(messages))
-                # Even if some had no room: then exactly what fits is stored.
+                # Also when some messages had no room: exactly those that fit are stored.
                 await self._describe(events, messages)
                 if not messages or self._is_over(member):
                     return
                 lot = Lot()
                 del messages[: lot.take(shared.core, messages, self._next_offset)]
                 while events and (not messages or events[0].batch.last_offset < messages[0].place.offset):
-                    # Let more arrive while these are stored.
+                    # More records can arrive while these are stored.
                     self._follower.done(events.popleft())
                 if lot.advance is None:
                     await shared.changed()
@@ -349,14 +349,14 @@ class CollectedStream:
             # The application's function may be slow.
             messages += describe() if type_of is type_of_property else await self._shared.loop.ask(describe)
 
-    async def _find_again(self, member: int) -> None:
-        """Find where the old and new stream agree, after every held message of the old one was consumed."""
+    async def _resume_replaced(self, member: int) -> None:
+        """Wait until all held messages of the old stream are consumed; then find where the new one agrees with it."""
         shared = self._shared
         while shared.core.held_of(self.name):
             if self._is_over(member):
                 return
             await shared.changed()
-        await shared.loop.ask(self._go_back, member)
+        await shared.loop.ask(self._set_back, member)
 
     def _warn(self, text: str, *values: object, **fields: object) -> None:
         logger.warning(f"collector %r: {text}", self._shared.store.name, *values, extra={"stream": self.name, **fields})
@@ -370,10 +370,10 @@ class CollectedStream:
             self._initial = start if isinstance(start, int) else bounds.end if start == "next" else bounds.first or 0
         return self._shared.store.follow(member, self.name, self._initial)
 
-    def _go_back(self, member: int) -> None:
+    def _set_back(self, member: int) -> None:
         """Set the position after the last unchanged message; if there is none, to the stream's beginning.
 
-        A binary search: the unchanged messages are a prefix. Only messages with a `message_id` can be recognised.
+        Uses a binary search: unchanged messages are a prefix. Only messages with a `message_id` can be recognised.
         """
         name, store, reader = self.name, self._shared.store, self._follower.reader()
         bounds = ends_of_known(reader, name)

@@ -24,9 +24,9 @@ Handler = Callable[[Outcome], object]
 
 
 def is_coroutine_function(called: Callable[..., Any]) -> bool:
-    """Whether a call returns a coroutine; objects with an async `__call__` included."""
-    of_type = getattr(called, "__call__", None)  # noqa: B004 - asked what kind it is, not whether it can be called
-    return iscoroutinefunction(called) or iscoroutinefunction(of_type)
+    """Return whether a call returns a coroutine. Objects with an async `__call__` count, too."""
+    call_method = getattr(called, "__call__", None)  # noqa: B004 - inspects its kind, not whether it is callable
+    return iscoroutinefunction(called) or iscoroutinefunction(call_method)
 
 
 class Handlers:
@@ -37,23 +37,23 @@ class Handlers:
         self._by: dict[tuple[str | None, str | None], list[Handler]] = {}
 
     def register(self, handler: Handler, *, type: str | None = None, message_id: str | None = None) -> None:  # noqa: A002
-        """Add a handler of a message, of a type or of all. A message's handler is removed after its final outcome."""
+        """Add a handler of a message, a type or all messages. A final outcome removes its message's handlers."""
         with self._lock:
             self._by.setdefault((type, message_id), []).append(handler)
 
     def __bool__(self) -> bool:
-        """Whether there is any handler; if not, no outcome is made."""
+        """Whether there is any handler. Without one, callers create no outcomes."""
         return bool(self._by)
 
     def notify(self, outcomes: Iterable[Outcome]) -> None:
         """Call the handlers of each outcome. A handler's exception is logged and affects nothing else."""
         for outcome in outcomes:
             for handler in self._handlers_of(outcome):
-                # This includes exits, which would end the call that stores results, not the program.
+                # Catch exits, too: they would end the call that stores results, not the program.
                 call_handler(handler, outcome, caught=BaseException)
 
     async def notify_async(self, outcomes: Iterable[Outcome]) -> None:
-        """Like `notify`, but in the running loop. Awaits awaitables; an exit ends the loop, a cancellation the call."""
+        """Like `notify`, but in the running loop, and awaiting. An exit ends the loop; a cancellation ends the call."""
         task = asyncio.current_task()
         assert task is not None, "a task runs this"
         for outcome in outcomes:
@@ -97,11 +97,11 @@ def outcome_of(
 
 @dataclass(slots=True, eq=False)
 class CollectorCall:
-    """A collector's call to an executor or handlers, which must not wait for that same call."""
+    """A collector's call of an executor or of handlers. Code inside it must not wait for its end."""
 
     collector: object
     is_storing: bool
-    """Whether storing continues only after this call."""
+    """Whether the collector stores no further message until this call ends."""
 
 
 _current: "ContextVar[CollectorCall | None]" = ContextVar("relatum_collector_call", default=None)
@@ -109,18 +109,18 @@ _current: "ContextVar[CollectorCall | None]" = ContextVar("relatum_collector_cal
 
 @contextmanager
 def collector_call(collector: object, *, is_storing: bool = False) -> Iterator[None]:
-    """Mark the calls made by the block, in this thread and in tasks that the block starts, until its end."""
+    """Mark the code that the block runs, in this thread and in tasks that it starts, until the block ends."""
     call = CollectorCall(collector, is_storing)
     token = _current.set(call)
     try:
         yield
     finally:
-        # Tasks may continue with a copy of the context: they no longer count as this call.
+        # Tasks may continue with a copy of the context, but no longer count as this call.
         call.collector = None
         _current.reset(token)
 
 
 def current_call(collector: object) -> CollectorCall | None:
-    """The collector's call that is running now; None if there is none."""
+    """Return the collector's call that runs this code; None if there is none."""
     call = _current.get()
     return call if call is not None and call.collector is collector else None

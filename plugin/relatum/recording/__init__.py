@@ -1,4 +1,4 @@
-"""Recording: from streams into the relationship table, and the work that keeps the two equal."""
+"""Recording: writes keys from streams into the relationship table, and keeps the table equal to the streams."""
 
 from relatum.recording.backfilling import BackfillProgress, BackfillReport, backfill
 from relatum.recording.comparing import Difference, StreamVerified, VerifyReport

@@ -1,8 +1,8 @@
-"""Back-fill: recording offsets before the tail, for streams and keys that were not recorded from the start.
+"""Back-fills record offsets before the tail, for streams and keys that were not recorded from the start.
 
-The coverage says which offsets lack a key. They are read again, and each batch adds a range to the coverage. So run
-a killed back-fill again to resume it: what it wrote is covered. Recorders may run beside it; the two
-never write the same offsets for the same key. If no recorder runs, the back-fill continues to the stream's end.
+The coverage says which offsets lack a key. A back-fill reads them again, and each batch adds a range to the coverage.
+To resume a killed back-fill, run it again. A recorder may run at the same time: the two never write the same offsets
+for the same key. If no recorder runs, the back-fill continues to the stream's end.
 """
 
 import threading
@@ -29,7 +29,7 @@ from relatum.store.members import RECORDERS, holders_of
 
 @dataclass(frozen=True, slots=True)
 class BackfillProgress:
-    """Progress of a back-fill, which is reading the offsets [from_offset, to_offset)."""
+    """The progress of a back-fill: it has reached `at_offset` of [from_offset, to_offset). Counts are totals so far."""
 
     stream: str
     at_offset: int
@@ -41,7 +41,7 @@ class BackfillProgress:
 
 @dataclass(frozen=True, slots=True)
 class BackfillReport:
-    """The messages read and rows written by a back-fill, between the first and last offset that lacked a key."""
+    """The result of a back-fill. All offsets that lacked a key when it began are within [from_offset, to_offset)."""
 
     stream: str
     messages: int
@@ -61,25 +61,25 @@ def backfill(
     progress: Callable[[BackfillProgress], None] | None = None,
     stop: threading.Event | None = None,
 ) -> BackfillReport:
-    """Record the retained messages of a stream that lack some key. Safe to repeat, and to run beside a recorder.
+    """Record a stream's retained messages for all keys that lack them. Safe to repeat, and to run during recording.
 
-    A running recorder's future offsets are left to it. If no recorder runs and `keys` is None, the stream is recorded
-    up to its end.
+    A running recorder records the offsets after the tail. If no recorder runs and `keys` is None, the back-fill
+    records up to the stream's end.
 
     Args:
         broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`.
-        stream: One stream; for a super stream call it for each partition.
+        stream: The stream. For a super stream, call `backfill` for each partition.
         keys: Names of defined keys. None (default): all keys in force, and the time unless it is switched off.
-        super_stream: The super stream that the stream is a partition of, so that lookups by its name find it.
+        super_stream: The super stream of which the stream is a partition, so that lookups by its name include it.
         progress: Called after each transaction.
-        stop: Set this event to end the back-fill after the current transaction; the report says how far it came.
+        stop: Set this event to end the back-fill after the current transaction. The report counts its work until then.
 
     Raises:
-        KeyNotDefined: a name of `keys` is not in force.
-        StreamNotFound: there is no such stream.
+        KeyNotDefined: no key with a name in `keys` is in force.
+        StreamNotFound: the broker has no such stream.
         AnotherBroker: the stream was recorded from another broker; nothing was written.
-        CoverageConflict: the stream is not the recorded one, or other processes keep changing its coverage.
+        CoverageConflict: the stream was declared again or lost its tail, or other processes keep changing its coverage.
         StreamUnavailable, ReadTimeout: the broker does not deliver messages that it should have; safe to repeat.
     """
     checked_name("stream", stream)
@@ -94,14 +94,14 @@ def backfill(
     edges: list[int] = []
 
     def fill(plan: Plan, segment: Segment) -> bool:
-        def tell(more_messages: int, more_rows: int, at_offset: int) -> None:
+        def count(new_messages: int, new_rows: int, at_offset: int) -> None:
             nonlocal messages, rows
-            messages += more_messages
-            rows += more_rows
+            messages += new_messages
+            rows += new_rows
             if progress is not None:
                 progress(BackfillProgress(stream, at_offset, segment.from_offset, segment.to_offset, messages, rows))
 
-        return Filler(engine, reader, plan.stream, plan.definitions, on_commit=tell, stop=stop).complete(segment)
+        return Filler(engine, reader, plan.stream, plan.definitions, on_commit=count, stop=stop).complete(segment)
 
     with as_engine(database, idle_s=IDLE_S) as engine, StreamReader.open(address) as reader:
         while not stop.is_set():
@@ -109,7 +109,7 @@ def backfill(
             edges += edges_of(plan.segments)
             has_covered = [fill(plan, segment) for segment in plan.segments]
             if not any(has_covered):
-                break  # Only messages are left that cannot be unpacked here.
+                break  # The remaining messages cannot be unpacked here.
     edges = edges or [0]
     return BackfillReport(stream, messages, rows, min(edges), max(edges), time.perf_counter() - started)
 
@@ -133,10 +133,10 @@ def plan_backfill(
     *,
     to_end: bool = True,
 ) -> Plan:
-    """Find the retained offsets of a stream that lack some key. A stream that was never recorded gets its tail here.
+    """Find the retained offsets of a stream that lack some key. Adds a tail to a stream that was never recorded.
 
     With `to_end` and all keys, the plan reaches the stream's end if no recorder runs; otherwise it ends at the tail.
-    Set `to_end` only once in a run, which would otherwise follow the publishers forever.
+    Set `to_end` only once in a run: otherwise the run would follow the publishers forever.
     """
     bounds = reader.bounds(name)
     with transaction(engine) as connection:
@@ -153,15 +153,15 @@ def plan_backfill(
         stream = ensure_stream(connection, vhost, name, super_stream)
         rows = coverage_of(connection, [stream.stream_id])
         if not any(row.is_tail for row in rows):
-            # So that a recorder continues where this back-fill ends. Another process may be faster.
+            # A recorder continues at this tail. Another process may add the tail first.
             at, key_ids = 0 if bounds.last is None else bounds.last + 1, [each.key_id for each in definitions]
             add_ranges(connection, [new_tail(stream.stream_id, at, key_ids, with_time=stream.record_time)])
             rows = coverage_of(connection, [stream.stream_id])
-    # Asked again after the tail was read: the stream ends before the tail only if it lost messages.
+    # Query the bounds again, after the tail was read: a stream that ends before its tail has lost messages.
     bounds = reader.bounds(name)
     check_same(reader, name, rows, bounds)
     if to_end and keys is None and bounds.last is not None:
-        _leave_to_back_fill(engine, stream, bounds.last)
+        _extend_to_end(engine, stream, bounds.last)
         with transaction(engine) as connection:
             rows = coverage_of(connection, [stream.stream_id])
     if keys is None and stream.record_time:
@@ -173,14 +173,14 @@ def plan_backfill(
     return Plan(stream, tuple(definitions), tuple(segments))
 
 
-def _leave_to_back_fill(engine: sa.Engine, stream: StreamRow, last: int) -> None:
-    """Move the tail to the stream's end, unless a recorder runs: it gets there by itself."""
+def _extend_to_end(engine: sa.Engine, stream: StreamRow, last: int) -> None:
+    """Move the tail to the stream's end, unless a recorder runs, which records up to there."""
     with suppress(CoverageConflict), transaction(engine) as connection:
         lock_stream(connection, stream.stream_id)
         tail = tail_of(connection, stream.stream_id)
         if tail is None or tail.to_offset > last or holders_of(connection, RECORDERS, [stream.stream_id]):
             return
-        # Safe if a recorder starts now: one of the two gets a conflict and tries again.
+        # Safe if a recorder starts now: either process gets a conflict, and retries.
         set_tail(connection, stream, tail, last + 1, None)
 
 

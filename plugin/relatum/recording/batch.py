@@ -1,4 +1,4 @@
-"""Messages of a stream that are read and not committed yet, as finished lines for COPY. Bounded."""
+"""A batch holds the rows of a stream's messages that are read but not committed yet, as lines for COPY. Bounded."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,29 +12,29 @@ from relatum.recording.extractor import Extracted, Extractor
 from relatum.store.rows import copy_text, needs_escape
 
 BATCH_BYTES_MAX: Final = 4 << 20
-"""Maximum bytes of COPY lines in a transaction, roughly: 100,000 rows, which take PostgreSQL half a second."""
+"""Approximate maximum bytes of COPY lines in a transaction: 100,000 rows, which PostgreSQL writes in half a second."""
 
 LINE_BYTES: Final = 40
-"""Bytes of a COPY line without its value, roughly."""
+"""Approximate bytes of a COPY line without its value."""
 
-ROWS_AT_ONCE: Final = 256
-"""For this many rows of a stream or more, the lines are made at once; for fewer, at the commit, with other streams'."""
+IMMEDIATE_ROWS_MIN: Final = 256
+"""A batch formats this many rows immediately. Fewer rows are formatted at the commit, together with other streams'."""
 
 BATCH_MESSAGES_MAX: Final = 50_000
-"""Maximum messages in a transaction; reached if they have few keys."""
+"""Maximum messages of a batch. Messages with few keys reach it before the maximum of bytes."""
 
 # --- the sparse index of times ----------------------------------------------------------------------------------------
 #
-# A row for each message would cost as much as a key's row and slow the recorder down by a third. A row for each 128
-# messages costs less than a byte a message, and reading 128 messages takes less time than one attach. Invariants that
-# keep a lookup by time exact, even if publishers' times are not in offset order:
+# A row per message would cost as much as a key's row, and slow the recorder down by a third. A row per 128 messages
+# costs less than a byte per message, and reading 128 messages takes less time than one attach. These invariants keep a
+# lookup by time exact, even if publishers' times are not in offset order:
 #
 # - every message with a time has a block whose [min_us, max_us] includes its time and whose offsets include its offset;
 # - both ends of a block's range are times of messages in it;
-# - a block of class c is at most 4**c microseconds wide, so blocks that can include a time t begin at most 4**c before.
+# - a block of class c is at most 4**c microseconds wide: a block that includes a time t begins at most 4**c before t.
 #
-# If times are in order, a block is one row of any width. If not, its messages are grouped by time, and a group is at
-# most a second wide, so that a lookup never has to read blocks that span a day of disorder.
+# If times are in order, 128 messages are one block of any width. If not, they are grouped by time into blocks of at
+# most a second, so that a lookup never has to read blocks that span a day of disorder.
 
 
 class TimeBlock(NamedTuple):
@@ -56,7 +56,7 @@ def width_class(width_us: int) -> int:
 def time_blocks(
     offsets: Sequence[int], times: Sequence[int], high_us: int | None
 ) -> tuple[list[TimeBlock], int | None]:
-    """Return the blocks of consecutive messages, and the greatest time so far, including these messages."""
+    """Return the blocks of consecutive messages, and the greatest time so far. `high_us` is the one before them."""
     if len(times) == 1:
         # Common: most streams of a large commit have one message.
         (at,) = times
@@ -64,19 +64,19 @@ def time_blocks(
     blocks: list[TimeBlock] = []
     for start in range(0, len(offsets), TIME_BLOCK_MESSAGES_MAX):
         part = times[start : start + TIME_BLOCK_MESSAGES_MAX]
-        places = offsets[start : start + TIME_BLOCK_MESSAGES_MAX]
+        part_offsets = offsets[start : start + TIME_BLOCK_MESSAGES_MAX]
         low, high = min(part), max(part)
         in_order = (high_us is None or low >= high_us) and all(a <= b for a, b in pairwise(part))
         if in_order or high - low <= TIME_BLOCK_DISORDER_US_MAX:
-            blocks.append(TimeBlock(low, high, places[0], places[-1]))
+            blocks.append(TimeBlock(low, high, part_offsets[0], part_offsets[-1]))
         else:
-            blocks.extend(_grouped(places, part))
+            blocks.extend(_blocks_by_time(part_offsets, part))
         high_us = high if high_us is None else max(high_us, high)
     return blocks, high_us
 
 
-def _grouped(offsets: Sequence[int], times: Sequence[int]) -> list[TimeBlock]:
-    """Group messages by time; no group is wider than the allowed disorder."""
+def _blocks_by_time(offsets: Sequence[int], times: Sequence[int]) -> list[TimeBlock]:
+    """Return blocks of messages grouped by time, none wider than the allowed disorder."""
     groups: list[TimeBlock] = []
     members: list[int] = []
     first = last = 0
@@ -103,7 +103,7 @@ class Batch:
         self._extractor = extractor
         self._with_time = with_time
         self.times: list[int] = []
-        """The times of messages that have one, by `time_offsets`."""
+        """The times of messages that have one. `time_offsets` holds their offsets, in the same order."""
         self.time_offsets: list[int] = []
         self._last: Message | None = None
         self._rows: list[_Row] = []
@@ -113,28 +113,28 @@ class Batch:
         self.messages = 0
         self.receipts: list[tuple[str, int]] = []
         self.skips: dict[tuple[int, int, str], int] = {}
-        """How many values were not recorded, by stream, key and reason."""
+        """Numbers of values that were not recorded, by stream, key and reason."""
         self.links: list[object] = []
-        """Links to the spans that sent its first messages; empty without tracing."""
+        """Links to the publishers' spans of the first messages; empty without tracing."""
         self.last_offset = -1
         self.oldest_at: float | None = None
-        """When its first message was written, in seconds since 1970."""
+        """When the first message was written, in seconds since 1970; None if there is none."""
         self.newest_at = 0.0
-        """The same for its last message."""
+        """When the last message was written, in seconds since 1970."""
 
     @property
     def is_full(self) -> bool:
-        """Whether it should be committed before more is added."""
+        """Whether the batch should be committed before messages are added."""
         return self.line_bytes >= BATCH_BYTES_MAX or self.messages >= BATCH_MESSAGES_MAX
 
     def add(self, batch: RecordBatch) -> None:
         """Add the rows of a batch of records. Its offsets must follow those already added."""
         assert batch.first_offset > self.last_offset, "offsets only grow"
         chunk_ms = batch.chunk_ms
-        # One at a time: the garbage collector would traverse a list of results again and again.
+        # Add each result immediately: the garbage collector would traverse a list of results repeatedly.
         for offset, raw in zip(batch.offsets, batch.records, strict=True):
             self._add(offset, self._extractor.from_record(raw, chunk_ms))
-        if len(self._rows) >= ROWS_AT_ONCE:
+        if len(self._rows) >= IMMEDIATE_ROWS_MIN:
             self._lines.append(_lines_of(self._rows))
             self._rows = []
         self.messages += len(batch.offsets)
@@ -142,7 +142,7 @@ class Batch:
         self.newest_at = time.time() if chunk_ms is None else chunk_ms / 1000
         if self.oldest_at is None:
             self.oldest_at = self.newest_at
-        # It is decoded only if its position is needed.
+        # Decoded only when `position` is called.
         self._last = Message.from_record(batch.stream, batch.offsets[-1], batch.records[-1], chunk_ms)
 
     def _add(self, offset: int, extracted: Extracted) -> None:
@@ -151,9 +151,9 @@ class Batch:
             self.times.append(time_us)
             self.time_offsets.append(offset)
         if values:
-            shown = "\\N" if time_us is None else str(time_us)
+            time_text = "\\N" if time_us is None else str(time_us)
             for key_id, value in values:
-                self._rows.append((offset, shown, self.stream_id, key_id, value))
+                self._rows.append((offset, time_text, self.stream_id, key_id, value))
                 self.line_bytes += len(value) + LINE_BYTES
             self.rows += len(values)
         for key_id, reason in skips:
@@ -164,7 +164,7 @@ class Batch:
 
     @staticmethod
     def lines(batches: Iterable["Batch"]) -> list[str]:
-        """Return the rows of batches in COPY's text format, many lines in each text."""
+        """Return the rows of batches in COPY's text format, many lines per string."""
         texts, rows = list[str](), list[_Row]()
         for batch in batches:
             texts += batch._lines
@@ -172,7 +172,7 @@ class Batch:
         return [*texts, _lines_of(rows)]
 
     def position(self) -> Position:
-        """Return the last message's position, which identifies the stream later."""
+        """Return the last message's position, by which the stream is recognised later."""
         assert self._last is not None, "a batch that is committed holds messages"
         return position_of(self._last)
 
@@ -188,18 +188,18 @@ def _lines_of(rows: list[_Row]) -> str:
 
 
 def readable(batch: RecordBatch) -> Iterator[tuple[RecordBatch, str | None]]:
-    """Split a batch into runs that can be recorded, and runs that this installation cannot unpack, with the reason.
+    """Split a batch into runs: each with None if it can be recorded, or with the reason why it cannot be unpacked here.
 
-    A corrupt record can be recorded, as a message without keys: no installation will ever unpack it.
+    A corrupt record is recorded as a message without keys, because no installation can unpack it.
     """
     if UnreadableRecord not in set(map(type, batch.records)):
         yield batch, None
         return
-    for reason, run in groupby(zip(batch.offsets, batch.records, strict=True), key=_why_not):
+    for reason, run in groupby(zip(batch.offsets, batch.records, strict=True), key=_unreadable_reason):
         offsets, records = zip(*run, strict=True)
         yield replace(batch, first_offset=offsets[0], offsets=offsets, records=records), reason
 
 
-def _why_not(record: tuple[int, bytes]) -> str | None:
+def _unreadable_reason(record: tuple[int, bytes]) -> str | None:
     raw = record[1]
     return raw.reason if isinstance(raw, UnreadableRecord) and not raw.is_broken else None

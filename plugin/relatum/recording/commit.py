@@ -34,7 +34,7 @@ logger = logging.getLogger("relatum.recorder")
 
 
 def add_links(batch: Batch, part: RecordBatch) -> None:
-    """Add links to the spans that sent a batch's first messages; `part` was added last."""
+    """Link a batch to the publishers' spans of its first messages. `part` is the last that was added."""
     left = LINKS_MAX - (batch.messages - len(part.offsets))
     if left > 0:
         batch.links += otel.links_of(_messages_of(part), left)
@@ -47,7 +47,7 @@ def _messages_of(part: RecordBatch) -> Iterator[Message]:
 
 
 def recording(named: Sequence[tuple[str, Batch]], name: str = "record") -> AbstractContextManager[Span]:
-    """Return a span around the transaction that writes batches; it does nothing without tracing."""
+    """Return the span of a transaction that writes batches; without tracing, a span without effect."""
 
     def describe() -> Description:
         batches = [batch for _, batch in named]
@@ -72,33 +72,33 @@ def recording(named: Sequence[tuple[str, Batch]], name: str = "record") -> Abstr
 
 
 CHECKPOINT_OFFSETS: Final = 10_000
-"""Offsets between two checkpoints: at most this many are recorded again after a stream lost its tail."""
+"""Offsets after which a commit adds a checkpoint. A stream that lost its tail is recorded again from a checkpoint."""
 
 
 @dataclass(slots=True, eq=False)
 class Share:
-    """One stream's part of a commit, which advances `row` and `high_us` if it succeeds."""
+    """One stream's part of a commit. A successful commit advances `row` and `high_us`."""
 
     row: CoverageRow
     batch: Batch
     high_us: int | None = None
-    """The greatest time recorded since the tail was opened. It affects the time index's size, not its results."""
+    """The greatest time recorded since the tail was opened. Affects the size of the time index, but no result."""
     checkpoint: bool = False
     is_committed: bool = False
     is_held_up: bool = False
-    """Whether another session held the range's lock at the last commit: then rows are sent after it is locked."""
+    """Whether another session had locked the range at the last commit. The next commit locks it before sending rows."""
 
 
 class _LostRace(Exception):
-    """Some range could not be advanced: roll back."""
+    """Rolls the transaction back, since a range could not be advanced."""
 
 
 def commit_shares(engine: sa.Engine, shares: Sequence[Share]) -> None:
     """Write the rows of many streams' batches and extend their coverage, in one transaction.
 
-    The rows are sent before the ranges are locked: PostgreSQL ends the transaction of a suspended process, but not
-    while it waits for rows of COPY. If a range cannot be advanced, all is rolled back and committed again with the
-    ranges first; streams that lost the race are then left out.
+    The rows are sent before the ranges are locked: PostgreSQL ends a suspended process's transaction and locks, except
+    while it waits for COPY's rows. If a range cannot be advanced, the transaction is rolled back. A second transaction
+    advances the ranges first, and then writes only the rows of streams whose ranges it advanced.
     """
     try:
         _commit(engine, shares, rows_first=not any(share.is_held_up for share in shares))
@@ -111,19 +111,19 @@ def _commit(engine: sa.Engine, shares: Sequence[Share], *, rows_first: bool) -> 
     with transaction(engine) as connection:
         times = _write(connection, shares) if rows_first else []
         moved, held_up = advance_all(connection, moves)
-        won = [share for share in shares if share.row.coverage_id in moved]
+        advanced = [share for share in shares if share.row.coverage_id in moved]
         if not rows_first:
-            times = _write(connection, won)
-        elif len(won) < len(shares):
+            times = _write(connection, advanced)
+        elif len(advanced) < len(shares):
             raise _LostRace
         skips: Counter[tuple[int, int, str]] = Counter()
-        for share in won:
+        for share in advanced:
             if share.batch.skips:
                 skips.update(share.batch.skips)
         count_skips(connection, skips)
-        marked = {share.row.coverage_id for share in won if share.checkpoint}
+        marked = {share.row.coverage_id for share in advanced if share.checkpoint}
         add_checkpoints(connection, [(row.stream_id, last) for row, last in moves if row.coverage_id in marked])
-    for share, high_us in zip(won, times, strict=True):
+    for share, high_us in zip(advanced, times, strict=True):
         share.high_us = high_us
     for (row, last), share in zip(moves, shares, strict=True):
         share.is_held_up = row.coverage_id in held_up
@@ -137,10 +137,10 @@ def _write(connection: sa.Connection, shares: Sequence[Share]) -> list[int | Non
 
 
 def write_rows(connection: sa.Connection, batches: Sequence[tuple[Batch, int | None]]) -> list[int | None]:
-    """Write batches' rows into their tables, in the caller's transaction.
+    """Write batches' rows in the caller's transaction, and return the greatest time of each stream.
 
-    Never waits for other writers' locks. The caller updates the counters of skipped values: they are single rows, and
-    the first transaction to update them blocks all others until it ends.
+    Never waits for other writers' locks. So the caller updates the counters of skipped values: they are single rows,
+    and the first transaction that updates one blocks all others until it ends.
     """
     copy_rows(connection, Batch.lines([batch for batch, _ in batches]))
     blocks: list[str] = []
@@ -161,26 +161,26 @@ def write_rows(connection: sa.Connection, batches: Sequence[tuple[Batch, int | N
     return highest
 
 
-def add_checkpoints(connection: sa.Connection, places: Sequence[tuple[int, Position]]) -> None:
-    """Store the last positions of some streams, by stream id."""
-    lines = [f"{id_}\t{at.offset}\t{at.fingerprint}\t{copy_number(at.chunk_ms)}\n" for id_, at in places]
+def add_checkpoints(connection: sa.Connection, positions: Sequence[tuple[int, Position]]) -> None:
+    """Store checkpoints: the last positions of streams, with the streams' ids."""
+    lines = [f"{id_}\t{at.offset}\t{at.fingerprint}\t{copy_number(at.chunk_ms)}\n" for id_, at in positions]
     copy_lines(connection, "checkpoints", lines)
 
 
 # --- the committer ----------------------------------------------------------------------------------------------------
 
-HELD_UP_S: Final = 0.05
-"""Seconds before the commit of a stream is retried whose range another session had locked."""
+LOCK_RETRY_S: Final = 0.05
+"""Seconds before a stream's commit is retried if another session had locked its range."""
 
 
 class Committer:
-    """Fills batches in the loop, and commits them in a thread of its own.
+    """Fills batches in the loop, and commits them in a separate thread.
 
-    Everything that is ready when a transaction ends goes into the next one. With one stream, that is a lone message or
-    a batch; with a thousand streams, a few hundred small batches, which the follower gathers. If PostgreSQL refuses a
-    transaction, each stream is committed separately, so that only the streams at fault fail.
+    All batches that are ready when a transaction ends are committed in the next one. With one stream, that is a single
+    message or a batch; with a thousand streams, a few hundred small batches, which the follower gathers. If PostgreSQL
+    refuses a transaction, each stream is committed separately, so that only the streams at fault fail.
 
-    `on_receipts`: Called after commits that publishers wait for.
+    `on_receipts`: Called after each commit of receipts.
     """
 
     def __init__(self, group: "RecorderGroup", engine: sa.Engine, on_receipts: Callable[[], None]) -> None:
@@ -189,51 +189,51 @@ class Committer:
         self._threads = Threads(1, "relatum-recorder-commits")
         self._engine = engine
         self._on_receipts = on_receipts
-        self._done: list[Event] = []
-        self._is_due = False
+        self._released: list[Event] = []
+        self._is_scheduled = False
         self._ready: dict[OpenTail, None] = {}
         self._committing = 0
         self._task: asyncio.Task[None] | None = None
 
     # --- events of the follower ---------------------------------------------------------------------------------------
 
-    def take(self, event: Event) -> None:
-        """Handle an event of the follower. The records of one turn of the loop are committed together."""
+    def on_event(self, event: Event) -> None:
+        """Handle an event of the follower. Records of one iteration of the loop are committed together."""
         if self._group.stopping.is_set():
             return
-        if not self._is_due:
-            self._is_due = True
-            asyncio.get_running_loop().call_soon(self._hand_on)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._release_and_commit)
         if isinstance(event, Records):
-            self._put(event)
+            self._add_records(event)
         else:
-            self._group.note(event)
+            self._group.on_event(event)
 
-    def _hand_on(self) -> None:
-        """Release the records of this turn, and commit."""
-        self._is_due = False
-        done, self._done = self._done, []
+    def _release_and_commit(self) -> None:
+        """Release the records of this iteration, and commit."""
+        self._is_scheduled = False
+        done, self._released = self._released, []
         self._group.follower.done(*done)
-        self._go_on()
+        self._start_commits()
 
-    def _put(self, event: Records) -> None:
-        stream = self._group.of(event.stream, event.following)
+    def _add_records(self, event: Records) -> None:
+        stream = self._group.stream_of(event.stream, event.following)
         if stream is None or stream.tail is None or not stream.is_read:
-            # A stream that is not open is read again from the end of its coverage.
-            self._done.append(event)
+            # Ignore the records: a stream that is not open will be read again from the end of its coverage.
+            self._released.append(event)
             return
         tail, has_room = stream.tail, True
         try:
             self._extract(tail, event.batch)
-            has_room = tail.is_closing or not tail.is_full(self._busy)
+            has_room = tail.is_closing or not tail.is_full(self._busy_count)
         except Exception as error:  # noqa: BLE001 - a defect of one stream stops no other
             stream.failed(tail, error)
-        (self._done if has_room else tail.held).append(event)
+        (self._released if has_room else tail.unreleased).append(event)
 
     def _extract(self, tail: "OpenTail", batch: RecordBatch) -> None:
         for part, reason in readable(batch):
             if reason is not None:
-                tail.stream.pass_over(tail.opened.stream, part.last_offset + 1, reason)
+                tail.stream.skip_unreadable(tail.opened.stream, part.last_offset + 1, reason)
                 return
             tail.add(part)
             tail.stream.progress.read(part.last_offset)
@@ -242,19 +242,19 @@ class Committer:
 
     # --- commits ------------------------------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
-        """Start committing, unless a task is running: it continues with what is ready."""
+    def _start_commits(self) -> None:
+        """Start a task that commits, unless one is running, which also commits the new batches."""
         if self._task is None and self._ready:
             self._task = self._loop.spawn(self._run())
 
     @property
-    def _busy(self) -> int:
+    def _busy_count(self) -> int:
         """The number of streams that have something to commit."""
         return len(self._ready) + self._committing
 
     async def finish(self) -> None:
         """Commit what is ready, then end the thread."""
-        self._go_on()
+        self._start_commits()
         if self._task is not None:
             await asyncio.wait([self._task])
         self._threads.shutdown()
@@ -262,7 +262,7 @@ class Committer:
     async def _run(self) -> None:
         try:
             while self._ready:
-                await self._group.membership.in_time()
+                await self._group.membership.renew_if_overdue()
                 ready, self._ready = self._ready, {}
                 await self._commit([tail for tail in ready if not tail.is_over])
         finally:
@@ -274,11 +274,11 @@ class Committer:
         self._committing = len(tails)
         for tail in tails:
             tail.take()
-            # A stream that was held up still has a batch that it filled.
-            if not tail.is_full(self._busy):
-                tail.stream.let_more_come(tail)
+            # After a lock conflict, the next batch may be full already.
+            if not tail.is_full(self._busy_count):
+                tail.stream.grant_credit(tail)
         try:
-            errors = await self._loop.ask(self._written, tails, threads=self._threads)
+            errors = await self._loop.ask(self._commit_in_thread, tails, threads=self._threads)
         except Exception as error:  # noqa: BLE001 - becomes the error of each stream
             errors = [error] * len(tails)
         has_receipts = False
@@ -286,28 +286,28 @@ class Committer:
             if cause is not None:
                 tail.stream.failed(tail, cause)
             elif tail.is_held_up:
-                self._loop.call_later(HELD_UP_S, self._try_again, tail)
+                self._loop.call_later(LOCK_RETRY_S, self._retry, tail)
             else:
                 has_receipts |= bool(tail.batch.receipts)
                 tail.committed()
                 if tail.filling.messages:
                     self._ready[tail] = None
         if has_receipts:
-            # Not earlier: a process that ends after its receipt must find nothing left.
+            # Only now: if a process gets its receipt and closes, `left` must no longer count the message.
             self._on_receipts()
 
-    def _try_again(self, tail: "OpenTail") -> None:
+    def _retry(self, tail: "OpenTail") -> None:
         self._ready[tail] = None
-        self._go_on()
+        self._start_commits()
 
     # --- the thread that commits --------------------------------------------------------------------------------------
 
-    def _written(self, tails: "Sequence[OpenTail]") -> list[Exception | None]:
-        """Commit shares; return each stream's error, or None."""
-        begun = time.perf_counter()
+    def _commit_in_thread(self, tails: "Sequence[OpenTail]") -> list[Exception | None]:
+        """Commit batches; return each stream's error, or None."""
+        started_at = time.perf_counter()
         with recording([(tail.stream.name, tail.batch) for tail in tails]) as span:
             errors = self._outcomes(tails, span)
-        self._group.batch_s.observe(time.perf_counter() - begun)
+        self._group.batch_s.observe(time.perf_counter() - started_at)
         return errors
 
     def _outcomes(self, tails: "Sequence[OpenTail]", span: Span) -> list[Exception | None]:
@@ -325,7 +325,7 @@ class Committer:
         for tail in tails:
             lost = None
             if not tail.is_committed and not tail.is_held_up:
-                message = f"another recorder moved the coverage from {tail.row.to_offset} first; nothing was written"
+                message = f"another recorder moved the tail from {tail.row.to_offset} first; nothing was written"
                 lost = CoverageConflict(message, stream=tail.stream.name)
                 span.failed(lost)
             errors.append(lost)

@@ -1,8 +1,8 @@
-"""The rows stored for a window of a stream, the expected rows, and how they differ. Pure except for one read.
+"""Compares the rows stored for a window of a stream with the expected rows. Only `Stored` reads the database.
 
-Each message with a time belongs to exactly one block of the time index. A block's messages are those between its
-offsets whose times are between its times; its ends are exactly theirs. There are at most 128 messages between its
-offsets.
+Each message with a time belongs to exactly one block of the time index. A block's messages are those whose offset and
+time are both in its ranges. Each end of its ranges is the offset or time of one of its messages, of which it has at
+most 128.
 """
 
 from bisect import bisect_left, bisect_right
@@ -24,21 +24,22 @@ from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_offsets
 
 DIFFERENCES_MAX: Final = 1_000
-"""Differences listed for one stream; further ones are counted, and repaired as well."""
+"""Maximum differences listed for one stream. Further ones are counted and repaired, but not listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A row, message or range of offsets on which table and stream disagree.
 
-    `table` names the table; `offset` is the first offset, and `to_offset` ends a range, if it is one. `kind` is
+    `table` names the table. `offset` is the first offset; `to_offset` is the end of a range, None for a single offset.
+    `kind` is one of:
 
     - `missing`: a message's value has no row;
-    - `unsound`: a row's message has no such value, there is no such message, or no definition has its key id;
-    - `duplicate`: a row exists more than once, or two blocks of the time index hold the same messages;
-    - `time_missing`: no block of the time index holds the message;
-    - `time_wrong`: a block's ends are not those of its messages;
-    - `uncovered`: correct rows or blocks at offsets outside the coverage;
+    - `unsound`: a row has no message, a value that its message lacks, or a key id without a definition;
+    - `duplicate`: a row exists more than once, or two blocks of the time index include the same message;
+    - `time_missing`: no block of the time index includes the message;
+    - `time_wrong`: a block's ends differ from those of its messages;
+    - `uncovered`: a row or block is correct, but its offset is outside the coverage;
     - `coverage`: a range of the coverage is invalid; `detail` says why;
     - `replaced`: the last recorded message is not in the stream, which was declared again or lost its tail.
     """
@@ -62,10 +63,10 @@ def end_of(difference: Difference) -> int:
 class StreamVerified:
     """The comparison of one stream, and its differences.
 
-    `windows` of `windows_total` were compared; `damaged` are the ranges of offsets with all differences found, listed
-    or not. `unproven` says what could not be compared, and why. `is_recorded` is False if the database does not have
-    the stream: nothing was compared. `stream_id` is the generation's number, `super_stream` the super stream whose
-    name the caller gave for the stream.
+    `windows` of `windows_total` were compared; `damaged` holds the ranges of offsets with all differences found, listed
+    or not. `unproven` says which parts could not be compared, and why. `is_recorded` is False if the database does not
+    have the stream: nothing was compared. `stream_id` identifies the stream's generation; `super_stream` is the super
+    stream by whose name the caller selected the stream.
     """
 
     stream: str
@@ -90,7 +91,7 @@ class StreamVerified:
             self.differences.append(difference)
 
     def add_window(self, window: Range, found: Iterable[Difference]) -> None:
-        """Count a compared window and what was found in it."""
+        """Count a compared window, and add the differences found in it."""
         self.windows += 1
         end = 0
         for difference in found:
@@ -101,7 +102,7 @@ class StreamVerified:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The comparison of several streams. `exact` is False if only a sample was compared, chosen by `seed`.
+    """The comparison of several streams. `exact` is False if only a sample, chosen by `seed`, was compared.
 
     `failed` holds the streams that could not be compared, with the errors; they are not in `streams`.
     """
@@ -137,7 +138,7 @@ class Block(NamedTuple):
     width_class: int
 
 
-# Duplicate rows are counted by PostgreSQL: any number of them takes the memory of one.
+# PostgreSQL counts duplicate rows, so that any number of them takes the memory of one.
 _ROWS_OF: Final = sql(f"""
     SELECT stream_offset, key_id, value, time_us, count(*) FROM relatum.relationships r
     WHERE stream_id = :stream_id::integer AND stream_offset >= :start::bigint AND stream_offset < :stop::bigint
@@ -152,9 +153,9 @@ _REMOVED: Final = sql("SELECT key_id FROM relatum.keys WHERE removed_at IS NOT N
 
 
 class Stored:
-    """The rows stored for a window, and what they should be by the coverage and the key definitions.
+    """The rows stored for a window, with the coverage and key definitions that determine the expected rows.
 
-    The transaction that reads them is one snapshot, or holds the stream's locks.
+    `connection` must read from one snapshot, or hold the stream's locks.
     """
 
     def __init__(self, connection: sa.Connection, stream_id: int, window: Range) -> None:
@@ -168,7 +169,7 @@ class Stored:
         self.removed_key_ids = frozenset(connection.scalars(_REMOVED))
 
     def covers(self, offset: int, key_id: int) -> bool:
-        """Return whether the offset is recorded for the key, or for `TIME`."""
+        """Return whether the offset is recorded for a key id, which may be `TIME`."""
         return any(row.from_offset <= offset < row.to_offset and row.holds(key_id) for row in self._covering)
 
     def proves(self, offset: int, key_id: int) -> bool:
@@ -176,7 +177,7 @@ class Stored:
         return any(row.from_offset <= offset < row.to_offset and row.proves(key_id) for row in self._covering)
 
     def values(self, message: Message) -> Iterator[tuple[int, str]]:
-        """Yield the message's values by key id, recorded or not."""
+        """Yield (key id, value) for each value of a message, recorded or not."""
         if not message.is_amqp:
             return
         base_of = bases_of(message)
@@ -186,11 +187,11 @@ class Stored:
 
 
 def compare_window(
-    messages: Sequence[Message], behind: Sequence[Message], stored: Stored, first_retained: int
+    messages: Sequence[Message], later: Sequence[Message], stored: Stored, first_retained: int
 ) -> Iterator[Difference]:
-    """Yield the differences between the table and a window's messages."""
+    """Yield the differences between the table and a window's messages. `later` holds messages after the window."""
     yield from _compare_rows(messages, stored)
-    yield from _compare_blocks([*messages, *behind], stored, first_retained)
+    yield from _compare_blocks([*messages, *later], stored, first_retained)
 
 
 def _compare_rows(messages: Sequence[Message], stored: Stored) -> Iterator[Difference]:
@@ -199,7 +200,7 @@ def _compare_rows(messages: Sequence[Message], stored: Stored) -> Iterator[Diffe
     found = [("missing", row) for row in wanted - {row for row, _ in stored.rows}]
     for row, count in stored.rows:
         if row.key_id in stored.removed_key_ids:
-            continue  # The next prune deletes it.
+            continue  # The next prune deletes the row.
         if row not in wanted and row not in allowed:
             found.append(("unsound", row))
         elif count > 1:
@@ -223,7 +224,7 @@ def _wanted_rows(messages: Sequence[Message], stored: Stored) -> tuple[set[Row],
             if stored.proves(offset, key_id):
                 wanted.add(row)
                 continue
-            # Rows recorded over AMQP 0.9.1 may be incomplete, and lack times.
+            # Rows recorded over AMQP 0.9.1 may be incomplete, and may lack times.
             allowed.add(row)
             if message.time_source is TimeSource.CHUNK and stored.covers(offset, key_id):
                 allowed.add(row._replace(time_us=None))
@@ -231,7 +232,7 @@ def _wanted_rows(messages: Sequence[Message], stored: Stored) -> tuple[set[Row],
 
 
 MARGIN_MESSAGES: Final = TIME_BLOCK_MESSAGES_MAX
-"""Messages after a window that a block which begins in it may include."""
+"""Maximum messages after a window that may belong to a block which begins in the window."""
 
 
 def _compare_blocks(messages: Sequence[Message], stored: Stored, first_retained: int) -> Iterator[Difference]:
@@ -240,62 +241,62 @@ def _compare_blocks(messages: Sequence[Message], stored: Stored, first_retained:
     start, end = stored.window
     timed = [(message.offset, message.time_us) for message in messages if message.time_us is not None]
     offsets = [offset for offset, _ in timed]
-    held: dict[Block, list[tuple[int, int]]] = {}
-    holders: dict[int, list[Block]] = {offset: [] for offset in offsets}
+    messages_of: dict[Block, list[tuple[int, int]]] = {}
+    blocks_of: dict[int, list[Block]] = {offset: [] for offset in offsets}
     for block in sorted(counts):
         between = timed[bisect_left(offsets, block.first_offset) : bisect_right(offsets, block.last_offset)]
-        held[block] = [each for each in between if block.min_us <= each[1] <= block.max_us]
-        for offset, _ in held[block]:
-            holders[offset].append(block)
+        messages_of[block] = [each for each in between if block.min_us <= each[1] <= block.max_us]
+        for offset, _ in messages_of[block]:
+            blocks_of[offset].append(block)
     found = [
         Difference("time_missing", offset, "time", "", time_us, "time_blocks")
         for offset, time_us in timed
-        if not holders[offset] and start <= offset < end and stored.covers(offset, TIME)
+        if not blocks_of[offset] and start <= offset < end and stored.covers(offset, TIME)
     ]
     # A wrong block may include anything: only a message in two correct blocks is a duplicate.
-    exact = {block for block in counts if _is_exact(block, held[block], first_retained)}
-    twice = {block for blocks in holders.values() for block in [each for each in blocks if each in exact][1:]}
+    exact = {block for block in counts if _is_exact(block, messages_of[block], first_retained)}
+    overlapping = {block for blocks in blocks_of.values() for block in [each for each in blocks if each in exact][1:]}
     for block, count in counts.items():
         # A block that begins before the first retained offset belongs to the first window.
         if not (start <= block.first_offset < end or block.first_offset < first_retained == start):
             continue
         wrong = {
             "time_wrong": block not in exact,
-            "duplicate": block in exact and (count > 1 or block in twice),
-            "uncovered": block in exact and not all(stored.covers(offset, TIME) for offset, _ in held[block]),
+            "duplicate": block in exact and (count > 1 or block in overlapping),
+            "uncovered": block in exact and not all(stored.covers(offset, TIME) for offset, _ in messages_of[block]),
         }
         at, stop, detail = block.first_offset, block.last_offset + 1, f"{tuple(block)}"
-        kinds = [kind for kind, is_so in wrong.items() if is_so]
+        kinds = [kind for kind, applies in wrong.items() if applies]
         found += [Difference(kind, at, "time", "", block.min_us, "time_blocks", stop, detail) for kind in kinds]
     yield from sorted(found, key=lambda each: (each.offset, each.kind, each.detail))
 
 
-def _is_exact(block: Block, held: Sequence[tuple[int, int]], first_retained: int) -> bool:
+def _is_exact(block: Block, pairs: Sequence[tuple[int, int]], first_retained: int) -> bool:
     """Return whether a block exactly matches its (offset, time) pairs, as far as they are retained."""
-    if not 0 < len(held) <= TIME_BLOCK_MESSAGES_MAX or block.last_offset != held[-1][0]:
+    if not 0 < len(pairs) <= TIME_BLOCK_MESSAGES_MAX or block.last_offset != pairs[-1][0]:
         return False
     if block.width_class != width_class(block.max_us - block.min_us):
         return False
     if block.first_offset < first_retained:
         return block.first_offset >= 0
-    times = [time_us for _, time_us in held]
-    return (block.first_offset, block.min_us, block.max_us) == (held[0][0], min(times), max(times))
+    times = [time_us for _, time_us in pairs]
+    return (block.first_offset, block.min_us, block.max_us) == (pairs[0][0], min(times), max(times))
 
 
 # --- the coverage -----------------------------------------------------------------------------------------------------
 
 
 def compare_coverage(rows: Sequence[CoverageRow], first: int | None, last: int | None) -> Iterator[Difference]:
-    """Yield ranges that contradict the stream's ends; an end of None is not compared.
+    """Yield differences for ranges that contradict the stream's ends; an end of None is not compared.
 
-    Two ranges may cover the same offsets: no lookup depends on that, and rows recorded twice are differences.
+    Overlapping ranges are valid: no lookup depends on disjoint ranges, and other comparisons detect duplicate rows.
     """
     for row in rows:
         if last is not None and row.to_offset > last + 1:
             yield _of_coverage(max(row.from_offset, last + 1), row.to_offset, "the stream ends earlier")
         if first is not None and row.kind == "hole" and row.to_offset > first:
             yield _of_coverage(max(row.from_offset, first), row.to_offset, "a hole where the stream has messages")
-    if rows and not has_right_tail(rows):
+    if rows and not has_valid_tail(rows):
         end = max(row.to_offset for row in rows)
         yield _of_coverage(end, end, "the range that ends last is not the tail")
 
@@ -304,7 +305,7 @@ def _of_coverage(start: int, end: int, detail: str) -> Difference:
     return Difference("coverage", start, table="coverage", to_offset=end, detail=detail)
 
 
-def has_right_tail(rows: Sequence[CoverageRow]) -> bool:
+def has_valid_tail(rows: Sequence[CoverageRow]) -> bool:
     """Return whether exactly one range is the tail, and it ends last."""
     tails = [row for row in rows if row.is_tail]
     return len(tails) == 1 and tails[0].kind == "recorded" and tails[0].to_offset == max(row.to_offset for row in rows)

@@ -1,7 +1,7 @@
 """A recorder inside a publisher's process.
 
-A message published to the default exchange goes to the queue named by its routing key, so Relatum asks the broker about
-that name. For any other exchange, it asks which streams are bound to it. It never asks which of them a routing key
+The default exchange routes a message to the queue named by its routing key: Relatum queries the broker for a stream of
+that name. For any other exchange, it queries the streams bound to it. It never queries which of them a routing key
 reaches: if the exchange inspects messages, that query crashes the stream plugin of RabbitMQ 3.10.
 """
 
@@ -37,20 +37,20 @@ from relatum.store.database import AnyDatabase
 
 logger = logging.getLogger("relatum.recorder")
 
-# --- where messages go ------------------------------------------------------------------------------------------------
+# --- destinations of messages -----------------------------------------------------------------------------------------
 
 ASK_S: Final = (0.5, 60.0)
-"""Least and most seconds before a query is repeated; doubled each time."""
+"""Minimum and maximum seconds before a query is repeated; the pause doubles each time."""
 
 UNUSED_S: Final = 300.0
-"""Seconds without a publish after which Relatum stops asking about a name or exchange."""
+"""Seconds without a publish after which Relatum stops querying a name or exchange."""
 
 SUBJECTS_MAX: Final = 10_000
-"""Maximum names and exchanges in memory; the least recently used one is dropped first."""
+"""Maximum names and exchanges in memory; the least recently used is dropped first."""
 
 
 class Subject(NamedTuple):
-    """The subject of a query: a possible name of a stream, or an exchange."""
+    """The subject of a query: an exchange, or a name that may be a stream's."""
 
     name: str
     is_exchange: bool
@@ -58,22 +58,22 @@ class Subject(NamedTuple):
 
 @dataclass(slots=True)
 class _State:
-    due: float
-    used: float
+    query_at: float
+    used_at: float
     pause_s: float = ASK_S[0]
 
 
 class Watched:
-    """The subjects of one recorder. Guarded by its lock."""
+    """The subjects that one recorder queries. Callers hold the recorder's lock."""
 
     def __init__(self) -> None:
         self.new: dict[Subject, None] = {}
-        self._due: list[Subject] = []
+        self._queue: list[Subject] = []
         self._states: dict[Subject, _State] = {}
         self._streams: set[str] = set()
 
     def add(self, exchange: Any, routing_key: Any, now: float) -> bool:
-        """Note a message's destination; return True if the broker must be asked about it now.
+        """Add a message's destination; return True if it is new and must be queried now.
 
         Invalid names are ignored: the client refuses them.
         """
@@ -86,26 +86,26 @@ class Watched:
             if len(self._states) >= SUBJECTS_MAX:
                 self._forget(next(iter(self._states)))
         self._states[subject] = state or _State(now, now)
-        self._states[subject].used = now
+        self._states[subject].used_at = now
         return state is None
 
     def next(self, now: float) -> Subject | None:
         """Return the subject of the next query, new subjects first; None if no query is due."""
         if self.new:
             return next(iter(self.new))
-        if not self._due:
+        if not self._queue:
             for subject, state in list(self._states.items()):
-                if now - state.used > UNUSED_S:
+                if now - state.used_at > UNUSED_S:
                     self._forget(subject)
-            self._due = [subject for subject, state in reversed(self._states.items()) if state.due <= now]
-        return self._due.pop() if self._due else None
+            self._queue = [subject for subject, state in reversed(self._states.items()) if state.query_at <= now]
+        return self._queue.pop() if self._queue else None
 
     def next_s(self, now: float) -> float:
         """Return the seconds until the next query is due."""
-        return max(0.0, min((state.due for state in self._states.values()), default=now + ASK_S[1]) - now)
+        return max(0.0, min((state.query_at for state in self._states.values()), default=now + ASK_S[1]) - now)
 
     def answered(self, subject: Subject, streams: Sequence[str], now: float) -> None:
-        """Note the broker's answer. A stream's name is not queried again; other queries repeat after a backoff."""
+        """Store the broker's answer. A stream's name is not queried again; other queries repeat after a backoff."""
         if streams and not subject.is_exchange:
             self._forget(subject)
             self._streams.update(streams)
@@ -113,7 +113,7 @@ class Watched:
         self.new.pop(subject, None)
         state = self._states.get(subject)
         if state is not None:
-            state.due = now + state.pause_s
+            state.query_at = now + state.pause_s
             state.pause_s = min(2 * state.pause_s, ASK_S[1])
 
     def _forget(self, subject: Subject) -> None:
@@ -140,7 +140,7 @@ def _text(value: Any) -> str | None:
 # --- the publisher's keys ---------------------------------------------------------------------------------------------
 
 COMPARE_S: Final = 60.0
-"""Seconds after which the definitions are compared again: others may have removed and redefined a key."""
+"""Seconds between two comparisons of the definitions: another process may remove and redefine a key."""
 
 
 class PublishersKeys:
@@ -157,11 +157,11 @@ class PublishersKeys:
             self.agreement.tell(None)
 
     def look(self) -> float:
-        """Ask the database, and return the seconds until the next query."""
+        """Compare the keys with the database's; return the seconds until the next comparison."""
         try:
             # Define only once: a key that is missing later was removed on purpose.
-            ask = add_keys if self._defines and not self.has_agreed else check_keys
-            ask(self._engine, self._definitions)
+            query = add_keys if self._defines and not self.has_agreed else check_keys
+            query(self._engine, self._definitions)
         except (KeyDefinitionConflict, InvalidKeyDefinition) as error:
             if self.agreement.conflict is None:
                 logger.warning("the database and this publisher define the keys differently: %s", ended(error))
@@ -181,34 +181,34 @@ class PublishersKeys:
 # --- the recorder -----------------------------------------------------------------------------------------------------
 
 DRAIN_S: Final = 1.8
-"""Seconds for which a closing recorder still records the last messages. The next recorder records the rest."""
+"""Seconds for which a closing recorder continues to record. The next recorder records the rest."""
 
 CLOSE_S: Final = 2.0
-"""Seconds that closing may take in all; threads that wait for a silent server are left to end by themselves."""
+"""Maximum seconds of a close, in total. A close does not wait for threads that a silent server blocks."""
 
 DATABASE_CONNECTIONS_MAX: Final = 2
-"""Connections to PostgreSQL of one embedded recorder; there may be hundreds of recorders."""
+"""Maximum connections to PostgreSQL of one embedded recorder, since there may be hundreds of recorders."""
 
 GATHER_S: Final = 0.01
-"""Most seconds for which messages are gathered before they are committed: publishers wait for their receipts."""
+"""Maximum seconds for which messages are gathered before a commit: short, since publishers wait for receipts."""
 
-_TALK: Final = ("celeryev", ".pidbox")
-"""Suffixes of Celery's exchanges for its workers' events, which are expected to have no streams."""
+_CELERY_SUFFIXES: Final = ("celeryev", ".pidbox")
+"""Suffixes of Celery's exchanges for worker events and control, which are expected to have no streams."""
 
 BOUND_MAX: Final = 100
 """Maximum streams recorded for one exchange that is not a super stream."""
 
 
 class EmbeddedRecorder:
-    """Records the streams that are published to.
+    """Records the streams that this process publishes to.
 
-    Except for `close`, its methods never wait for the broker or the database.
+    Only `close` waits for the broker or the database.
 
     Args:
         broker: The broker.
         database: PostgreSQL's URL, or a `Database`.
-        definitions: Keys to define, unless they are already defined.
-        defines: False: only compare the keys with the database's, for a publisher whose streams others record.
+        definitions: Keys to define, unless they are already defined. Default: none.
+        defines: Whether to define the keys. False: only compare them, since another process records. Default: True.
     """
 
     def __init__(
@@ -222,15 +222,15 @@ class EmbeddedRecorder:
         address = BrokerAddress.of(broker)
         definitions = as_definitions(definitions)
         self._group = RecorderGroup(
-            address, database, connections_max=DATABASE_CONNECTIONS_MAX, gather_s=GATHER_S, on_receipts=self._hurry
+            address, database, connections_max=DATABASE_CONNECTIONS_MAX, gather_s=GATHER_S, on_receipts=self._poll_soon
         )
         self._keys = PublishersKeys(self._group.database.engine, definitions, defines=defines)
         self.agreement = self._keys.agreement
         """Whether the database defines the keys as the publisher does."""
         self._changed = threading.Condition()
         self._watched = Watched()
-        self._is_away = False
-        """Whether the last query of the broker failed, or the keys are not defined."""
+        self._is_down = False
+        """Whether the last query to the broker failed, or the keys are not defined."""
         self._unknown: set[str] = set()
         self._waits: WeakSet[SharedWait[Any, Any]] = WeakSet()
         self._search: Duty | None = None
@@ -238,7 +238,7 @@ class EmbeddedRecorder:
         self._begin()
 
     def _begin(self) -> None:
-        """Start the loop. If the interpreter is exiting or out of threads, publishing continues without it."""
+        """Start the loop. If the interpreter is exiting or out of threads, publishing continues without recording."""
         try:
             self._group.loop.start()
         except RuntimeError as error:
@@ -251,19 +251,20 @@ class EmbeddedRecorder:
 
     def _begin_duties(self) -> None:
         if self._search is None:
-            self._search = self._group.repeat(self._look_up, "looking for streams to record")
+            self._search = self._group.repeat(self._query_next, "looking for streams to record")
             if not self._keys.has_agreed:
-                self._group.repeat(self._agree, "defining the publisher's keys")
+                self._group.repeat(self._compare_keys, "defining the publisher's keys")
 
     def statistics(self) -> RecorderStatistics:
-        """Return what was recorded, and how far behind each stream is. Asks no server."""
+        """Return the numbers of recorded messages and the lag of each stream. Queries no server."""
         return self._group.statistics()
 
     def watch(self, exchange: Any, routing_key: Any) -> None:
-        """Record the streams that a message published there may go to, from now on. Cheap if they are known.
+        """Record from now on the streams that a message with this destination may reach. Cheap if it is known.
 
-        These are the stream named by the routing key, or the streams bound to the exchange. Invalid names are ignored.
-        Streams behind further exchanges or an alternate exchange are not found: watch them by name, exchange "".
+        For exchange "", this is the stream named by the routing key; for others, all streams bound to the exchange.
+        Streams behind further exchanges or an alternate exchange are not found: watch each of them by name, with
+        exchange "". Invalid names are ignored.
         """
         with self._changed:
             is_new = self._watched.add(exchange, routing_key, time.monotonic())
@@ -275,22 +276,22 @@ class EmbeddedRecorder:
         with self._changed:
             self._waits.add(waits)
 
-    def _hurry(self) -> None:
+    def _poll_soon(self) -> None:
         with self._changed:
             waits = list(self._waits)
         for each in waits:
             each.hurry()
 
     def left(self) -> dict[str, int | None]:
-        """Return how many messages of which streams are not recorded; None if unknown. Asks no server."""
+        """Return the number of unrecorded messages by stream; None if unknown. Queries no server."""
         with self._changed:
             new = [subject.name for subject in self._watched.new]
         return dict.fromkeys(new) | self._group.left()
 
     def close(self) -> None:
-        """Record what was published until now, and stop, within two seconds, whether or not servers answer.
+        """Record the messages published so far, and stop, within two seconds even if no server answers.
 
-        It does not wait for an unavailable broker or database, or for streams that another process records.
+        Does not wait for an unavailable broker or database, or for streams that another process records.
         """
         close_within(self._close, CLOSE_S, name="relatum-closing")
         self._group.end()
@@ -298,63 +299,63 @@ class EmbeddedRecorder:
     def _close(self) -> None:
         until = time.monotonic() + DRAIN_S
         with self._changed:
-            known = self._changed.wait_for(lambda: self._is_away or not self._watched.new, DRAIN_S)
-        if known and not self._is_away:
+            has_queried = self._changed.wait_for(lambda: self._is_down or not self._watched.new, DRAIN_S)
+        if has_queried and not self._is_down:
             self._group.drain(until)
         self._group.stop()
 
     # --- in the loop --------------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        # A new route is not a reason to ask an unavailable server.
-        if self._search is not None and not self._is_away:
+        # A new destination does not shorten the backoff of an unavailable server.
+        if self._search is not None and not self._is_down:
             self._search.wake()
 
-    async def _agree(self) -> float:
+    async def _compare_keys(self) -> float:
         try:
             return await self._group.loop.ask(self._keys.look)
         finally:
-            self._note(is_away=not self._keys.has_agreed)
+            self._store_answer(is_down=not self._keys.has_agreed)
             self._wake()
 
-    async def _look_up(self) -> float:
-        """Ask about the subject that is due, and return the seconds until the next is due."""
+    async def _query_next(self) -> float:
+        """Query the next subject; return the seconds until the next query is due."""
         # Keys first: messages recorded before a key is defined have no rows for it.
         if not self._keys.has_agreed:
             return math.inf
         with self._changed:
             subject = self._watched.next(time.monotonic())
         if subject is None:
-            self._note(is_away=False)
+            self._store_answer(is_down=False)
             return self._watched.next_s(time.monotonic())
         try:
-            streams = await self._group.loop.ask(self._find, subject)
+            streams = await self._group.loop.ask(self._record_subject, subject)
         except Exception as error:
-            # After a lost connection, which this query may have broken, it is repeated only after its backoff.
+            # This query may have caused the lost connection: repeat it only after its backoff.
             is_lost = isinstance(error, ConnectionLost)
             if is_lost:
                 logger.info("cannot look up the streams of %r: %s", subject.name, ended(error))
-            self._note(subject if is_lost else None, is_away=True)
+            self._store_answer(subject if is_lost else None, is_down=True)
             raise
         self._group.outages.answered(Server.BROKER)
-        self._note(subject, streams, is_away=False)
+        self._store_answer(subject, streams, is_down=False)
         return 0.0
 
-    def _note(self, subject: Subject | None = None, streams: Sequence[str] = (), *, is_away: bool) -> None:
-        """Note the broker's answer about a subject, if it was asked, and wake a drain."""
+    def _store_answer(self, subject: Subject | None = None, streams: Sequence[str] = (), *, is_down: bool) -> None:
+        """Store whether a server is unavailable and, with a subject, the broker's answer; wake a waiting `close`."""
         with self._changed:
             if subject is not None:
                 self._watched.answered(subject, streams, time.monotonic())
-            self._is_away = is_away
+            self._is_down = is_down
             self._changed.notify_all()
 
     # --- in a thread --------------------------------------------------------------------------------------------------
 
-    def _find(self, subject: Subject) -> list[str]:
+    def _record_subject(self, subject: Subject) -> list[str]:
         """Record the streams of a subject, and return them."""
         reader, name = self._group.follower.reader(), subject.name
         if subject.is_exchange:
-            return self._bound(reader, name)
+            return self._record_bound(reader, name)
         try:
             found = reader.routes("", name)
             if found is None:
@@ -363,25 +364,25 @@ class EmbeddedRecorder:
         except NotFound:
             return []
         except AccessRefused:
-            # A stream that this user may not read: recording it reports that, and other streams are recorded.
+            # This user may not read the stream: its recording will report the error. Other streams are recorded.
             found = [name]
         for stream in found:
             self._group.add(stream)
         return found
 
-    def _bound(self, reader: StreamReader, exchange: str) -> list[str]:
-        """Record the streams bound to an exchange; warn once if they are unknown."""
+    def _record_bound(self, reader: StreamReader, exchange: str) -> list[str]:
+        """Record the streams bound to an exchange, and return them; warn once if they are unknown."""
         streams = reader.bound(exchange)
         is_super_stream = all(stream.startswith(f"{exchange}-") for stream in streams)
         if streams and (is_super_stream or len(streams) <= BOUND_MAX):
             for stream in streams:
-                # Record all: a lookup by the super stream's name needs the partitions that others publish to.
+                # All: a lookup by the super stream's name also needs partitions that only other processes publish to.
                 self._group.add(stream, super_stream=exchange if is_super_stream else None)
             return streams
         if exchange not in self._unknown:
             self._unknown.add(exchange)
             logger.log(
-                logging.DEBUG if exchange.endswith(_TALK) else logging.WARNING,
+                logging.DEBUG if exchange.endswith(_CELERY_SUFFIXES) else logging.WARNING,
                 "the streams that exchange %r routes to are unknown: %s; this process records only those named in "
                 "intercept(…, streams=[…])",
                 exchange,

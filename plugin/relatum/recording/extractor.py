@@ -1,4 +1,4 @@
-"""Extracts a message's time and key values for the recorder, and notes what had to be skipped.
+"""Extracts a message's time and key values for the recorder, with a reason for each value that is skipped.
 
 This is the recorder's hot path. Sections are found by their sizes; only headers that a key needs are decoded, and the
 body only if a key needs it. The definitions are compiled once into slots: each distinct header or property that a key
@@ -41,17 +41,17 @@ _SHORT_LIST_OF_ID: Final = b"\xc0\x24"
 _ID_END: Final = 5 + 36
 """Bytes from the list's start to the id's end: constructor, size, count, the id's constructor and length, the id."""
 
-_NOTHING_ELSE: Final = b"@" * _CREATION_TIME
-"""Nulls in the elements after the id, up to the creation time."""
+_NULLS: Final = b"@" * _CREATION_TIME
+"""Nulls for the elements after the id, up to and including the creation time."""
 
 RECEIPT_NAME_LENGTH_MAX: Final = 64
-"""Maximum characters of a receipt's name; the interceptor's have 36. Other publishers may set any header."""
+"""Maximum characters of a receipt's name. The interceptor's names have 36, but any publisher may set the header."""
 
 _APPLICATION_NAMES: Final = {"type": b"x-basic-type", "app_id": b"x-basic-app-id"}
 """RabbitMQ's names of properties that AMQP 1.0 lacks: application properties up to 3.12, annotations later."""
 
-_SHORT: Final = KEY_VALUE_BYTES_MAX // 4
-"""Text of this many characters cannot exceed the limit in UTF-8; decoded text has no lone surrogates either."""
+_TEXT_SAFE: Final = KEY_VALUE_BYTES_MAX // 4
+"""Text of up to this many characters is within the limit in UTF-8. Decoded text has no lone surrogates."""
 
 
 class Extracted(NamedTuple):
@@ -69,7 +69,7 @@ class Extracted(NamedTuple):
 
 
 _new_tuple: Final = tuple.__new__
-"""Makes an `Extracted` as fast as a tuple; its own constructor takes three times as long."""
+"""Creates an `Extracted` as fast as a tuple; `Extracted(…)` takes three times as long."""
 
 
 class Extractor:
@@ -79,13 +79,13 @@ class Extractor:
         self.definitions = tuple(definitions)
         self._slots: dict[Place, int] = {}
         keys = [(key, [self._slot(part.places[0]) for part in key.components]) for key in definitions if key.is_plain]
-        # Values inside a header or a body, or in several places, are left to the definition.
-        self._sought = [(key.key_id, key) for key in definitions if not key.is_plain]
-        self._sought_in: dict[Place, int] = {}
-        for _, key in self._sought:
+        # The definition itself reads values inside a header or a body, or in several places.
+        self._nested_keys = [(key.key_id, key) for key in definitions if not key.is_plain]
+        self._nested_slots: dict[Place, int] = {}
+        for _, key in self._nested_keys:
             for place in key.places:
                 for base in _BODY_TYPE if place.kind == "body" else (Place(place.kind, place.name),):
-                    self._sought_in[base] = self._slot(base)
+                    self._nested_slots[base] = self._slot(base)
         self._time = self._slot(Place("header", TIME_HEADER))
         self._receipt = self._slot(Place("header", RECEIPT_HEADER))
         self._created = len(self._slots)
@@ -105,7 +105,7 @@ class Extractor:
         return self._slots.setdefault(place, len(self._slots))
 
     def _place(self, place: Place, slot: int) -> None:
-        """Assign a place's slot to its names in a record. From 3.13 on, `CC` and `x-…` headers are annotations."""
+        """Map a place's names to its slot. `CC` and `x-…` headers are annotations from RabbitMQ 3.13 on."""
         if place.kind == "header":
             name = place.name.encode()
             if is_header(place.name):
@@ -162,7 +162,7 @@ class Extractor:
                 pick_list(raw, properties, {_ID: self._message_id}, found)
 
     def _pick_each(self, raw: bytes, head: tuple[int, int, int]) -> tuple[list[Any], bool]:
-        """Like `_pick`, for a message with a corrupt section, which counts as absent; the others are still read."""
+        """Like `_pick`, but corrupt sections count as absent. Returns slots, and whether a section is too large."""
         annotations, properties, application = head
         usable, is_too_much = [-1, -1, -1], False
         for place, alone in enumerate(((annotations, -1, -1), (-1, properties, -1), (-1, -1, application))):
@@ -197,33 +197,33 @@ class Extractor:
                 continue
             if canonical is not None:
                 values.append((key_id, canonical))
-        if self._sought:
-            self._seek(found, raw, values, skips)
+        if self._nested_keys:
+            self._extract_nested(found, raw, values, skips)
         message_id = found[self._message_id]
         if type(message_id) is not str:
             message_id = property_text(message_id)
         time_us, source = message_time(found[self._time], found[self._created], message_id, chunk_ms)
-        asked = found[self._receipt]
-        receipt = None if asked is None else _receipt_name(header_value(asked), message_id)
+        requested = found[self._receipt]
+        receipt = None if requested is None else _receipt_name(header_value(requested), message_id)
         return _new_tuple(Extracted, (time_us, source, values, skips, receipt))
 
-    def _seek(
+    def _extract_nested(
         self,
         found: list[Any],
         raw: bytes,
         values: list[tuple[int, str]],
         skips: list[tuple[int, SkipReason]],
     ) -> None:
-        """Extract the values that need more than a slot, as a reader of the message does."""
+        """Extract the values that need more than a slot, in the same way as a reader of the message."""
         headers: dict[str, Any] = {}
         properties: dict[str, Any] = {}
-        for place, slot in self._sought_in.items():
+        for place, slot in self._nested_slots.items():
             if place.kind == "header":
                 headers[place.name] = header_value(found[slot])
             else:
                 properties[place.name] = found[slot]
         base_of = bases(headers, properties.get, partial(_body_of, raw))
-        for key_id, definition in self._sought:
+        for key_id, definition in self._nested_keys:
             texts, reasons = definition.read(base_of)
             values += [(key_id, text) for text in texts]
             skips += [(key_id, reason) for reason in reasons]
@@ -238,14 +238,14 @@ def _plain(value: Any) -> str | None:
     kind = type(value)
     if kind is str:
         text: str = value
-        return text if len(text) <= _SHORT and "\0" not in text else None
+        return text if len(text) <= _TEXT_SAFE and "\0" not in text else None
     if kind is bool:
         return "true" if value else "false"
     return str(value) if kind is int and INTEGER_MIN <= value <= INTEGER_MAX else None
 
 
 def _joined(found: list[Any], slots: list[int]) -> str | None:
-    """The same for a composite key, if no part has characters that are escaped."""
+    """Like `_plain`, for a composite key; None also if a part has characters to escape."""
     parts: list[str] = []
     for slot in slots:
         part = _plain(found[slot])
@@ -253,28 +253,28 @@ def _joined(found: list[Any], slots: list[int]) -> str | None:
             return None
         parts.append(part)
     text = "|".join(parts)
-    return text if len(text) <= _SHORT else None
+    return text if len(text) <= _TEXT_SAFE else None
 
 
 def _lone_id(raw: bytes, properties: int) -> str | None:
-    """Return the `message_id` if the list has nothing else up to the creation time, as in most messages; else None."""
+    """Return the `message_id` if the list has no other element up to the creation time, as is common; else None."""
     end = properties + _ID_END
     if raw[properties : properties + 5 : 4] != _SHORT_LIST_OF_ID or raw[properties + 3] != _SHORT_TEXT:
         return None
     count, message_id = raw[properties + 2], raw[properties + 5 : end]
     if not count or end > len(raw) or not message_id.isascii():
         return None
-    return str(message_id, "ascii") if count == 1 or raw[end : end + _CREATION_TIME] == _NOTHING_ELSE else None
+    return str(message_id, "ascii") if count == 1 or raw[end : end + _CREATION_TIME] == _NULLS else None
 
 
-def _receipt_name(asked: Any, message_id: str | None) -> str | None:
+def _receipt_name(requested: Any, message_id: str | None) -> str | None:
     """Return a receipt's name: the `message_id` if the header is True, else the name in the header.
 
     The interceptor sets a name if the caller chose the `message_id`, which may have been used before.
     """
-    if isinstance(asked, str) and len(asked) > RECEIPT_NAME_LENGTH_MAX:
+    if isinstance(requested, str) and len(requested) > RECEIPT_NAME_LENGTH_MAX:
         return None
-    name = message_id if asked is True else asked
+    name = message_id if requested is True else requested
     try:
         # Any publisher may set the header: a name that fits no row or index entry would block the recorder forever.
         return checked_text(name) if isinstance(name, str) else None

@@ -1,8 +1,8 @@
-"""Filling offsets before the tail, one part of a stream at a time, by any number of processes.
+"""A filler records offsets before the tail, one part of a stream at a time. Any number of processes may do so.
 
-Rows are written first, without waiting for locks. Then the stream is locked briefly: if no other process has covered
-the part, rows and coverage are committed together; otherwise the rows are rolled back and the coverage is read again.
-So nothing is written twice, and a killed back-fill leaves no rows without coverage.
+A filler writes rows first, without waiting for locks. Then it locks the stream briefly: if no other process has covered
+the part, it commits rows and coverage together; otherwise it rolls the rows back and reads the coverage again. So
+nothing is written twice, and a killed back-fill leaves no rows without coverage.
 """
 
 import threading
@@ -20,7 +20,7 @@ from relatum.recording.batch import Batch, readable
 from relatum.recording.commit import recording, write_rows
 from relatum.recording.extractor import Extractor
 from relatum.recording.ranges import WINDOW_OFFSETS, Segment, lock_ranges, uncover, unrecorded, widened
-from relatum.recording.tails import is_same, note
+from relatum.recording.tails import add_event, is_same
 from relatum.store.catalog import StreamRow, key_definitions, lock_stream
 from relatum.store.coverage import (
     TIME,
@@ -37,13 +37,13 @@ from relatum.store.parts import turn_parts
 from relatum.store.rows import count_skips
 
 CONFLICTS_MAX: Final = 20
-"""How often a part is retried because another process changed the coverage."""
+"""Maximum retries of a part after other processes changed its coverage."""
 
 SILENCE_S: Final = 30.0
 """Seconds without an expected message after which a read raises `ReadTimeout`."""
 
 PAUSE_S_MAX: Final = 2.0
-"""Maximum seconds for which a throttled reader pauses a subscription; before longer pauses it ends the subscription."""
+"""Maximum seconds that a throttled reader pauses a subscription; before longer pauses, it ends the subscription."""
 
 TURN_S: Final = 5.0
 """Seconds between two checks of the open part's size; at 200,000 rows a second it grows by a million in between."""
@@ -68,7 +68,7 @@ class RateLimit:
 
 
 def check_same(reader: StreamReader, stream: str, rows: Sequence[CoverageRow], bounds: StreamBounds) -> None:
-    """Raise `CoverageConflict` if the coverage is not this stream's."""
+    """Raise `CoverageConflict` if the coverage is that of an earlier stream of this name."""
     position = last_position(rows)
     if position is not None and not is_same(reader, stream, position, bounds):
         raise CoverageConflict(
@@ -101,16 +101,16 @@ class Filler:
         self._stop = stop or threading.Event()
         self._pace = pace or RateLimit(None, self._stop)
         self._has_covered = False
-        self._turned_at = time.monotonic()
+        self._part_checked_at = time.monotonic()
         self.lost_offsets = 0
         """Offsets that retention dropped before they were filled."""
 
     def complete(self, segment: Segment) -> bool:
-        """Fill a segment, except for parts that others fill; return whether anything was covered."""
+        """Fill a segment, except for parts that other processes fill; return whether this one covered anything."""
         conflicts, least = 0, segment.to_offset - segment.from_offset
         self._has_covered = False
         while True:
-            left = self._left_of(segment)
+            left = self._unfilled_parts(segment)
             size = sum(part.to_offset - part.from_offset for part in left)
             if size < least:
                 # Another process is filling it, too, so there is progress.
@@ -139,7 +139,7 @@ class Filler:
         """Remove some offsets from the table and record them again, in one transaction.
 
         A lookup reads the coverage before the index, so it never misses a row that exists before and after. Returns
-        False if a message cannot be unpacked; nothing changes then, nor if retention dropped the offsets.
+        False, without a change, if a message cannot be unpacked. Offsets that retention dropped are not changed.
         """
         conflicts, wanted = 0, part
         while True:
@@ -161,7 +161,7 @@ class Filler:
 
     def _read(self, part: Range) -> "_Work | None":
         """Read a part for all keys and the time; None if a message cannot be unpacked here."""
-        segment = self._whole(part)
+        segment = self._all_keys(part)
         work = _Work(self._stream.stream_id, segment, Extractor(self._definitions))
         for records in self._records(segment):
             if any(reason is not None for _, reason in readable(records)):
@@ -175,7 +175,7 @@ class Filler:
         with transaction(self._engine) as connection:
             rows = lock_ranges(connection, stream.stream_id, part)
             if key_definitions(connection) != self._definitions:
-                raise CoverageConflict("other keys were defined since it was read", stream=stream.name)
+                raise CoverageConflict("the definitions of keys changed during the read", stream=stream.name)
             taken = uncover(connection, self._reader, stream, part, bounds.first or 0)
             first = ends_of_known(self._reader, stream.name).first
             is_behind = any(row.is_tail and row.to_offset >= part[1] for row in rows)
@@ -184,19 +184,19 @@ class Filler:
             check_same(self._reader, stream.name, rows, bounds)
             write_rows(connection, [(work.batch, None)])
             join_range(connection, coverage_of(connection, [stream.stream_id]), work.covered(part[1]))
-        self._turn()
+        self._open_next_part()
         return True
 
-    def _whole(self, part: Range) -> Segment:
+    def _all_keys(self, part: Range) -> Segment:
         key_ids = frozenset(key.key_id for key in self._definitions)
         return Segment(*part, key_ids | ({TIME} if self._stream.record_time else set()))
 
     def fill(self, part: Range) -> bool:
-        """Fill some offsets for all keys in force and the time; return whether anything was covered."""
-        segment = self._whole(part)
+        """Fill some offsets for all keys in force and the time; return whether this process covered anything."""
+        segment = self._all_keys(part)
         return bool(segment.key_ids) and self.complete(segment)
 
-    def _left_of(self, segment: Segment) -> list[Segment]:
+    def _unfilled_parts(self, segment: Segment) -> list[Segment]:
         with transaction(self._engine) as connection:
             rows = coverage_of(connection, [self._stream.stream_id])
         check_same(self._reader, self._stream.name, rows, self._reader.bounds(self._stream.name))
@@ -206,34 +206,34 @@ class Filler:
         extractor = Extractor([key for key in self._definitions if key.key_id in part.key_ids])
         work = _Work(self._stream.stream_id, part, extractor)
         for records in self._records(part):
-            if records.first_offset > work.expected:
-                self._cross(work, records.first_offset)
+            if records.first_offset > work.read_to:
+                self._skip_missing(work, records.first_offset)
             for run, reason in readable(records):
                 if reason is None:
                     work.add(run)
                 else:
-                    # It stays uncovered, for a process that can unpack it.
-                    self._commit(work, work.expected)
+                    # The run stays uncovered, for a process that can unpack it.
+                    self._commit(work, work.read_to)
                     work.skip_to(run.last_offset + 1)
             is_due = self._pace.count(len(records)) > PAUSE_S_MAX
             if work.batch.is_full or is_due:
-                self._commit(work, work.expected)
+                self._commit(work, work.read_to)
             if self._stop.is_set():
                 break
         if self._stop.is_set():
-            self._commit(work, work.expected)
+            self._commit(work, work.read_to)
             return
-        if work.expected < part.to_offset:
-            self._cross(work, part.to_offset)
+        if work.read_to < part.to_offset:
+            self._skip_missing(work, part.to_offset)
         self._commit(work, part.to_offset)
 
     def _records(self, part: Segment) -> Iterator[RecordBatch]:
-        """Iterate over a part's records. A scan ends at the stream's end when the scan began, so scan repeatedly."""
-        expected = part.from_offset
-        while expected < part.to_offset:
-            before = expected
-            for records in self._scan(expected, part.to_offset):
-                expected = records.last_offset + 1
+        """Yield a part's records. Each scan ends where the stream ended when the scan began, so scan repeatedly."""
+        read_to = part.from_offset
+        while read_to < part.to_offset:
+            before = read_to
+            for records in self._scan(read_to, part.to_offset):
+                read_to = records.last_offset + 1
                 yield records
                 if self._pace.count(0) > PAUSE_S_MAX:
                     break
@@ -241,7 +241,7 @@ class Filler:
             self._pace.wait()
             if self._stop.is_set():
                 return
-            if expected == before:
+            if read_to == before:
                 self._check_end(part)
                 return
 
@@ -263,37 +263,34 @@ class Filler:
         last = ends_of_known(self._reader, self._stream.name).last
         if last is not None and last < part.to_offset - 1:
             raise StreamUnavailable(
-                f"the stream {self._stream.name!r} ends at {last} on this node, before {part.to_offset}, up to which "
-                "it should be recorded: this replica lags behind, or the stream lost its tail"
+                f"the stream {self._stream.name!r} ends at {last} on this node, but should reach "
+                f"{part.to_offset - 1}: this replica lags, or the stream lost its tail; retry later"
             )
 
-    def _cross(self, work: "_Work", to_offset: int) -> None:
-        """Skip offsets without messages. Those that retention dropped become a hole.
-
-        Healthy streams have gaps, too.
-        """
+    def _skip_missing(self, work: "_Work", to_offset: int) -> None:
+        """Skip offsets without messages: healthy streams have some. Offsets that retention dropped become a hole."""
         first = ends_of_known(self._reader, self._stream.name).first
-        gone = to_offset if first is None else min(first, to_offset)
-        if gone <= work.expected:
+        first_kept = to_offset if first is None else min(first, to_offset)
+        if first_kept <= work.read_to:
             return
-        self._commit(work, work.expected)
+        self._commit(work, work.read_to)
         with transaction(self._engine) as connection:
             lock_stream(connection, work.stream_id)
             rows = coverage_of(connection, [work.stream_id])
             known = merged((row.from_offset, row.to_offset) for row in rows)
-            for start, end in missing((work.expected, gone), known):
+            for start, end in missing((work.read_to, first_kept), known):
                 join_range(connection, rows, CoverageRow(work.stream_id, start, end, kind="hole"))
                 rows = coverage_of(connection, [work.stream_id])
-                note(connection, work.stream_id, "hole", (start, end), "retention was faster than the back-fill")
+                add_event(connection, work.stream_id, "hole", (start, end), "retention was faster than the back-fill")
                 self.lost_offsets += end - start
-        work.skip_to(gone)
+        work.skip_to(first_kept)
 
     def _commit(self, work: "_Work", to_offset: int) -> None:
-        """Write what was read, and cover the offsets before `to_offset`, in one transaction."""
-        if to_offset <= work.done_to:
+        """Write the batch, and cover the offsets before `to_offset`, in one transaction."""
+        if to_offset <= work.covered_to:
             return
         batch, stream_id = work.batch, work.stream_id
-        part = Segment(work.done_to, to_offset, work.key_ids)
+        part = Segment(work.covered_to, to_offset, work.key_ids)
         batch.receipts.clear()  # These messages are too old for a publisher to wait for their receipts.
         span = recording([(self._stream.name, batch)], "backfill")
         with span, transaction(self._engine) as connection:
@@ -302,18 +299,18 @@ class Filler:
             rows = coverage_of(connection, [stream_id])
             self._check_free(rows, part)
             join_range(connection, rows, work.covered(to_offset))
-            # Last, after the lock: a recorder that holds these counters never waits for us.
+            # Last, under the stream's lock: a recorder that has locked these counters never waits for this process.
             count_skips(connection, batch.skips)
         self._has_covered = True
         work.skip_to(to_offset)
-        self._turn()
+        self._open_next_part()
         if self._on_commit is not None:
             self._on_commit(batch.messages, batch.rows, to_offset)
 
-    def _turn(self) -> None:
-        """Open the table's next part when due: a back-fill writes fast, and maybe no recorder runs."""
-        if time.monotonic() - self._turned_at >= TURN_S:
-            self._turned_at = time.monotonic()
+    def _open_next_part(self) -> None:
+        """Open the table's next part when necessary: a back-fill writes fast, and possibly no recorder runs."""
+        if time.monotonic() - self._part_checked_at >= TURN_S:
+            self._part_checked_at = time.monotonic()
             turn_parts(self._engine)
 
     def _check_free(self, rows: Iterable[CoverageRow], part: Segment) -> None:
@@ -322,35 +319,34 @@ class Filler:
             raise CoverageConflict("another back-fill covered some of the offsets", stream=self._stream.name)
         tail = next((row for row in covering if row.is_tail), None)
         if tail is None or tail.to_offset < part.to_offset:
-            # The messages that were read are not those of the stream now.
+            # The stream now has other messages than those that were read.
             raise CoverageConflict("the stream lost its tail", stream=self._stream.name)
 
 
 class _Work:
-    """Progress of a part: covered up to `done_to`, read up to `expected`, with the rows in between in `batch`."""
+    """A part in progress: covered up to `covered_to`, read up to `read_to`; `batch` holds the rows in between."""
 
     def __init__(self, stream_id: int, part: Segment, extractor: Extractor) -> None:
         self.stream_id = stream_id
         self.key_ids = part.key_ids
         self._extractor = extractor
-        self.done_to = self.expected = part.from_offset
+        self.covered_to = self.read_to = part.from_offset
         self.batch = self._new_batch()
 
     def _new_batch(self) -> Batch:
         return Batch(self.stream_id, self._extractor, with_time=TIME in self.key_ids)
 
     def add(self, records: RecordBatch) -> None:
-        """Add records."""
         self.batch.add(records)
-        self.expected = records.last_offset + 1
+        self.read_to = records.last_offset + 1
 
     def covered(self, to_offset: int) -> CoverageRow:
         """Return the range that was read, up to an offset."""
         key_ids, with_time = tuple(sorted(self.key_ids - {TIME})), TIME in self.key_ids
-        read = CoverageRow(self.stream_id, self.done_to, to_offset, key_ids, with_time)
+        read = CoverageRow(self.stream_id, self.covered_to, to_offset, key_ids, with_time)
         return read.known_by(self.batch.position()) if self.batch.messages else read
 
     def skip_to(self, offset: int) -> None:
         """Continue after offsets that were committed or are gone."""
-        self.done_to, self.expected = offset, max(offset, self.expected)
+        self.covered_to, self.read_to = offset, max(offset, self.read_to)
         self.batch = self._new_batch()

@@ -1,8 +1,8 @@
-"""Forgetting streams: deletes data that was derived from them, and keeps primary data.
+"""Forgets streams: deletes the data derived from them, and keeps primary data.
 
-First, one short transaction marks the rows in `streams` as forgotten: from then on lookups do not use these streams,
-and nothing more can be written for them. Then their data is deleted in bounded transactions, the rows in `streams`
-last. A killed forget is completed by the next `forget` of that name, or by `prune`.
+First, one short transaction marks the rows in `streams` as forgotten: from then on, lookups ignore these streams, and
+nothing more can be written for them. Then bounded transactions delete their data, the rows in `streams` last. The next
+`forget` of the same name, or `prune`, completes a killed `forget`.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from relatum.store.catalog import FORGOTTEN, STREAM_COLUMNS, StreamRow
 from relatum.store.database import AnyDatabase, as_engine, sql, transaction
 from relatum.store.members import RECORDERS, holders_of
 
-_NEEDING: Final = sql("""
+_REASON: Final = sql("""
     SELECT format('contexts or affinity sets of %L are placed in it; retire the partition first', name)
     FROM relatum.super_streams JOIN relatum.super_stream_partitions USING (super_stream_id)
     WHERE vhost = :vhost::text AND stream = :stream::text AND state = 'active'
@@ -52,8 +52,8 @@ def reason_of(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | Non
     for holder in holders_of(connection, RECORDERS, ids).values():
         return f"the recorder {holder} records it; stop the recorder first"
     names = sorted({name for row in rows for name in (row.name, row.super_stream) if name is not None})
-    asked = {"vhost": rows[0].vhost, "stream": rows[0].name, "names": names, "ids": ids}
-    return connection.execute(_NEEDING, asked).scalar()
+    parameters = {"vhost": rows[0].vhost, "stream": rows[0].name, "names": names, "ids": ids}
+    return connection.execute(_REASON, parameters).scalar()
 
 
 _GENERATIONS: Final = sql(f"""
@@ -62,9 +62,9 @@ _GENERATIONS: Final = sql(f"""
 
 _OF_NAMES: Final = "vhost = :vhost::text AND name = ANY (:names::text[])"
 
-_DISOWN: Final = sql(f"UPDATE relatum.streams SET broker_id = NULL WHERE {_OF_NAMES}")
+_CLEAR_BROKER: Final = sql(f"UPDATE relatum.streams SET broker_id = NULL WHERE {_OF_NAMES}")
 
-# Recorders skip a locked row; back-fills and repairs wait, and then find the stream forgotten.
+# Recorders skip a locked row. Back-fills and repairs wait for it, and then find the stream forgotten.
 _LOCK: Final = sql(f"SELECT FROM relatum.streams WHERE {_OF_NAMES} ORDER BY stream_id FOR UPDATE")
 
 _RETIRE: Final = sql(f"""
@@ -79,9 +79,9 @@ _COUNTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ForgottenStream:
-    """A stream that was or would be forgotten, with its number of rows by table; estimated in a large table.
+    """A stream that was forgotten, or would be. `rows` counts its rows by table, as an estimate in a large table.
 
-    `needed` says why it cannot be forgotten now, and what to do; None if it can be or was forgotten.
+    `needed` says why the stream cannot be forgotten now, and what to do; None if it can be or was forgotten.
     """
 
     stream: str
@@ -103,20 +103,20 @@ def forget(
     dry_run: bool = False,
     batch_rows: int = BATCH_ROWS,
 ) -> list[ForgottenStream]:
-    """Delete everything that was recorded of streams; lookups do not find them any more. Asks no broker.
+    """Delete all data recorded from streams, so that no lookup finds it. Queries no broker.
 
-    The streams themselves are not changed. If one is recorded again, its recording starts over. Safe to repeat, also to
-    complete a call that was killed.
+    The streams themselves are not changed. If one is recorded again, its recording starts over. Safe to repeat: another
+    call completes one that was killed.
 
     Args:
         database: PostgreSQL's URL, or a `Database`.
         names: Streams and super streams; a super stream means its recorded partitions.
-        vhost: Their virtual host.
-        dry_run: Return what would be deleted, even for streams that are needed, and change nothing. Default: False.
-        batch_rows: Maximum rows deleted in one transaction.
+        vhost: Their virtual host. Default: "/".
+        dry_run: Only count the rows that would be deleted, even for streams that are needed. Default: False.
+        batch_rows: Maximum rows deleted in one transaction. Default: 10,000.
 
     Returns:
-        The streams with the rows deleted, ordered by name.
+        The streams with the numbers of rows deleted, ordered by name.
 
     Raises:
         StreamNotFound: no stream of a given name is recorded; nothing was deleted.
@@ -141,17 +141,17 @@ def forget(
 
 
 def forget_origin(database: AnyDatabase, names: Sequence[str], *, vhost: str = "/") -> list[str]:
-    """Forget which broker streams were recorded from: the next recorder assigns them to its own broker.
+    """Forget the broker that streams were recorded from, and return their names. The next recorder assigns its broker.
 
-    If the streams of that broker have other messages, recording starts over, as for a stream declared again.
+    If that broker's streams contain other messages, recording starts over, as for a stream declared again.
 
     Args:
         database: PostgreSQL's URL, or a `Database`.
         names: Streams and super streams; a super stream means its recorded partitions.
-        vhost: Their virtual host.
+        vhost: Their virtual host. Default: "/".
 
     Returns:
-        The streams' names, in order.
+        The streams' names, in alphabetical order.
 
     Raises:
         StreamNotFound: no stream of a given name is recorded; nothing was changed.
@@ -161,7 +161,7 @@ def forget_origin(database: AnyDatabase, names: Sequence[str], *, vhost: str = "
     checked_name("vhost", vhost)
     with as_engine(database) as engine, transaction(engine) as connection:
         found = list(_generations(connection, vhost, names))
-        connection.execute(_DISOWN, {"vhost": vhost, "names": found})
+        connection.execute(_CLEAR_BROKER, {"vhost": vhost, "names": found})
         return found
 
 
@@ -197,9 +197,9 @@ def _counted(
 
 
 def _retire(connection: sa.Connection, vhost: str, names: Sequence[str]) -> None:
-    """Mark streams as forgotten, all at once: a lookup by a super stream's name must not see only some partitions."""
-    these = {"vhost": vhost, "names": names, "state": FORGOTTEN}
-    connection.execute(_LOCK, these)
+    """Mark streams as forgotten together: a lookup by a super stream's name must not see only some partitions."""
+    parameters = {"vhost": vhost, "names": names, "state": FORGOTTEN}
+    connection.execute(_LOCK, parameters)
     for name, rows in _generations(connection, vhost, names).items():
         check_free(name, reason_of(connection, rows))
-    connection.execute(_RETIRE, these)
+    connection.execute(_RETIRE, parameters)

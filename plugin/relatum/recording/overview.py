@@ -1,4 +1,4 @@
-"""What is recorded: the status of each stream, the size of each key, and the recorders."""
+"""Reports on recording: the status of each stream, the size of each key, and the recorders."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -40,10 +40,10 @@ from relatum.store.parts import Part, table_parts_of
 # --- sizes, recorders and ends ----------------------------------------------------------------------------------------
 
 EXACT_BYTES_MAX: Final = 400 << 20
-"""Up to this many bytes, rows outside closed parts are counted; more rows are sampled."""
+"""Up to this many bytes, the rows of parts that are not closed are counted; more bytes are sampled."""
 
 SAMPLE_BYTES_MAX: Final = 64 << 20
-"""The same for the rows of each key, in all parts."""
+"""Up to this many bytes, the rows of each key are counted in all parts; more bytes are sampled."""
 
 _CLOSED_ROWS: Final = sql("SELECT stream_id, sum(row_count) FROM relatum.part_streams GROUP BY stream_id")
 
@@ -73,9 +73,9 @@ _COUNTS: Final = {
 
 
 def row_counts(connection: sa.Connection) -> Counter[int]:
-    """Return rows by stream: as counted when parts were closed; in other parts counted now, or estimated."""
-    rest = [part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
-    counts, _ = _counts_by(connection, "stream_id", rest, EXACT_BYTES_MAX)
+    """Return the numbers of rows by stream id: from closed parts, as stored; from others, counted or estimated."""
+    open_parts = [part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
+    counts, _ = _counts_by(connection, "stream_id", open_parts, EXACT_BYTES_MAX)
     counts.update({stream_id: int(count) for stream_id, count in connection.execute(_CLOSED_ROWS)})
     return counts
 
@@ -83,13 +83,13 @@ def row_counts(connection: sa.Connection) -> Counter[int]:
 def _counts_by(
     connection: sa.Connection, column: str, parts: Sequence[Part], bytes_max: int
 ) -> tuple[Counter[int], bool]:
-    """Return rows by a column: counted up to this many bytes, else estimated from as many. True if counted."""
+    """Return the numbers of rows by a column, and whether they are exact: more than `bytes_max` bytes are sampled."""
     share = min(100.0, 100.0 * bytes_max / max(1, sum(part.size for part in parts)))
     rows = connection.execute(_COUNTS[column, share == 100.0], {"parts": [part.part for part in parts], "share": share})
     return Counter({value: round(count * 100.0 / share) for value, count in rows}), share == 100.0
 
 
-def _bytes_of_a_row(connection: sa.Connection, rows: int) -> float:
+def _bytes_per_row(connection: sa.Connection, rows: int) -> float:
     return float(connection.execute(_TABLE_BYTES).scalar_one() or 0) / max(1, rows)
 
 
@@ -107,7 +107,7 @@ class KeySize:
 class RecorderMember:
     """A recorder that is running, or ran until its lease expired.
 
-    Recorders with the same `name` share their streams. `streams`: Those it holds, by virtual host and name.
+    Recorders with the same `name` share their streams. `streams`: (virtual host, name) of each stream that it holds.
     """
 
     holder: str
@@ -119,7 +119,7 @@ class RecorderMember:
 
 @dataclass(frozen=True, slots=True)
 class RecordedEnd:
-    """How far a stream is recorded: its next offset, and the position of the last recorded message, if there is one."""
+    """The end of a stream's recording: the next offset, and the last recorded message's position or None."""
 
     stream: str
     next_offset: int
@@ -130,9 +130,9 @@ def key_sizes(database: AnyDatabase) -> list[KeySize]:
     """Return the size of each key in the table, ordered by name. A large table is sampled, within a second."""
     with as_engine(database, statement_s=STATEMENT_S) as engine, transaction(engine) as connection:
         rows, is_exact = _counts_by(connection, "key_id", table_parts_of(connection), SAMPLE_BYTES_MAX)
-        of_one = _bytes_of_a_row(connection, rows.total())
+        bytes_per_row = _bytes_per_row(connection, rows.total())
         return [
-            KeySize(each, rows[each.key_id], round(rows[each.key_id] * of_one), is_exact)
+            KeySize(each, rows[each.key_id], round(rows[each.key_id] * bytes_per_row), is_exact)
             for each in sorted(key_definitions(connection), key=lambda definition: definition.name)
         ]
 
@@ -147,7 +147,7 @@ def recorder_list(database: AnyDatabase) -> list[RecorderMember]:
 
 
 def recorded_ends(database: AnyDatabase, vhost: str, names: Sequence[str]) -> list[RecordedEnd]:
-    """Return how far streams are recorded, the most recently recorded ones first; without names, all.
+    """Return how far streams are recorded, the most recently recorded first. Empty `names`: all streams.
 
     Raises:
         StreamNotFound: a name is not recorded.
@@ -197,35 +197,35 @@ class StreamEvent:
 
     @property
     def remedy(self) -> str:
-        """What to do about it; empty if nothing helps."""
+        """What a user can do about the event; empty if there is nothing to do."""
         return _EVENTS.get(self.kind, ("", ""))[1]
 
 
 _EVENTS: Final = {
     "replaced": ("declared again", "relatum prune removes what was recorded before"),
-    "tail_lost": ("tail lost", "its publishers know which messages were lost"),
+    "tail_lost": ("tail lost", "ask its publishers which messages were lost"),
     "missing": ("deleted", "declare it again, or relatum forget removes what was recorded"),
     "hole": ("hole", "retention was faster than recording: keep the stream longer, or record sooner"),
     "unreadable": ("unreadable", "install the codec of these batches"),
 }
-"""An event's name for users, and what to do about it."""
+"""An event's name for users, and what they can do about it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
     """The status of one stream, in the broker and in the table.
 
-    `state` is `recording`, `unattended` (no recorder runs: new messages stay unrecorded),
-    `not_recorded` (nothing of it is recorded), or why the stream cannot be read: `missing` (the broker has no such
-    stream), `deleted` (the same, but it was recorded), `not_a_stream` (a queue of another kind), `refused` (this user
-    may not read it), `another_broker` (it was recorded from another broker), `unavailable` (temporary: no leader, or a
-    starting node) or `unreadable` (bad data). `error` is the error in these cases, else None. `first` and `last` are
-    the retained offsets, None if the stream is empty or cannot be read. `covered` holds the recorded ranges by key
+    `state` is `recording`, `unattended` (no recorder runs: new messages stay unrecorded), `not_recorded` (no offset is
+    recorded), or says why the stream cannot be read: `missing` (the broker has no such stream), `deleted` (it was
+    recorded, but the broker no longer has it), `not_a_stream` (a queue of another kind), `refused` (this user may not
+    read it), `another_broker` (it was recorded from another broker), `unavailable` (temporary: no leader, or a starting
+    node) or `unreadable` (bad data). `error` is the error in these cases, else None. `first` and `last` are the first
+    and last retained offset, None if the stream is empty or cannot be read. `covered` holds the recorded ranges by key
     name, including `time`. `holes` are ranges that retention dropped before they were recorded; `gaps` are retained
-    ranges without any recording, which a recorder closes. `lag_offsets` counts the offsets in gaps and after the
+    ranges that are recorded for no key; a recorder closes them. `lag_offsets` counts the offsets in gaps and after the
     recorded end; `lag_s` is the age of the oldest unrecorded message in seconds; each is None if unknown. `rows` and
-    `bytes` (with indexes) are estimates in large tables. `recorder` is the holder of the lease, or None. `broker` is
-    the broker it was recorded from, as the cluster's name and the beginning of its id; None if unknown.
+    `bytes` (with indexes) are estimates in large tables. `recorder` is the holder of the lease, or None. `broker` names
+    the broker it was recorded from, by its cluster's name and the beginning of its id; None if unknown.
     """
 
     stream: str
@@ -262,11 +262,10 @@ def status(
         names: Streams and super streams. None (default): all streams in the database.
 
     Returns:
-        The status of each stream in the database. A stream that cannot be read has a state that says why, and does not
-        stop the others.
+        The status of each stream in the database. If one cannot be read, its `state` says why; the others are reported.
 
     Raises:
-        BrokerUnavailable, DatabaseUnavailable: there is no status; safe to repeat.
+        BrokerUnavailable, DatabaseUnavailable: a server did not answer; safe to repeat.
     """
     if names is not None:
         names = checked_names("names", names)
@@ -278,7 +277,7 @@ def status(
 def recorded_status(
     engine: sa.Engine, vhost: str, names: Sequence[str] | None, reader: StreamReader | RelatumError
 ) -> list[StreamStatus]:
-    """Return what `status` returns, without a reader; why there is no reader becomes each stream's `error`."""
+    """Return what `status` returns. An error given instead of a reader becomes each stream's `error`."""
     with transaction(engine) as connection:
         known = streams_named(connection, vhost, names)
         facts = _Facts(connection, known)
@@ -296,18 +295,18 @@ def _bounds(
     except AnotherBroker as error:
         return error
     except StreamUnavailable:
-        pass  # If its leader does not answer, its ends are unknown, too.
+        pass  # Without an answer of the leader, the bounds are unknown, too.
     return bounds_or_error(reader, stream.name)
 
 
 class _Facts:
-    """The database's data about some streams, read once."""
+    """The database's data about streams, read in one transaction."""
 
     def __init__(self, connection: sa.Connection, known: Sequence[StreamRow]) -> None:
         ids = [stream.stream_id for stream in known]
         self.definitions: list[KeyDefinition] = key_definitions(connection)
         self.rows = row_counts(connection)
-        self.row_bytes = _bytes_of_a_row(connection, self.rows.total())
+        self.row_bytes = _bytes_per_row(connection, self.rows.total())
         self.holders = holders_of(connection, RECORDERS, ids)
         self.brokers = {row[0]: str(BrokerIdentity(*row)) for row in connection.execute(_BROKERS)}
         self.coverage = coverage_by_stream(connection, ids)

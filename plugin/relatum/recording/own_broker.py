@@ -1,4 +1,4 @@
-"""The broker that streams are recorded from. A stream of that name on another broker is refused. See docs/adr/0043."""
+"""The broker that a stream is recorded from. Another broker's stream of that name is refused. See docs/adr/0043."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from relatum.errors import ReadTimeout, RelatumError, StreamUnavailable
 from relatum.reading import BrokerIdentity, StreamReader, another_broker, claimed_identity
-from relatum.recording.tails import after_loss
+from relatum.recording.tails import cut_back_or_replace
 from relatum.store.catalog import StreamRow, ensure_streams, streams_named
 from relatum.store.database import sql, transaction
 from relatum.store.members import RECORDERS
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
     from relatum.recording.stream_recording import StreamRecording
 
 UNKNOWN_S: Final = 60.0
-"""Seconds before a broker whose id is unknown is asked for it again."""
+"""Seconds between two queries for the broker's id while it is unknown."""
 
 _ADOPT: Final = sql(f"""
     UPDATE relatum.streams SET broker_id = :broker_id::uuid
     WHERE stream_id = ANY (:stream_ids::integer[]) AND (broker_id IS NULL
         OR broker_id <> :broker_id::uuid AND NOT {RECORDERS.is_held} AND NOT EXISTS (
             SELECT FROM relatum.coverage c WHERE c.stream_id = streams.stream_id AND c.last_offset IS NOT NULL))""")
-"""Assigns streams to a broker if theirs is unknown, or if nothing is recorded of them and no recorder holds them."""
+"""Assigns a stream to a broker if its broker is unknown, or if no message is recorded and no recorder holds it."""
 
 _OF_OTHERS: Final = sql("""
     SELECT s.name, b.broker_id, b.cluster_name
     FROM relatum.streams s JOIN relatum.brokers b ON b.broker_id = s.broker_id
     WHERE s.stream_id = ANY (:stream_ids::integer[]) AND b.broker_id IS DISTINCT FROM :broker_id::uuid""")
 
-_NOTE_BROKER: Final = sql("""
+_STORE_BROKER: Final = sql("""
     INSERT INTO relatum.brokers AS b (broker_id, cluster_name) VALUES (:broker_id::uuid, :cluster_name::text)
     ON CONFLICT (broker_id) DO UPDATE SET cluster_name = excluded.cluster_name
     WHERE b.cluster_name <> excluded.cluster_name""")
 
 
 class OwnBroker:
-    """The broker that a recorder reads from, and which streams belong to it. Thread-safe.
+    """The broker that a recorder reads from, and the streams that belong to it. Thread-safe.
 
-    `reader` returns a reader for queries. All methods except `is_not_of` wait for servers.
+    `reader` returns a reader for queries. All methods except `is_other` block.
     """
 
     def __init__(self, engine: sa.Engine, vhost: str, reader: Callable[[], StreamReader]) -> None:
@@ -50,9 +50,9 @@ class OwnBroker:
         self._vhost = vhost
         self._reader = reader
         self._identity = BrokerIdentity(None, "")
-        self._ask_at = 0.0
+        self._query_at = 0.0
 
-    def is_not_of(self, broker_id: UUID | None) -> bool:
+    def is_other(self, broker_id: UUID | None) -> bool:
         """Return whether a broker id is known to be another broker's."""
         return BrokerIdentity(broker_id, "").contradicts(self._identity)
 
@@ -61,51 +61,51 @@ class OwnBroker:
 
         A missing row is added only if the broker has confirmed that the stream exists.
         """
-        have_one = {row.name for row in self._rows([each.name for each in streams])}
-        ours = {each.name: each.super_stream for each in streams if each.is_there or each.name in have_one}
+        existing = {row.name for row in self._rows([each.name for each in streams])}
+        known = {each.name: each.super_stream for each in streams if each.is_confirmed or each.name in existing}
         with transaction(self._engine) as connection:
-            rows = ensure_streams(connection, self._vhost, ours)
-        doubted = [row for row in rows if row.broker_id is None or row.broker_id != self._identity.broker_id]
+            rows = ensure_streams(connection, self._vhost, known)
+        unconfirmed = [row for row in rows if row.broker_id is None or row.broker_id != self._identity.broker_id]
         others: dict[str, RelatumError] = {}
-        if doubted:
-            others = self._others(doubted)
-            rows = self._rows(list(ours))
+        if unconfirmed:
+            others = self._errors_of_others(unconfirmed)
+            rows = self._rows(list(known))
         found = {row.name: row for row in rows} | others
         return {each: found.get(each.name) for each in streams}
 
     def check(self, names: Sequence[str]) -> None:
         """Raise if all streams belong to another broker."""
-        others = self._others(self._rows(names))
+        others = self._errors_of_others(self._rows(names))
         if others and len(others) == len(names):
             raise next(iter(others.values()))
 
     def is_stream_of(self, row: StreamRow) -> bool:
-        """Return whether a changed stream still belongs to its row; if it lost its end, the table is cut back."""
-        # Another broker may have taken this one's address.
+        """Return whether a changed stream still belongs to its row. If it lost its end, cut the table back."""
+        # Another broker may have this address now.
         self._identity = claimed_identity(self._reader())
-        return not self.is_not_of(row.broker_id) and after_loss(self._engine, self._reader(), row)
+        return not self.is_other(row.broker_id) and cut_back_or_replace(self._engine, self._reader(), row)
 
     def _rows(self, names: Sequence[str]) -> list[StreamRow]:
         with transaction(self._engine) as connection:
             return streams_named(connection, self._vhost, names, partitions=False)
 
-    def _others(self, rows: Sequence[StreamRow]) -> dict[str, RelatumError]:
+    def _errors_of_others(self, rows: Sequence[StreamRow]) -> dict[str, RelatumError]:
         reader = self._reader()
-        if self._identity.broker_id is None and time.monotonic() >= self._ask_at:
+        if self._identity.broker_id is None and time.monotonic() >= self._query_at:
             with suppress(StreamUnavailable, ReadTimeout):
                 self._identity = claimed_identity(reader)
-            self._ask_at = time.monotonic() + UNKNOWN_S
+            self._query_at = time.monotonic() + UNKNOWN_S
         identity = self._identity
         if identity.broker_id is None:
             return {}
         adopted = {"stream_ids": [row.stream_id for row in rows], "broker_id": identity.broker_id}
         with transaction(self._engine) as connection:
-            connection.execute(_NOTE_BROKER, {"broker_id": identity.broker_id, "cluster_name": identity.cluster_name})
+            connection.execute(_STORE_BROKER, {"broker_id": identity.broker_id, "cluster_name": identity.cluster_name})
             connection.execute(_ADOPT, adopted)
-            return _strangers(connection, rows, identity)
+            return _other_broker_errors(connection, rows, identity)
 
 
-def _strangers(
+def _other_broker_errors(
     connection: sa.Connection, rows: Sequence[StreamRow], identity: BrokerIdentity
 ) -> dict[str, RelatumError]:
     """Return errors for the streams of another broker, by name."""
@@ -119,9 +119,9 @@ def _strangers(
 def check_broker(
     engine: sa.Engine, reader: StreamReader, row: StreamRow, identity: BrokerIdentity | None = None
 ) -> None:
-    """Raise `AnotherBroker` if a stream belongs to another broker. Nothing is written.
+    """Raise `AnotherBroker` if a stream belongs to another broker. Writes nothing.
 
-    `identity`: The broker's identity. None: ask the broker, if the stream's broker is known.
+    `identity`: The broker's identity. None: query it, unless the stream belongs to no broker yet.
     """
     if row.broker_id is None:
         return
@@ -129,5 +129,5 @@ def check_broker(
     if not BrokerIdentity(row.broker_id, "").contradicts(identity):
         return
     with transaction(engine) as connection:
-        for error in _strangers(connection, [row], identity).values():
+        for error in _other_broker_errors(connection, [row], identity).values():
             raise error

@@ -1,6 +1,6 @@
-"""Deleting rows of messages dropped by retention, of replaced or forgotten streams, and of removed keys.
+"""Prunes rows of messages that retention dropped, of replaced or forgotten streams, and of removed keys.
 
-Rows are deleted in bounded transactions, so that no lock is held for long and vacuum keeps up.
+Bounded transactions delete the rows, so that no lock is held for long and vacuum keeps up.
 """
 
 from collections import Counter
@@ -20,25 +20,25 @@ from relatum.store.database import AnyDatabase, as_engine, sql, transaction
 from relatum.store.parts import drop_parts, retain_from
 
 BATCH_ROWS: Final = 10_000
-"""Rows deleted in one transaction: a fraction of a second."""
+"""Default maximum rows deleted in one transaction, which takes a fraction of a second."""
 
 DERIVED: Final = ("time_blocks", "checkpoints", "receipts", "skips", "events", "group_scans")
-"""The tables derived from streams, except for the largest and the coverage."""
+"""The tables derived from streams, except `relationships` and `coverage`."""
 
 
-def delete_batch(engine: sa.Engine, table: str, gone: str, batch_rows: int = BATCH_ROWS, **values: Any) -> int:
-    """Delete a bounded number of rows, and return how many; `gone` is a condition, `values` are its parameters."""
+def delete_batch(engine: sa.Engine, table: str, condition: str, batch_rows: int = BATCH_ROWS, **values: Any) -> int:
+    """Delete up to `batch_rows` rows that meet a condition with parameters `values`; return how many."""
     # By ctid, since not every table has a key. The condition is checked again for each row: a range of the coverage may
-    # have grown since it was chosen.
-    chosen = f"SELECT ctid FROM relatum.{table} WHERE {gone} LIMIT :batch_rows::integer"
-    statement = sql(f"DELETE FROM relatum.{table} WHERE ctid = ANY (ARRAY ({chosen})) AND ({gone})")
+    # have grown since the subquery chose it.
+    chosen = f"SELECT ctid FROM relatum.{table} WHERE {condition} LIMIT :batch_rows::integer"
+    statement = sql(f"DELETE FROM relatum.{table} WHERE ctid = ANY (ARRAY ({chosen})) AND ({condition})")
     with transaction(engine) as connection:
         return connection.execute(statement, {**values, "batch_rows": batch_rows}).rowcount
 
 
-def delete_all(engine: sa.Engine, table: str, gone: str, batch_rows: int = BATCH_ROWS, **values: Any) -> int:
-    """Delete all rows of a table that meet a condition, batch by batch, and return how many."""
-    return sum(iter(lambda: delete_batch(engine, table, gone, batch_rows, **values), 0))
+def delete_all(engine: sa.Engine, table: str, condition: str, batch_rows: int = BATCH_ROWS, **values: Any) -> int:
+    """Delete all rows that meet a condition, batch by batch; return how many."""
+    return sum(iter(lambda: delete_batch(engine, table, condition, batch_rows, **values), 0))
 
 
 # --- messages dropped by retention ------------------------------------------------------------------------------------
@@ -53,8 +53,8 @@ _EXPIRED: Final = (
     ("coverage", f"{_OF_STREAM} AND to_offset <= :first::bigint AND NOT is_tail"),
 )
 
-_IS_LATE: Final = "recorded_at < now() - interval '1 hour'"
-"""Receipts are kept for an hour."""
+_IS_OLD: Final = "recorded_at < now() - interval '1 hour'"
+"""Whether a receipt is more than an hour old. Younger receipts are kept."""
 
 
 def prune_expired(
@@ -69,18 +69,18 @@ def prune_expired(
 
     `parts`: The parts of `relationships` to delete from; None: all.
     """
-    for table, gone in _EXPIRED:
+    for table, condition in _EXPIRED:
         values: dict[str, Any] = {"stream_id": stream.stream_id, "first": first}
         if table == "relationships" and parts is not None:
-            gone, values["parts"] = f"{gone} AND part = ANY (:parts::integer[])", list(parts)
-        if deleted := delete_batch(engine, table, gone, batch_rows, **values):
+            condition, values["parts"] = f"{condition} AND part = ANY (:parts::integer[])", list(parts)
+        if deleted := delete_batch(engine, table, condition, batch_rows, **values):
             return deleted
     return 0
 
 
 def prune_receipts(engine: sa.Engine) -> int:
-    """Delete one batch of receipts that are too old for publishers to wait for."""
-    return delete_batch(engine, "receipts", _IS_LATE)
+    """Delete one batch of receipts that are too old for any publisher to wait for them; return how many."""
+    return delete_batch(engine, "receipts", _IS_OLD)
 
 
 # --- replaced and forgotten streams -----------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ _DELETE_FORGOTTEN: Final = sql("""
 
 
 def delete_ended(engine: sa.Engine, batch_rows: int, vhost: str | None = None, name: str | None = None) -> Counter[str]:
-    """Delete what is left of replaced or forgotten streams, all or those with one name; return rows by table."""
+    """Delete the remaining data of replaced or forgotten streams, of all or of one name; return rows by table."""
     rows = Counter[str]()
     with transaction(engine) as connection:
         ids = list(connection.scalars(_ENDED, {"vhost": vhost, "name": name}))
@@ -110,11 +110,11 @@ def delete_ended(engine: sa.Engine, batch_rows: int, vhost: str | None = None, n
         return rows
     for stream_id, start, stop in spans:
         rows["relationships"] += _delete_span(engine, stream_id, start, stop, batch_rows)
-    # Once the coverage is gone, a recorder that was suspended for longer than its lease cannot commit. So what it
-    # committed before is deleted after that.
+    # Without the coverage, a recorder that was suspended for longer than its lease cannot commit. The second pass
+    # deletes rows that it committed during the first.
     for table in (*DERIVED, "coverage", *DERIVED, "relationships"):
         rows[table] += delete_all(engine, table, "stream_id = ANY (:ids::integer[])", batch_rows, ids=ids)
-    # After the rows, which say which groups still have messages.
+    # After the rows: a group with rows still has messages.
     rows["group_states"] = prune_groups(engine, {}, batch_rows)
     with transaction(engine) as connection:
         rows["streams"] = connection.execute(_DELETE_FORGOTTEN, {"ids": ids, "state": FORGOTTEN}).rowcount
@@ -124,14 +124,14 @@ def delete_ended(engine: sa.Engine, batch_rows: int, vhost: str | None = None, n
 def _delete_span(engine: sa.Engine, stream_id: int, start: int, stop: int, batch_rows: int) -> int:
     """Delete a stream's rows of offsets [start, stop), window by window, and return how many.
 
-    Without windows, the BRIN index would lead each batch to the same pages again, even to emptied ones. With windows,
-    each page is read about once. A window grows after few rows and shrinks after many.
+    Without windows, the BRIN index would lead every batch to the same pages, even to emptied ones. With windows, each
+    page is read about once. A window grows after few deleted rows, and shrinks after many.
     """
-    among = f"{_OF_STREAM} AND stream_offset >= :start::bigint AND stream_offset < :end::bigint"
+    window = f"{_OF_STREAM} AND stream_offset >= :start::bigint AND stream_offset < :end::bigint"
     width, rows = batch_rows, 0
     while start < stop:
         end = min(stop, start + width)
-        deleted = delete_batch(engine, "relationships", among, batch_rows, stream_id=stream_id, start=start, end=end)
+        deleted = delete_batch(engine, "relationships", window, batch_rows, stream_id=stream_id, start=start, end=end)
         rows += deleted
         if deleted >= batch_rows:
             width = max(1, width // 2)  # There may be more in this window.
@@ -145,7 +145,7 @@ def _delete_span(engine: sa.Engine, stream_id: int, start: int, stop: int, batch
 # --- groups without messages ------------------------------------------------------------------------------------------
 
 _IS_FINAL: Final = "g.state IN ('open', 'done', 'dead')"
-"""A ready or claimed group is kept: its consumer finds out that the messages are gone."""
+"""Excludes ready and claimed groups: their consumer detects that the messages are gone."""
 
 _CANDIDATES: Final = sql(f"""
     SELECT g.consumer_id, g.group_id FROM relatum.group_states g
@@ -157,7 +157,7 @@ _CANDIDATES: Final = sql(f"""
     ORDER BY g.consumer_id, g.group_id LIMIT :most::integer""")
 """Selects groups whose first messages are gone, page by page."""
 
-# The conditions are checked again: rows may have changed since they were chosen.
+# Checks the conditions again: rows may have changed since they were chosen.
 _DELETE_UNNAMED: Final = sql(f"""
     DELETE FROM relatum.group_states g
     USING unnest(:consumer_ids::integer[], :group_ids::text[], :lows::text[], :highs::text[])
@@ -173,8 +173,8 @@ _DELETE_UNNAMED: Final = sql(f"""
 def prune_groups(engine: sa.Engine, floors: Mapping[int, int], batch_rows: int) -> int:
     """Delete the states of groups without retained messages, in one pass, and return how many.
 
-    An acknowledged group is kept as long as the table has a row of it, so that a late duplicate does not open it again,
-    and as long as its first message may be recorded again.
+    An acknowledged group is kept while the table has a row of it, so that a late duplicate does not open it again, and
+    while its first message may be recorded again.
 
     `floors`: The first retained offsets, by stream id.
     """
@@ -202,7 +202,7 @@ def prune_groups(engine: sa.Engine, floors: Mapping[int, int], batch_rows: int) 
 
 @dataclass(slots=True)
 class PruneReport:
-    """Rows deleted, by stream; "" counts rows of no present stream.
+    """The numbers of rows deleted, by stream. "" counts those of ended streams, removed keys, groups and old receipts.
 
     `failed` holds the streams whose first retained offset is unknown, with the errors: none of their rows was deleted.
     """
@@ -223,17 +223,17 @@ def prune(
     *,
     batch_rows: int = BATCH_ROWS,
 ) -> PruneReport:
-    """Delete rows of messages that are gone, in bounded transactions. Lookups are correct before, during and after.
+    """Delete rows of messages that no longer exist, in bounded transactions. Lookups stay correct throughout.
 
     Args:
         broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`.
-        names: Streams and super streams. None (default): all recorded streams, and rows of replaced streams and
-            removed keys.
-        batch_rows: Maximum rows deleted in one transaction.
+        names: Streams and super streams. None (default): all recorded streams; also deletes all rows of replaced and
+            forgotten streams and of removed keys, and old receipts.
+        batch_rows: Maximum rows deleted in one transaction. Default: 10,000.
 
     Returns:
-        The rows deleted. A stream that cannot be read does not stop the others; the report names it.
+        The numbers of rows deleted. If a stream cannot be read, the report names it, and the others are pruned.
 
     Raises:
         StreamNotFound: no stream of a given name is recorded; nothing was deleted.
@@ -248,7 +248,7 @@ def prune(
         with transaction(engine) as connection:
             check_recorded(connection, address.vhost, names or ())
             known = streams_named(connection, address.vhost, names)
-            # Skip the others: without a recorded message, a stream that was declared again cannot be detected.
+            # Skip streams without a recorded message: nothing shows whether they were declared again.
             recorded = {
                 row.stream_id for row in coverage_of(connection, [each.stream_id for each in known]) if row.position
             }
@@ -256,7 +256,7 @@ def prune(
         floors = {stream.stream_id: first for stream, first in found.items() if first is not None}
         with transaction(engine) as connection:
             retain_from(connection, floors)
-        # Drop whole parts first; in the other closed parts, only rows beside retained ones are left to delete.
+        # First drop parts without retained rows. Rows of dropped messages in other parts are deleted after that.
         names_of = {stream.stream_id: stream.name for stream in found}
         for stream_id, rows in drop_parts(engine).items():
             report.rows[names_of.get(stream_id, "")] += rows
@@ -264,12 +264,12 @@ def prune(
             while first is not None and (deleted := prune_expired(engine, stream, first, batch_rows)):
                 report.rows[stream.name] += deleted
         if names is None:
-            # Includes what a killed `forget` left.
+            # Also completes a killed `forget`.
             removed = "key_id IN (SELECT key_id FROM relatum.keys WHERE removed_at IS NOT NULL)"
             report.rows[""] += delete_ended(engine, batch_rows).total()
             report.rows[""] += delete_all(engine, "relationships", removed, batch_rows)
-            report.rows[""] += delete_all(engine, "receipts", _IS_LATE, batch_rows)
-        # After the rows, which say which groups still have messages.
+            report.rows[""] += delete_all(engine, "receipts", _IS_OLD, batch_rows)
+        # After the rows: a group with rows still has messages.
         report.rows[""] += prune_groups(engine, floors, batch_rows)
     report.rows = +report.rows
     return report
@@ -280,7 +280,7 @@ def _first_retained(reader: StreamReader, stream: str, report: PruneReport) -> i
     found = bounds_or_error(reader, stream)
     if isinstance(found, StreamBounds):
         return found.first
-    # A missing stream may be declared again: the recorder finds out whether it is the same.
+    # Keep the rows of a missing stream: if it is declared again, the recorder detects whether it is the same.
     if not isinstance(found, StreamNotFound):
         report.failed[stream] = found
     return None

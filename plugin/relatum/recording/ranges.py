@@ -1,8 +1,8 @@
-"""Finding offsets that are not recorded for some keys, and removing offsets from the table to record them again.
+"""Finds offsets that are not recorded for some keys, and removes offsets from the table to record them again.
 
 If the table and the stream differ, the stream is right. So repairs, lost tails, and offsets that release 0.4 recorded
-over AMQP 0.9.1 begin with the same step: one transaction turns the offsets into a gap. A filler, or the recorder
-itself, closes it. See docs/adr/0050.
+over AMQP 0.9.1 begin with the same step: one transaction turns the offsets into a gap, which a filler or the recorder
+closes. See docs/adr/0050.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -61,8 +61,8 @@ def unrecorded(rows: Sequence[CoverageRow], within: Range, key_ids: Iterable[int
 def gaps(rows: Sequence[CoverageRow], first: int) -> list[Range]:
     """Return the retained offsets before the tail's end for which no key is recorded.
 
-    A key that was defined later leaves no gap: it needs a back-fill. A hole is not a gap either: what retention dropped
-    cannot be recorded.
+    A key that was defined later causes no gap, but needs a back-fill. A hole is not a gap either: messages that
+    retention dropped cannot be recorded.
     """
     ends = [row.to_offset for row in rows if row.is_tail]
     if not ends or first >= ends[0]:
@@ -73,14 +73,14 @@ def gaps(rows: Sequence[CoverageRow], first: int) -> list[Range]:
 # --- removing ---------------------------------------------------------------------------------------------------------
 
 WINDOW_OFFSETS: Final = 20_000
-"""Offsets compared, and recorded again, at a time: bounds memory to a few MB, and the size of the gap."""
+"""Offsets that are compared or recorded again at a time. Limits memory to a few MB, and the size of a gap."""
 
-_WHOLE: Final = sql("""
+_CROSSING_BLOCKS: Final = sql("""
     SELECT min(first_offset), max(last_offset) FROM relatum.time_blocks
     WHERE stream_id = :stream_id::integer AND first_offset < :stop::bigint AND last_offset >= :start::bigint
         AND last_offset::double precision - first_offset < :most::double precision""")
 
-_TAKE: Final = sql(f"""
+_TAKE_RANGES: Final = sql(f"""
     DELETE FROM relatum.coverage
     WHERE stream_id = :stream_id::integer AND from_offset < :stop::bigint AND to_offset > :start::bigint
     RETURNING {COLUMNS}""")
@@ -125,48 +125,47 @@ def lock_ranges(connection: sa.Connection, stream_id: int, part: Range) -> list[
     """Lock the coverage of some offsets until the transaction ends, and return all ranges of the stream.
 
     Raises:
-        CoverageConflict: the stream was forgotten in the meantime.
+        CoverageConflict: the stream has been forgotten.
     """
-    # Lets others insert rows that refer to the stream: a recorder that opens a range already holds another range.
+    # `key_share` lets other sessions add ranges of the stream: a recorder that adds one has already locked another.
     lock_stream(connection, stream_id, key_share=True)
     connection.execute(_LOCK_RANGES, {"stream_id": stream_id, "start": part[0], "stop": part[1]})
     return coverage_of(connection, [stream_id])
 
 
 def uncover(connection: sa.Connection, reader: StreamReader, stream: StreamRow, part: Range, first: int) -> Range:
-    """Remove what is recorded of some offsets from the table, and return the offsets removed.
+    """Remove all rows and coverage of some offsets, and return the range of offsets removed.
 
-    More offsets may be removed than given: blocks of the time index are removed whole. Receipts and checkpoints stay.
+    The range may be larger than `part`, since blocks of the time index are removed whole. Receipts and checkpoints
+    stay. Offsets below `first`, the first retained one, are not changed.
 
-    Before it commits, the caller must check that the stream is still the recorded one: the position stored for the
-    ranges before the part is read from the present stream.
-
-    Offsets below `first`, the first retained one, are not changed. `reader` reads the message before the part.
+    `reader` reads the message before the part: its position is stored with the range that ends there. So the caller
+    must check, before it commits, that the stream is still the recorded one.
     """
     lock_ranges(connection, stream.stream_id, part)
     start, stop = widened(connection, stream.stream_id, part, first)
     if start >= stop:
         return start, start
     values = {"stream_id": stream.stream_id, "start": start, "stop": stop}
-    taken = [row_of(row) for row in connection.execute(_TAKE, values)]
+    taken = [row_of(row) for row in connection.execute(_TAKE_RANGES, values)]
     lowest = min((row.from_offset for row in taken if not _ends_before(row, start)), default=start)
     before = position_before(reader, stream.name, start, max(first, lowest))
-    add_ranges(connection, [left for row in taken for left in _left_of(row, start, stop, before)])
+    add_ranges(connection, [left for row in taken for left in _remainders(row, start, stop, before)])
     connection.execute(_DELETE_ROWS, values)
     connection.execute(_CUT_BLOCKS, values)
-    # A group consumer has either stored its scan before, or sees the new coverage.
+    # Under this lock, a group consumer has stored its scan before, or will see the new coverage.
     connection.execute(_LOCK_SCANS)
     connection.execute(_CUT_SCANS, values)
     return start, stop
 
 
-def _left_of(row: CoverageRow, start: int, stop: int, before: Position | None) -> Iterator[CoverageRow]:
-    """Yield the rest of a range, with new ids: a group consumer's scan of the old range is then refused."""
+def _remainders(row: CoverageRow, start: int, stop: int, before: Position | None) -> Iterator[CoverageRow]:
+    """Yield the rest of a range, with new ids, so that a group consumer's scan of the old range is refused."""
     if row.from_offset < start:
         is_in = before is not None and before.offset >= row.from_offset and row.kind == "recorded"
         known = row.position if _ends_before(row, start) else before if is_in else None
         yield row._replace(to_offset=start, is_tail=False).known_by(known)
-    # The tail stays at its end, even if nothing is left before it, and keeps the position that identifies the stream.
+    # The tail keeps its end, even if the range becomes empty, and the position that identifies the stream.
     if row.is_tail or row.to_offset > stop:
         is_known = row.is_tail or (row.last_offset is not None and row.last_offset >= stop)
         yield row._replace(from_offset=min(stop, row.to_offset)).known_by(row.position if is_known else None)
@@ -177,15 +176,15 @@ def _ends_before(row: CoverageRow, offset: int) -> bool:
 
 
 def widened(connection: sa.Connection, stream_id: int, part: Range, first: int) -> Range:
-    """Widen a part, from `first` on, until no block of the time index crosses an edge.
+    """Return a part without offsets below `first`, widened until no block of the time index crosses its edges.
 
-    A block of a window or more is corrupt: it is cut at the edge instead.
+    A block as wide as a window is corrupt: it does not widen the part, but is cut at the edge.
     """
     part = max(first, part[0]), part[1]
     while part[0] < part[1]:
         start, stop = part
         values = {"stream_id": stream_id, "start": start, "stop": stop, "most": WINDOW_OFFSETS}
-        low, high = connection.execute(_WHOLE, values).one()
+        low, high = connection.execute(_CROSSING_BLOCKS, values).one()
         if low is not None:
             part = max(first, min(start, low)), min(INTEGER_MAX, max(stop, high + 1))
         if part == (start, stop):
@@ -194,7 +193,7 @@ def widened(connection: sa.Connection, stream_id: int, part: Range, first: int) 
 
 
 def position_before(reader: StreamReader, stream: str, offset: int, least: int) -> Position | None:
-    """Find the last message before an offset, not below `least`; None if there is none. Reads back in growing steps."""
+    """Return the last position in [least, offset); None if there is none. Reads backwards, in growing steps."""
     step = 1
     while least < offset:
         start = max(least, offset - step)

@@ -1,4 +1,4 @@
-"""Recording many streams in one process: `relatum record`."""
+"""The recorder of named streams and super streams, which `relatum record` runs."""
 
 import hashlib
 import logging
@@ -34,19 +34,19 @@ SHARED_NAME_BYTES_MAX: Final = 500
 class Recorder:
     """Records streams and super streams until it is stopped.
 
-    Recorders of the same names, in one process or many, share the streams evenly.
+    Recorders with the same `streams`, in one process or many, share them evenly.
 
     Args:
         broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`, whose pool then limits the connections.
-        streams: Names of streams and super streams. All partitions of a super stream are recorded, later ones included.
-            The recorder waits for streams that do not exist yet.
+        streams: Names of streams and super streams. The recorder records all partitions of a super stream, including
+            those added later, and waits for streams that do not exist yet.
         keys: Keys to define before recording, unless they are already defined.
-        holder: The member's name. Default: a name made of host and process.
-        database_connections_max: Maximum connections to PostgreSQL, for any number of streams; at least 1. Work waits
-            while all are in use. With a URL and three or more connections, one is reserved for the lease.
-        lease_s: Seconds the lease is valid without renewal. If the member dies, others take its streams over after one
-            to two leases.
+        holder: The name of this member. Default: a name made of host and process.
+        database_connections_max: Maximum connections to PostgreSQL, for any number of streams; at least 1, default 4.
+            Work waits while all are in use. With a URL and three or more, one is reserved for the lease.
+        lease_s: Seconds for which the lease is valid without renewal. Default: 5. If this member dies, others take its
+            streams over after one to two leases.
     """
 
     def __init__(
@@ -80,58 +80,58 @@ class Recorder:
         for each in self._names:
             self._group.progress_of(each)
         self._is_super: dict[str, bool] = {}
-        """Whether a found name is a super stream's. If not, a broker logs an error for each query of its partitions."""
+        """Whether a found name is a super stream's. If not, querying its partitions makes the broker log an error."""
         self._has_checked = False
         of_one_process(self, "a recorder")
 
     def statistics(self) -> RecorderStatistics:
-        """Return what was recorded, and how far behind each stream is. Asks no server."""
+        """Return the numbers of recorded messages and the lag of each stream. Queries no server."""
         return self._group.statistics()
 
     def run(self, stop: threading.Event) -> None:
-        """Record until `stop` is set, then finish the batches under way.
+        """Record until `stop` is set; then commit the messages that were read, release the streams, and return.
 
-        The recorder waits for a broker or database that is unavailable, also at the start.
+        Waits for a broker or database that is unavailable, also at the start.
 
         Raises:
             ConfigurationError, AccessRefused: a retry would not help; for example, the database user may only read.
-            AnotherBroker: all streams were recorded from another broker. If only some were, the recorder logs, skips
-                and retries them.
+            AnotherBroker: all streams were recorded from another broker. If only some were, the recorder logs the
+                error and retries them.
             KeyDefinitionConflict: a key of `keys` is already defined with another source or type.
             SchemaMissing: the database has no schema: run `relatum migrate`.
         """
         checked_event("stop", stop)
         try:
             with within(AfterStop(stop)):
-                self._look_for_streams(stop)
+                self._discover_streams(stop)
         finally:
             self._group.stop()
             if stop.is_set():
                 logger.info("the recorder has stopped, as requested")
 
-    def _look_for_streams(self, stop: threading.Event) -> None:
-        has_keys, away, unknown = False, backoff(), backoff(QUESTION_S)
+    def _discover_streams(self, stop: threading.Event) -> None:
+        has_keys, outage_pauses, unknown_pauses = False, backoff(), backoff(QUESTION_S)
         while not stop.is_set():
-            has_keys = has_keys or self._tried("reading the definitions of keys", Server.DATABASE, self._define_keys)
-            # Without keys, only the metrics need to know whether the broker answers.
-            find = partial(self._find_streams, stop) if has_keys else self._look
-            if not self._tried("looking for streams to record", Server.BROKER, find) or not has_keys:
-                stop.wait(next(away))
+            has_keys = has_keys or self._attempt("reading the definitions of keys", Server.DATABASE, self._define_keys)
+            # Until the keys are read, the broker is queried only for the metrics.
+            find = partial(self._find_streams, stop) if has_keys else self._probe_broker
+            if not self._attempt("looking for streams to record", Server.BROKER, find) or not has_keys:
+                stop.wait(next(outage_pauses))
                 continue
-            away = backoff()
+            outage_pauses = backoff()
             if self._is_super.keys() >= set(self._names):
-                unknown = backoff(QUESTION_S)
+                unknown_pauses = backoff(QUESTION_S)
                 stop.wait(PARTITIONS_S if any(self._is_super.values()) else None)
             else:
-                stop.wait(next(unknown))
+                stop.wait(next(unknown_pauses))
 
-    def _tried(self, what: str, server: Server, attempt: Callable[[], None]) -> bool:
-        """Make an attempt; log the error and return False if the server is unavailable now."""
+    def _attempt(self, what: str, server: Server, attempt: Callable[[], None]) -> bool:
+        """Make an attempt; log a transient error and return False."""
         outages = self._group.outages
         try:
             attempt()
         except (Transient, DataError) as error:
-            if not has_passed():  # a stop that ended the attempt says nothing about the server
+            if not has_passed():  # if a stop ended the attempt, the server may be available
                 outages.failed(what, error)
             return False
         outages.answered(server)
@@ -143,11 +143,11 @@ class Recorder:
             add_keys(self._engine, self._keys)
         with transaction(self._engine) as connection:
             key_definitions(connection)
-            # Otherwise a missing privilege would only show with the first row, and at each retry.
+            # Detect a missing privilege now, instead of with the first row and at each retry.
             check_may_record(connection)
 
-    def _look(self) -> None:
-        # Asks about a stream, not about a super stream, which is harmless while the broker starts.
+    def _probe_broker(self) -> None:
+        # Queries a stream, not a super stream: this is harmless while the broker starts.
         with suppress(NotFound):
             self._group.follower.reader().bounds(self._names[0])
 
@@ -163,7 +163,7 @@ class Recorder:
             self._has_checked = True
 
     def _find(self, reader: StreamReader, name: str) -> None:
-        """Record the stream or partitions of a name; a name that is unknown or a queue's is logged and retried."""
+        """Record the stream or partitions of a name. A name of no stream is logged, and retried later."""
         partitions = reader.partitions(name)
         for partition in partitions:
             self._group.add(partition, super_stream=name)
@@ -184,7 +184,7 @@ class Recorder:
 
 
 def shared_name(vhost: str, names: Iterable[str]) -> str:
-    """Return the name that members share: the same for all recorders of the same streams, and short enough to index."""
+    """Return the name that all recorders of the same streams share. It is short enough for an index."""
     wanted = sorted(set(names))
     name = f"{vhost} {','.join(wanted)}"
     if len(name.encode()) <= SHARED_NAME_BYTES_MAX:
@@ -193,14 +193,14 @@ def shared_name(vhost: str, names: Iterable[str]) -> str:
 
 
 def set_record_time(broker: str | Broker, database: AnyDatabase, name: str, *, on: bool) -> None:
-    """Switch the recording of a stream's times on or off, from now on. Recorders notice within two seconds.
+    """Switch the recording of a stream's times on or off, from now on. Recorders apply it within two seconds.
 
-    The broker is asked only if the stream was never recorded, so that a misspelled name is not stored.
+    Queries the broker only if the stream was never recorded, so that a misspelled name is not stored.
 
     Args:
         broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`.
-        name: The stream, or one partition.
+        name: The name of a stream or of one partition.
         on: Whether the times of its messages are recorded.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The recorder of any number of streams in one process. It owns the loop; other threads call it."""
+"""Records any number of streams in one process, with one event loop. Other threads call it."""
 
 import asyncio
 import logging
@@ -30,31 +30,31 @@ from relatum.store.members import LEASE_S, RECORDERS, Member
 logger = logging.getLogger("relatum.recorder")
 
 STOP_S: Final = 30.0
-"""How long a stop waits for batches under way, in seconds."""
+"""Maximum seconds that a stop waits for the commit of messages that were read."""
 
 DATABASE_S: Final = 3.0
-"""How long these batches may wait for the database during a stop, in seconds."""
+"""Maximum seconds that these commits wait for the database during a stop."""
 
 GATHER_S: Final = 0.1
-"""Seconds for which records of many streams are gathered: a fraction of our target lag of 250 ms."""
+"""Seconds for which records of many streams are gathered: a fraction of the target lag, 250 ms."""
 
-DRAIN_LOOK_S: Final = 0.002
+DRAIN_CHECK_S: Final = 0.002
 """Seconds between two checks of a drain; a batch takes about as long."""
 
 HELPERS_MAX: Final = 5
-"""Parallel blocking calls: closing gaps and maintaining parts may take long, and must not delay opening streams."""
+"""Maximum parallel blocking calls. Closing gaps and maintaining parts take long, but must not delay opening streams."""
 
-RESERVED_FROM: Final = 3
+LEASE_CONNECTION_FROM: Final = 3
 """With this many connections or more, one is reserved for the lease: a locked table must not delay its renewal."""
 
 _Answer = TypeVar("_Answer")
 
 
-class Question(Generic[_Answer]):
-    """One query for all streams that wait for it, retried until the servers answer. For the loop's thread.
+class SharedQuery(Generic[_Answer]):
+    """One query for all streams that wait for its answer, retried until the servers answer. For the loop's thread.
 
-    With 1,000 streams, servers that return are not asked 1,000 times. `call` runs in a thread; it returns each stream's
-    answer, or the error of that stream.
+    So 1,000 streams do not query a server 1,000 times when it is available again. `call` runs in a thread; it returns
+    an answer or an error for each stream.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Question(Generic[_Answer]):
 
     def begin(self, what: str) -> None:
         """Start the queries."""
-        self._duty = self._group.repeat(self._ask, what)
+        self._duty = self._group.repeat(self._query, what)
 
     async def answer(self, stream: StreamRecording) -> _Answer:
         """Query for a stream, and wait for its answer."""
@@ -79,7 +79,7 @@ class Question(Generic[_Answer]):
             self._duty.wake()
         return await answer
 
-    async def _ask(self) -> float:
+    async def _query(self) -> float:
         waiting, self._waiting = self._waiting, {}
         try:
             answers = await self._group.loop.ask(self._call, list(waiting)) if waiting else {}
@@ -99,8 +99,8 @@ class Question(Generic[_Answer]):
 class RecorderGroup:
     """Records streams with a fixed number of threads and connections. See docs/adr/0015 and 0052.
 
-    Its attributes are for its parts. `find` looks up the rows of streams, and `open` opens their tails, in a few
-    statements for all streams that wait.
+    Its attributes are for the objects that it creates. `find` looks up the rows of streams, and `open` opens their
+    tails, in a few statements for all streams that wait.
     """
 
     def __init__(
@@ -117,30 +117,30 @@ class RecorderGroup:
     ) -> None:
         self.stopping = threading.Event()
         self._ending = Deadline(None)
-        has_own = connections_max >= RESERVED_FROM and not isinstance(database, Database)
-        most = connections_max - has_own
-        self.database = Database(database, refusing=None, connections_max=most)
-        self._of_lease = Database(database, refusing=None, connections_max=1) if has_own else self.database
+        is_reserved = connections_max >= LEASE_CONNECTION_FROM and not isinstance(database, Database)
+        shared_connections = connections_max - is_reserved
+        self.database = Database(database, refusing=None, connections_max=shared_connections)
+        self._lease_database = Database(database, refusing=None, connections_max=1) if is_reserved else self.database
         self.engine = Database(self.database, refusing=None, ending=self._ending, idle_s=IDLE_S).engine
-        # A frozen member must not hold locks for longer than its lease.
+        # A suspended member must not hold locks for longer than its lease.
         held = partial(Database, refusing=None, ending=self._ending, idle_s=lease_s)
-        commit_engine, lease_engine = held(self.database).engine, held(self._of_lease).engine
+        commit_engine, lease_engine = held(self.database).engine, held(self._lease_database).engine
         self.outages = Outages(logger, stop=self.stopping, broker=str(address), database=self.database.address.name)
         self.progress: dict[str, Progress] = {}
-        """The streams that are reported, which may not be recorded yet."""
+        """The progress of each stream in the statistics, including those that cannot be recorded yet."""
         self.batch_s = metrics.Histogram()
         self.loop = ComponentLoop("relatum-recorder", logger, helpers_max=HELPERS_MAX, ending=self._ending)
         self.follower = StreamFollower(
             self.loop,
             address,
-            lambda event: self._committer.take(event),
+            lambda event: self._committer.on_event(event),
             gather_s=gather_s,
             outages=self.outages,
             who="reading of stream {!r}".format,
         )
         self.broker = OwnBroker(self.engine, address.vhost, self.follower.reader)
-        self.find: Question[StreamRow | None] = Question(self, self.broker.find)
-        self.open: Question[Opened] = Question(self, self._open)
+        self.find: SharedQuery[StreamRow | None] = SharedQuery(self, self.broker.find)
+        self.open: SharedQuery[Opened] = SharedQuery(self, self._open)
         member = Member(RECORDERS, name or new_holder(), lease_s=lease_s, holder=holder)
         self.membership = Membership(self, lease_engine, member)
         self._committer = Committer(self, commit_engine, on_receipts)
@@ -154,11 +154,11 @@ class RecorderGroup:
     # --- from any thread ----------------------------------------------------------------------------------------------
 
     def progress_of(self, stream: str) -> Progress:
-        """Return the progress of a stream, which is reported from now on."""
+        """Return the progress of a stream, which is in the statistics from now on."""
         return self.progress.setdefault(stream, Progress())
 
     def statistics(self) -> RecorderStatistics:
-        """Return what was recorded, and how far behind each stream is. Asks no server."""
+        """Return the numbers of recorded messages and the lag of each stream. Queries no server."""
         return RecorderStatistics(
             streams={name: progress.statistics() for name, progress in list(self.progress.items())},
             batch_s=self.batch_s.observed(),
@@ -167,7 +167,7 @@ class RecorderGroup:
         )
 
     def _is_up(self, server: Server) -> bool | None:
-        # Without streams there may be no reason to ask: an idle publisher is no outage.
+        # Without streams, no server may have been queried yet: an idle publisher is not an outage.
         is_up = self.outages.is_up(server)
         return bool(is_up) if self.progress else is_up
 
@@ -179,7 +179,7 @@ class RecorderGroup:
         """Record a stream from now on. Idempotent; not thread-safe."""
         if stream in self._by_name or self.stopping.is_set():
             return
-        # Here and not in the loop: `left` must include it at once.
+        # Not in the loop's thread: `left` must include the stream immediately.
         added = self._by_name[stream] = StreamRecording(stream, super_stream, self.progress_of(stream), self)
         if not self._has_begun:
             self._has_begun = True
@@ -202,24 +202,24 @@ class RecorderGroup:
         self._duties.append(duty)
         return duty
 
-    def of(self, stream: str, following: int) -> StreamRecording | None:
-        """Return the stream of a follower's event; None if the event is from an earlier following."""
+    def stream_of(self, stream: str, following: int) -> StreamRecording | None:
+        """Return the stream of a follower's event; None if the stream has been left or followed anew since."""
         found = self._by_name.get(stream)
         return found if found is not None and found.following == following else None
 
-    def recorded(self) -> list[OpenTail]:
+    def open_tails(self) -> list[OpenTail]:
         """Return the tails that are recorded now."""
         return [stream.tail for stream in self.streams() if stream.tail is not None and stream.is_read]
 
-    def note(self, event: Attached | CaughtUp | Hole | Replaced | Failed) -> None:
+    def on_event(self, event: Attached | CaughtUp | Hole | Replaced | Failed) -> None:
         """Handle an event of the follower that holds no records."""
         if event.stream is None:
-            # The broker is unavailable: a drain does not wait for it.
+            # The broker is unavailable: a drain must not wait for these streams.
             for each in self.streams():
                 each.is_refused = each.is_refused or each.tail is None
                 each.progress.stop()
-        elif (stream := self.of(event.stream, event.following)) is not None:
-            stream.note(event)
+        elif (stream := self.stream_of(event.stream, event.following)) is not None:
+            stream.on_event(event)
 
     # --- in a thread --------------------------------------------------------------------------------------------------
 
@@ -229,13 +229,13 @@ class RecorderGroup:
         opened = open_streams(self.engine, [each.row for each in streams if each.row is not None])
         self.outages.answered(Server.BROKER, Server.DATABASE)
         by_name: dict[str, Opened] = {each.stream.name: each for each in opened}
-        lost = CoverageConflict("another recorder opened it", stream="")
+        lost = CoverageConflict("another recorder opened the stream", stream="")
         return {each: by_name.get(each.name, lost) for each in streams}
 
     # --- the end --------------------------------------------------------------------------------------------------
 
     def drain(self, until: float) -> None:
-        """Wait until the streams that this process records are recorded up to their present ends."""
+        """Wait until the streams that this process records are recorded up to their current ends."""
         try:
             with within(max(0.1, until - time.monotonic())):
                 found = {stream: bounds_or_error(self.follower.reader(), stream.name) for stream in self.streams()}
@@ -246,10 +246,10 @@ class RecorderGroup:
         for stream, end in ends.items():
             stream.progress.show(end)
         while time.monotonic() < until and any(end is not None and each.lacks(end) for each, end in ends.items()):
-            time.sleep(DRAIN_LOOK_S)
+            time.sleep(DRAIN_CHECK_S)
 
     def left(self) -> dict[str, int | None]:
-        """Return the numbers of messages that are not recorded, by stream; None if unknown. Asks no server."""
+        """Return the number of unrecorded messages by stream; None if unknown. Queries no server."""
         found = {
             stream.name: stream.progress.statistics() for stream in self.streams() if not stream.progress.is_standby
         }
@@ -258,7 +258,7 @@ class RecorderGroup:
         return {name: count for name, count in counts.items() if count != 0}
 
     def end(self) -> None:
-        """Start no more work. Returns at once."""
+        """Start no more work. Does not block."""
         self.stopping.set()
         self._ending.end_in(DATABASE_S)
         self.loop.call(self._cancel)
@@ -269,23 +269,23 @@ class RecorderGroup:
             duty.cancel()
 
     def stop(self, timeout_s: float = STOP_S) -> None:
-        """Finish batches under way, release the streams and end all threads, within `timeout_s`."""
+        """Commit the messages that were read, release the streams and end all threads, within `timeout_s` seconds."""
         until = time.monotonic() + timeout_s
         self._ending.end_in(timeout_s)
         self.end()
         if self._finishing is None:
             self._finishing = self.loop.run(self._finish)
         if self._finishing is None:
-            # Nothing was ever recorded.
+            # The loop never ran.
             self.follower.end()
             self.follower.close_reader()
         else:
-            # Another thread may be stopping it, too.
+            # Another thread may be calling `stop`, too.
             with suppress(TimeoutError, CancelledError):
                 self._finishing.result(max(0.0, until - time.monotonic()))
         self.loop.stop(max(0.0, until - time.monotonic()))
         self.database.close()
-        self._of_lease.close()
+        self._lease_database.close()
         metrics.retire(self)
 
     async def _finish(self) -> None:

@@ -1,4 +1,4 @@
-"""The metrics of a process's recorders: progress of each stream, what was recorded, and how long it took."""
+"""The metrics of a process's recorders: each stream's progress, and the durations of transactions."""
 
 import collections
 import threading
@@ -10,8 +10,8 @@ from typing import Annotated, Final
 from relatum.metrics import Counter, Distribution, MaxGauge, MinGauge, Observed, PerLabel, reported
 from relatum.recording.batch import Batch
 
-LATELY_S: Final = 86_400
-"""Seconds for which a hole is reported after it was noticed: a day, so that no alert is missed or stays forever."""
+HOLE_REPORT_S: Final = 86_400
+"""Seconds for which a hole is reported after its detection: a day, so that an alert is seen, but does not stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,16 +19,16 @@ class RecordedStream:
     """The statistics of one stream of a recorder. None means unknown.
 
     Attributes:
-        is_recording: Whether this recorder records it now; only one of the recorders that share it does.
-        recorded_offset: The last recorded offset; -1 for none.
-        stream_offset: The offset of the stream's last message when last asked; -1 if it is empty.
-        lag_offsets: Offsets between the two.
-        lag_s: Age of the oldest unrecorded message, an upper bound, in seconds; None if another process records it.
-        hole_offsets: Offsets lost to retention before they were recorded, as this process noticed within a day.
-        messages: Messages recorded.
-        rows: Rows written.
-        skipped: Values that could not be recorded, by reason.
-        reconnects: Restarts after errors.
+        is_recording: Whether this recorder records the stream now; of the recorders that share a stream, one does.
+        recorded_offset: The last recorded offset; -1 if there is none.
+        stream_offset: The last known offset of the stream's last message; -1 if the stream is empty.
+        lag_offsets: `stream_offset` minus `recorded_offset`, at least 0.
+        lag_s: Maximum age of the oldest unrecorded message in seconds; None if another process records the stream.
+        hole_offsets: Offsets that retention dropped before they were recorded, as this process detected within a day.
+        messages: The number of messages recorded.
+        rows: The number of rows written.
+        skipped: The number of values that could not be recorded, by reason.
+        reconnects: The number of restarts after errors.
     """
 
     is_recording: Annotated[bool, MaxGauge("relatum_recording", "Whether this process records the stream now")]
@@ -37,11 +37,11 @@ class RecordedStream:
     lag_offsets: Annotated[
         int | None, MaxGauge("relatum_lag_offsets", "Offsets between the stream's end and the last recorded")
     ]
-    lag_s: Annotated[float | None, MaxGauge("relatum_lag_seconds", "Age of the oldest unrecorded message, at most")]
+    lag_s: Annotated[float | None, MaxGauge("relatum_lag_seconds", "Maximum age of the oldest unrecorded message")]
     hole_offsets: Annotated[
         int,
         MaxGauge(
-            "relatum_hole_offsets", "Offsets lost to retention before they were recorded, as noticed within a day"
+            "relatum_hole_offsets", "Offsets that retention dropped before they were recorded, as detected within a day"
         ),
     ]
     messages: Annotated[int, Counter("relatum_messages_total", "Messages recorded")]
@@ -56,19 +56,17 @@ class RecorderStatistics:
     """A recorder's statistics.
 
     Attributes:
-        streams: Each stream that it was given to record, by name.
+        streams: The statistics of each stream to record, by name.
         batch_s: Durations of transactions, in seconds.
-        is_broker_up: Whether the broker answered the last time it was asked. None if there was no reason to ask yet.
-        is_database_up: The same for PostgreSQL.
+        is_broker_up: Whether the broker answered the last query. None if there is no stream, and was no query yet.
+        is_database_up: Whether PostgreSQL answered the last query. None if there is no stream, and was no query yet.
     """
 
     streams: Annotated[Mapping[str, RecordedStream], PerLabel("stream")]
     batch_s: Annotated[Observed, Distribution("relatum_batch_seconds", "Time of one transaction")]
-    is_broker_up: Annotated[
-        bool | None, MinGauge("relatum_broker_up", "Whether the broker answered the last time it was asked")
-    ]
+    is_broker_up: Annotated[bool | None, MinGauge("relatum_broker_up", "Whether the broker answered the last query")]
     is_database_up: Annotated[
-        bool | None, MinGauge("relatum_database_up", "Whether PostgreSQL answered the last time it was asked")
+        bool | None, MinGauge("relatum_database_up", "Whether PostgreSQL answered the last query")
     ]
 
 
@@ -76,25 +74,25 @@ class Progress:
     """One process's progress with one stream. Times are seconds since 1970.
 
     The lag is the age of the oldest message known to be unrecorded. If no such message is known, because no server
-    answered or was asked, the lag counts from the last moment at which everything was recorded: an upper bound, which
-    grows until more is known. Lack of knowledge alone never makes it 0.
+    answered or was queried, the lag counts from the last moment at which everything was recorded: an upper bound, which
+    grows until a server answers. The lag is 0 only if everything is known to be recorded.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._unwritten: Callable[[], float | None] | None = None
-        self._whole_at = clock()
-        """The last moment at which everything was recorded; at first, when this object was created."""
-        self._lacking: tuple[int, float] | None = None
-        """An unrecorded offset, and when its message was written."""
+        self._uncommitted_since: Callable[[], float | None] | None = None
+        self._complete_at = clock()
+        """The last moment at which everything was recorded; initially, when this object was created."""
+        self._unrecorded: tuple[int, float] | None = None
+        """An unrecorded offset, and when its message was written; None if no such offset is known."""
         self.is_standby = False
-        """Whether another process recorded the stream when the database was last asked; that one reports the lag."""
+        """Whether another process recorded the stream at the last query; that process reports the lag."""
         self.recorded: int | None = None
         """The last offset known to be recorded; -1 if there is none, None if unknown."""
         self._holes: list[tuple[float, int]] = []
         self.end: int | None = None
-        """The offset of the stream's last message when last asked; -1 if it is empty."""
+        """The last known offset of the stream's last message; -1 if the stream is empty, None if unknown."""
         self.messages = self.rows = self.reconnects = 0
         self.skipped: collections.Counter[str] = collections.Counter()
 
@@ -102,9 +100,9 @@ class Progress:
         """Return the stream's statistics."""
         with self._lock:
             now, recorded, end = self._clock(), self.recorded, self.end
-            self._holes = [hole for hole in self._holes if hole[0] > now - LATELY_S]
+            self._holes = [hole for hole in self._holes if hole[0] > now - HOLE_REPORT_S]
             return RecordedStream(
-                is_recording=self._unwritten is not None,
+                is_recording=self._uncommitted_since is not None,
                 recorded_offset=recorded,
                 stream_offset=end,
                 lag_offsets=None if self.is_standby or end is None or recorded is None else max(0, end - recorded),
@@ -117,66 +115,66 @@ class Progress:
             )
 
     def count(self, batch: Batch) -> None:
-        """Count a batch that was committed."""
+        """Count a committed batch."""
         self.messages += batch.messages
         self.rows += batch.rows
         for (_, _, reason), count in batch.skips.items():
             self.skipped[reason] += count
 
     def begin(self, recorded: int, unwritten: Callable[[], float | None]) -> None:
-        """Note that the stream is recorded; `unwritten` returns when the oldest uncommitted message was written."""
+        """Start after offset `recorded`. `unwritten` returns when the oldest uncommitted message was written."""
         with self._lock:
-            if self._unwritten is None:
-                self.is_standby, self.recorded, self._unwritten, self.end = False, recorded, unwritten, None
+            if self._uncommitted_since is None:
+                self.is_standby, self.recorded, self._uncommitted_since, self.end = False, recorded, unwritten, None
 
     def stop(self) -> None:
-        """Note that recording has ended, for any reason."""
+        """Stop recording, for any reason; keep the lag of messages that were read but not committed."""
         with self._lock:
-            unwritten, self._unwritten = self._unwritten, None
+            unwritten, self._uncommitted_since = self._uncommitted_since, None
             oldest = unwritten() if unwritten is not None else None
-            if oldest is not None and self.recorded is not None and self._lacking is None:
-                self._lacking = self.recorded + 1, oldest
+            if oldest is not None and self.recorded is not None and self._unrecorded is None:
+                self._unrecorded = self.recorded + 1, oldest
 
     def stand_by(self) -> None:
-        """Note that another process records the stream, and drop what this process knew of it."""
+        """Stand by, since another process records the stream; discard its offsets and lag."""
         with self._lock:
-            self.is_standby, self.recorded, self.end, self._lacking = True, None, None, None
-            self._whole_at = self._clock()
+            self.is_standby, self.recorded, self.end, self._unrecorded = True, None, None, None
+            self._complete_at = self._clock()
 
     def lost(self, offsets: int) -> None:
-        """Note a hole of this many offsets."""
+        """Count the offsets of a hole."""
         if offsets:
             with self._lock:
                 self._holes.append((self._clock(), offsets))
 
     def written(self, recorded: int, at: float) -> None:
-        """Note that everything up to an offset is recorded, and when its message was written."""
+        """Store that everything up to an offset is recorded, and when its message was written."""
         with self._lock:
             self.recorded = recorded
-            self._whole_at = max(self._whole_at, at)
-            if self._lacking is not None and recorded >= self._lacking[0]:
-                self._lacking = None
+            self._complete_at = max(self._complete_at, at)
+            if self._unrecorded is not None and recorded >= self._unrecorded[0]:
+                self._unrecorded = None
 
     def read(self, offset: int) -> None:
-        """Note that the stream reaches an offset. Lock-free: it is called for each chunk."""
+        """Store that the stream reaches an offset. Lock-free, since it is called for each chunk."""
         if self.end is None or self.end < offset:
             self.end = offset
 
     def show(self, end: int | None) -> None:
-        """Note where the stream ends now; None if it is empty or does not exist."""
+        """Store the stream's last offset; None if the stream is empty or does not exist."""
         with self._lock:
             self.end = -1 if end is None else end
             if self.end <= (-1 if self.recorded is None else self.recorded):
-                self._whole_at, self._lacking = self._clock(), None
+                self._complete_at, self._unrecorded = self._clock(), None
 
     def _oldest(self, now: float) -> float:
-        """Return when the oldest unrecorded message was written, or a time before that; `now` if there is none."""
-        if self._lacking is not None:
-            return self._lacking[1]
-        if self._unwritten is None:
-            return self._whole_at
-        read = self._unwritten()
+        """Return when the oldest unrecorded message was written, or an earlier time; `now` if there is none."""
+        if self._unrecorded is not None:
+            return self._unrecorded[1]
+        if self._uncommitted_since is None:
+            return self._complete_at
+        read = self._uncommitted_since()
         if read is not None:
             return read
         is_behind = self.end is None or self.recorded is None or self.end > self.recorded
-        return self._whole_at if is_behind else now
+        return self._complete_at if is_behind else now

@@ -1,7 +1,6 @@
-"""One stream of a recorder: finds it, opens it when this member holds it, reads it, and commits it batch by batch.
+"""Records one stream: finds its row, opens its tail once this member holds it, reads it, and commits batch by batch.
 
-Each stream is a coroutine in the recorder's loop, so only the loop's thread changes its state; any thread may read the
-counts.
+Each stream is a coroutine in the recorder's loop. Only the loop's thread changes its state; any thread may read counts.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ from relatum.recording.batch import BATCH_BYTES_MAX, Batch
 from relatum.recording.commit import CHECKPOINT_OFFSETS, Share, add_links
 from relatum.recording.extractor import Extractor
 from relatum.recording.statistics import Progress
-from relatum.recording.tails import Opened, note_missing, pass_hole, pass_over
+from relatum.recording.tails import Opened, add_missing_event, skip_hole, skip_unreadable
 from relatum.store.catalog import StreamRow
 
 if TYPE_CHECKING:
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("relatum.recorder")
 
-BATCH_BYTES_LEAST: Final = 16 << 10
-"""Bytes of COPY lines that a stream's batch may always hold, however many streams are busy."""
+BATCH_BYTES_MIN: Final = 16 << 10
+"""Bytes of COPY lines that a stream's batch may always hold, for any number of busy streams."""
 
 _CHECKPOINT_S: Final = 30.0
 """Seconds between two checkpoints of a slow stream."""
@@ -45,28 +44,28 @@ class StreamRecording:
         self.log_name = f"recording of stream {name!r}"
         self._group = group
         self.row: StreamRow | None = None
-        """Its row in `streams`, as long as the row is known to be this stream's."""
-        self.is_mine = False
-        """Whether this member holds it, and is not about to release it."""
+        """The stream's row in `streams`; None while it is unknown, or may be another stream's."""
+        self.is_held = False
+        """Whether this member holds the stream, and is not about to release it."""
         self.following = 0
-        """The follower's number for it; 0 while it is not followed."""
+        """The number that the follower gave to this following; 0 while the stream is not followed."""
         self.tail: OpenTail | None = None
-        self.is_there = False
-        """Whether the broker has the stream and lets this user read it. Only then does it get a row."""
+        self.is_confirmed = False
+        """Whether the broker has confirmed that the stream exists and this user may read it. A new row needs this."""
         self.is_refused = False
-        """Whether the last attempt failed, or another member holds it. A drain then does not wait for it."""
+        """Whether the last attempt failed, or another member holds the stream. A drain then does not wait for it."""
         self.pruned_to = 0
         self._pauses: Iterator[float] = backoff(QUESTION_S)
         self._changed = asyncio.Event()
 
     def lacks(self, offset: int) -> bool:
-        """Return whether this process will record the offset and has not yet."""
+        """Return whether this process is expected to record the offset, and has not done so yet."""
         tail = self.tail
         return not self.is_refused if tail is None else tail.recorded_to < offset
 
     @property
     def is_read(self) -> bool:
-        """Whether it is being read and recorded."""
+        """Whether the stream is being read and recorded."""
         return self.tail is not None and not self.tail.is_closing
 
     # --- the coroutine ------------------------------------------------------------------------------------------------
@@ -77,18 +76,18 @@ class StreamRecording:
             try:
                 await self._attempt()
             except Exception as error:  # noqa: BLE001 - reported once, and retried
-                self._leave()
+                self._unfollow()
                 self._failed(error)
                 await asyncio.sleep(next(self._pauses))
 
     async def _attempt(self) -> None:
         row = self.row or await self._find()
-        await self._until(lambda: self.is_mine or self.row is not row)
+        await self._until(lambda: self.is_held or self.row is not row)
         if self._holds(row):
             await self._record(row)
 
     def _holds(self, row: StreamRow) -> bool:
-        return self.is_mine and self.row is row
+        return self.is_held and self.row is row
 
     async def _find(self) -> StreamRow:
         """Wait for the stream's row, which is added once the broker has confirmed the stream."""
@@ -96,8 +95,8 @@ class StreamRecording:
         if row is None:
             await self._wait_for_broker()
             row = await self._group.find.answer(self)
-        if row is None or self._group.broker.is_not_of(row.broker_id):
-            raise Conflict("another recorder assigned it to another broker")
+        if row is None or self._group.broker.is_other(row.broker_id):
+            raise Conflict("another recorder assigned the stream to another broker")
         self.row = row
         self._group.membership.wake()
         return row
@@ -105,29 +104,29 @@ class StreamRecording:
     async def _wait_for_broker(self) -> None:
         if not self.following:
             self.following = self._group.follower.follow(self.name, 0)
-        await self._until(lambda: self.is_there)
-        self._leave()
+        await self._until(lambda: self.is_confirmed)
+        self._unfollow()
 
     async def _record(self, row: StreamRow) -> None:
-        """Open the tail, and record until something ends it; then commit what was read, and act on the cause."""
+        """Open the tail, record until it is closed and all that was read is committed, then handle the cause."""
         opened = await self._group.open.answer(self)
         if not self._holds(row):
             return
         tail = self.tail = OpenTail(self, opened)
         self.following = self._group.follower.follow(self.name, opened.tail.to_offset, known=opened.known)
-        await self._until(lambda: tail.is_closing and (tail.error is not None or tail.is_whole))
+        await self._until(lambda: tail.is_closing and (tail.error is not None or tail.is_all_committed))
         self.progress.stop()
         self.tail = None
-        self.let_more_come(tail)
+        self.grant_credit(tail)
         if tail.has_recorded:
             self._pauses = backoff(QUESTION_S)
         if not self._holds(row):
-            self._leave()
+            self._unfollow()
             self._group.membership.release(row)
         elif tail.error is not None:
             raise tail.error
         elif tail.after is not None:
-            # If it fails, the follower finds the same again after the next opening.
+            # If this fails, the follower reports the same event after the next opening.
             await tail.after()
 
     async def _until(self, condition: Callable[[], bool]) -> None:
@@ -137,14 +136,14 @@ class StreamRecording:
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, Conflict):
-            # Nothing is wrong: another process was faster.
+            # This is normal: another process was faster.
             logger.info("restarting the recording of stream %r: %s", self.name, ended(error))
         else:
             self._group.outages.failed(self.log_name, error)
             self.is_refused = True
         self.progress.reconnects += 1
 
-    def _leave(self) -> None:
+    def _unfollow(self) -> None:
         if self.following:
             self._group.follower.leave(self.name)
             self.following = 0
@@ -152,23 +151,23 @@ class StreamRecording:
     # --- from the membership ------------------------------------------------------------------------------------------
 
     def take(self) -> None:
-        """Record the stream, because this member holds it now."""
-        if self.tail is None and not self.is_mine:
-            self.is_mine, self.is_refused, self.progress.is_standby = True, False, False
+        """Start to record the stream, which this member holds now."""
+        if self.tail is None and not self.is_held:
+            self.is_held, self.is_refused, self.progress.is_standby = True, False, False
             self._changed.set()
 
     def give_up(self) -> None:
-        """Stop recording the stream, commit what was read, and release it, unless another member has taken it."""
-        self.is_mine = False
+        """Stop recording the stream: commit the messages that were read, and release it."""
+        self.is_held = False
         self.close()
 
-    def look_up(self) -> None:
-        """Look up the row again, because the stream was replaced or forgotten, or belongs to another broker."""
-        self.row, self.is_there = None, False
+    def drop_row(self) -> None:
+        """Drop the row, to look up a new one: the stream was replaced or forgotten, or belongs to another broker."""
+        self.row, self.is_confirmed = None, False
         self._changed.set()
 
     def stand_by(self) -> None:
-        """Note that another member records the stream."""
+        """Stand by, since another member records the stream."""
         if not self.progress.is_standby:
             self.is_refused = True
             self.progress.stand_by()
@@ -176,26 +175,26 @@ class StreamRecording:
 
     # --- from the follower --------------------------------------------------------------------------------------------
 
-    def note(self, event: Attached | CaughtUp | Hole | Replaced | Failed) -> None:
+    def on_event(self, event: Attached | CaughtUp | Hole | Replaced | Failed) -> None:
         """Handle an event that holds no records."""
         tail = self.tail
         if isinstance(event, CaughtUp):
             self.progress.show(event.next_offset - 1)
-            if tail is not None and tail.is_whole:
+            if tail is not None and tail.is_all_committed:
                 self._group.outages.over(self.log_name)
         elif isinstance(event, Failed):
             self.progress.stop()
             self.progress.reconnects += 1
             if isinstance(event.error, NotFound | AccessRefused):
-                self._gone(event.error)
+                self._on_inaccessible(event.error)
         elif tail is None or tail.is_closing:
-            # The stream exists, even if nothing else is known of it.
-            self.is_there = True
+            # Any such event proves that the stream exists.
+            self.is_confirmed = True
             self._changed.set()
         elif isinstance(event, Attached):
             self._attached(tail)
         elif isinstance(event, Hole):
-            self.close(partial(self._pass_hole, tail.opened.stream, event.to_offset))
+            self.close(partial(self._skip_hole, tail.opened.stream, event.to_offset))
         else:
             self.close(partial(self._check_same, tail.opened.stream))
 
@@ -207,27 +206,27 @@ class StreamRecording:
             "recording stream %r from offset %d on", self.name, start, extra={"stream": self.name, "from": start}
         )
 
-    def pass_over(self, row: StreamRow, to_offset: int, reason: str) -> None:
+    def skip_unreadable(self, row: StreamRow, to_offset: int, reason: str) -> None:
         """Skip messages that cannot be unpacked here."""
-        self.close(partial(self._group.loop.ask, pass_over, self._group.engine, row, to_offset, reason))
+        self.close(partial(self._group.loop.ask, skip_unreadable, self._group.engine, row, to_offset, reason))
 
-    def _gone(self, error: Exception) -> None:
+    def _on_inaccessible(self, error: Exception) -> None:
         """Handle a stream that does not exist, or that this user may not read. The follower keeps trying."""
         self.progress.show(None)
         self.is_refused = True
         if self.tail is not None and self.is_read:
-            self.is_there = False
+            self.is_confirmed = False
             self.close(partial(self._wait_until_back, self.tail.opened.stream, error), is_followed=True)
 
     # --- the end of a tail --------------------------------------------------------------------------------------------
 
     def close(self, after: Callable[[], Awaitable[Any]] | None = None, *, is_followed: bool = False) -> None:
-        """Stop reading. Call `after` once everything read is committed, unless the member gave up the stream."""
+        """Stop reading. Call `after` once all that was read is committed, unless this member gave the stream up."""
         tail = self.tail
         if tail is not None and not tail.is_closing:
             tail.is_closing, tail.after = True, after
             if not is_followed:
-                self._leave()
+                self._unfollow()
             self._changed.set()
 
     def failed(self, tail: "OpenTail", error: Exception) -> None:
@@ -237,30 +236,30 @@ class StreamRecording:
             self._changed.set()
 
     def committed(self, tail: "OpenTail") -> None:
-        """Note the commit of a batch."""
+        """Handle the commit of a batch."""
         if tail.has_recorded:
             self._group.outages.over(self.log_name)
         if tail.is_closing:
             self._changed.set()
 
-    def let_more_come(self, tail: "OpenTail") -> None:
-        """Give credit for more of a stream whose batch was full."""
-        held, tail.held = tail.held, []
-        self._group.follower.done(*held)
+    def grant_credit(self, tail: "OpenTail") -> None:
+        """Release the records that filled a batch: the follower then grants the stream credit for more."""
+        unreleased, tail.unreleased = tail.unreleased, []
+        self._group.follower.done(*unreleased)
 
-    async def _pass_hole(self, row: StreamRow, to_offset: int) -> None:
-        self.progress.lost(await self._group.loop.ask(pass_hole, self._group.engine, row, to_offset))
+    async def _skip_hole(self, row: StreamRow, to_offset: int) -> None:
+        self.progress.lost(await self._group.loop.ask(skip_hole, self._group.engine, row, to_offset))
 
     async def _check_same(self, row: StreamRow) -> None:
-        """Find where a changed stream agrees with the table; if it is another stream, look up its row."""
+        """Cut the table back to where a changed stream agrees with it. If it is another stream, look up its row."""
         if not await self._group.loop.ask(self._group.broker.is_stream_of, row):
-            self.row, self.is_mine, self.is_there = None, False, True
+            self.row, self.is_held, self.is_confirmed = None, False, True
 
     async def _wait_until_back(self, row: StreamRow, error: Exception) -> None:
-        """Wait until the broker has the stream again, without holding it."""
+        """Release the stream, and wait until the broker has it again."""
         if isinstance(error, StreamNotFound):
-            await self._group.loop.ask(note_missing, self._group.engine, row)
-        self.row, self.is_mine = None, False
+            await self._group.loop.ask(add_missing_event, self._group.engine, row)
+        self.row, self.is_held = None, False
         self._group.membership.release(row)
         await self._wait_for_broker()
 
@@ -268,8 +267,8 @@ class StreamRecording:
 class OpenTail(Share):
     """The tail of an open stream: while one batch is committed, the next one is filled.
 
-    There are at most two batches, so memory is bounded at any backlog. A lone message is committed at once; under load,
-    a batch grows while the previous one is being committed.
+    There are at most two batches, so memory is bounded for any backlog. A single message is committed immediately;
+    under load, a batch grows while the previous one is being committed.
     """
 
     def __init__(self, stream: StreamRecording, opened: Opened) -> None:
@@ -281,20 +280,20 @@ class OpenTail(Share):
         self.filling = self._new_batch()
         super().__init__(opened.tail, self.filling)
         self.committing: Batch | None = None
-        """The batch that is being committed, or was held up."""
-        self.held: list[Records] = []
-        """Records that filled the batch: the follower gets credit for more once there is room again."""
+        """The batch that is being committed, or waits for a retry because its range was locked."""
+        self.unreleased: list[Records] = []
+        """Records that filled the batch. They are released once there is room, and the follower then grants credit."""
         self.is_closing = False
-        """Whether nothing more is read; the tail ends once everything that was read is committed, or with an error."""
+        """Whether reading has stopped. The tail ends once all that was read is committed, or with an error."""
         self.after: Callable[[], Awaitable[Any]] | None = None
         """Called at the end of the tail."""
         self.error: Exception | None = None
         self.recorded_to = opened.tail.to_offset - 1
         self.first_offset = opened.stream.first_offset or 0
-        """The first retained offset when last asked, while a message was recorded. Rows below it may be pruned."""
+        """The first retained offset, as last queried after a message was recorded. Rows below it may be pruned."""
 
     def add(self, part: RecordBatch) -> None:
-        """Add records."""
+        """Add records to the batch that is being filled."""
         self.filling.add(part)
         if is_on(Part.RECORDER):
             add_links(self.filling, part)
@@ -302,7 +301,7 @@ class OpenTail(Share):
     def is_full(self, busy: int) -> bool:
         """Return whether the batch must be committed before more is read; `busy` streams have something to commit."""
         batch = self.filling
-        if batch.line_bytes < BATCH_BYTES_LEAST:
+        if batch.line_bytes < BATCH_BYTES_MIN:
             return batch.is_full
         return batch.is_full or batch.line_bytes >= BATCH_BYTES_MAX // max(1, busy)
 
@@ -312,7 +311,7 @@ class OpenTail(Share):
         return self.stream.tail is not self or self.error is not None
 
     @property
-    def is_whole(self) -> bool:
+    def is_all_committed(self) -> bool:
         """Whether everything that was read is committed."""
         return self.committing is None and not self.filling.messages
 
@@ -323,7 +322,7 @@ class OpenTail(Share):
 
     @property
     def is_known(self) -> bool:
-        """Whether a recorded message distinguishes the stream from another of its name."""
+        """Whether a recorded message distinguishes the stream from another of the same name."""
         return self.opened.known is not None or self.has_recorded
 
     def unwritten(self) -> float | None:
@@ -334,7 +333,7 @@ class OpenTail(Share):
         return None
 
     def take(self) -> None:
-        """Take the filled batch for the next commit; if the last batch was held up, take it again."""
+        """Take the filled batch for the next commit; if the last batch was not committed, take it again."""
         if self.committing is None:
             self.committing = self.batch = self.filling
             self.filling = self._new_batch()
@@ -345,7 +344,7 @@ class OpenTail(Share):
         )
 
     def committed(self) -> None:
-        """Note the commit of the batch."""
+        """Handle the commit of the batch."""
         batch, self.committing = self.batch, None
         self.batch = self.filling  # frees the lines
         if self.checkpoint:

@@ -52,7 +52,7 @@ class Opened:
 
 
 def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
-    """Find where recording of streams continues: at their tails, or at new tails if other keys are in force."""
+    """Find where each stream's recording continues: at its tail, or at a new tail if other keys are in force now."""
     by_id = {row.stream_id: row for row in rows}
     ids = sorted(by_id)
     with transaction(engine) as connection:
@@ -61,31 +61,31 @@ def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
         key_ids = tuple(sorted(key.key_id for key in definitions))
         tails = {row.stream_id: row for of_stream in ranges.values() for row in of_stream if row.is_tail}
         with_time = {row.stream_id: row.record_time for row in rows}
-        kept = {
+        current = {
             stream_id: tail
             for stream_id, tail in tails.items()
             if (tail.key_ids, tail.with_time, tail.over_amqp) == (key_ids, with_time[stream_id], False)
         }
-        closed = close_tails(connection, [tail for stream_id, tail in tails.items() if stream_id not in kept])
-        begins = {stream_id: (tails[stream_id].to_offset, tails[stream_id].position) for stream_id in closed}
-        begins |= {stream_id: (0, None) for stream_id in ids if stream_id not in tails}
+        closed = close_tails(connection, [tail for stream_id, tail in tails.items() if stream_id not in current])
+        starts = {stream_id: (tails[stream_id].to_offset, tails[stream_id].position) for stream_id in closed}
+        starts |= {stream_id: (0, None) for stream_id in ids if stream_id not in tails}
         new = [
             new_tail(stream_id, at, key_ids, with_time=with_time[stream_id], position=position)
-            for stream_id, (at, position) in begins.items()
+            for stream_id, (at, position) in starts.items()
         ]
-        kept |= {row.stream_id: row for row in add_ranges(connection, new)}
-        connection.execute(_BEGIN, {"stream_ids": sorted(kept)})
-    # From all ranges: the tail of a stream that was only back-filled has no position.
-    return [Opened(by_id[id_], tail, definitions, last_position(ranges[id_])) for id_, tail in kept.items()]
+        current |= {row.stream_id: row for row in add_ranges(connection, new)}
+        connection.execute(_BEGIN, {"stream_ids": sorted(current)})
+    # The last position of all ranges: the tail of a stream that was only back-filled has none.
+    return [Opened(by_id[id_], tail, definitions, last_position(ranges[id_])) for id_, tail in current.items()]
 
 
 def set_tail(
     connection: sa.Connection, stream: StreamRow, tail: CoverageRow | None, at: int, known: Position | None
 ) -> None:
-    """Continue recording at an offset instead of at the tail, with the keys in force; `known` is the message before it.
+    """Replace the tail with a new one at an offset, for the keys in force. `known` is the last position before it.
 
     Raises:
-        CoverageConflict: another recorder moved the tail in the meantime.
+        CoverageConflict: another recorder has moved the tail.
     """
     is_closed = tail is None or close_tails(connection, [tail])
     key_ids = [definition.key_id for definition in key_definitions(connection)]
@@ -94,7 +94,7 @@ def set_tail(
         raise CoverageConflict("another recorder moved the tail first; nothing was written", stream=stream.name)
 
 
-# --- the stream is not what it was ------------------------------------------------------------------------------------
+# --- lost tails and new generations -----------------------------------------------------------------------------------
 
 _CHECKPOINTS: Final = sql("""
     SELECT last_offset, fingerprint, chunk_ms FROM relatum.checkpoints
@@ -114,26 +114,26 @@ _DELETE_BEHIND: Final = [
     sql(f"DELETE FROM relatum.{table} WHERE stream_id = :stream_id::integer AND {offset} >= :cut::bigint")
     for table, offset in (("receipts", "stream_offset"), ("checkpoints", "last_offset"))
 ]
-"""Deletes rows about messages that have been replaced by others."""
+"""Deletes rows about messages that other messages have replaced."""
 
 
 def is_same(reader: StreamReader, stream: str, position: Position, bounds: StreamBounds) -> bool:
-    """Return whether a stream still holds the same message at an offset; True if retention dropped the offset."""
+    """Return whether a stream still holds the same message at a position; True if retention dropped the message."""
     if bounds.first is not None and position.offset < bounds.first:
         return True
-    # Asked even if the bounds end before it: they may be older than the position.
+    # Compare even if the bounds end before the position: they may be older.
     found = agreement(reader, stream, position)
     if found is Agreement.UNKNOWN:
         raise StreamUnavailable(
-            f"cannot tell now whether the stream {stream!r} is unchanged at offset {position.offset}: no node that has "
-            "it answers",
+            f"it is unknown whether the stream {stream!r} is unchanged at offset {position.offset}: no node that has "
+            "the stream answers; retry later",
             stream=stream,
         )
     return found in (Agreement.SAME, Agreement.EXPIRED)
 
 
-def after_loss(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> bool:
-    """Cut the table back to where the stream agrees; if it is another stream, begin a generation and return False."""
+def cut_back_or_replace(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> bool:
+    """Cut the table back to where the stream agrees; or, for another stream, begin a generation and return False."""
     bounds = ends_of_known(reader, stream.name)
     with transaction(engine) as connection:
         tail = tail_of(connection, stream.stream_id)
@@ -143,21 +143,21 @@ def after_loss(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> bo
     extra = {"stream": stream.name, "generation": stream.generation + 1}
     logger.warning("stream %r was deleted and declared again: recording it from the start", stream.name, extra=extra)
     with transaction(engine) as connection:
-        # No row of the old generation must answer for the new stream.
+        # No lookup in the new stream may use a row of the old generation.
         if connection.execute(_RETIRE, {"stream_id": stream.stream_id}).rowcount != 1:
             raise CoverageConflict("another recorder began the stream's new generation", stream=stream.name)
         stream_id, generation = connection.execute(_NEW_GENERATION, {"stream_id": stream.stream_id}).one()
-        note(connection, stream_id, "replaced", detail=f"generation {generation} begins")
+        add_event(connection, stream_id, "replaced", detail=f"generation {generation} begins")
     return False
 
 
 def _last_agreement(
     engine: sa.Engine, reader: StreamReader, stream: StreamRow, bounds: StreamBounds
 ) -> Position | None:
-    """Find the last checkpoint or end of a range that the stream agrees with, by bisection: agreement is a prefix."""
+    """Find the last position of a checkpoint or range that the stream agrees with. Bisects: agreement is a prefix."""
     if bounds.first is None or bounds.last is None:
         return None
-    # An unproven end is not a reason to go back further: for later positions the leader is asked.
+    # An unproven end excludes no position: the leader is queried for later ones.
     end = bounds.last if bounds.is_proven else INTEGER_MAX
     with transaction(engine) as connection:
         wanted = {"stream_id": stream.stream_id, "first": bounds.first, "last": end}
@@ -178,11 +178,11 @@ def _cut_back(
     agreed: Position,
     bounds: StreamBounds,
 ) -> bool:
-    """Remove everything after the last agreement, so that it is recorded again as the stream has it now.
+    """Remove everything after the last agreement, so that it is recorded again from the stream as it is now.
 
-    False if no retained position would be left that identifies the stream; then nothing was changed.
+    Returns False, without a change, if no retained position would remain that identifies the stream.
     """
-    with translated_errors(), engine.connect() as connection, connection.begin() as undoable:
+    with translated_errors(), engine.connect() as connection, connection.begin() as attempt:
         lock_ranges(connection, stream.stream_id, (0, INTEGER_MAX))
         now = tail_of(connection, stream.stream_id)
         if now is None or (now.coverage_id, now.to_offset, now.mark) != (tail.coverage_id, tail.to_offset, tail.mark):
@@ -191,7 +191,7 @@ def _cut_back(
         cut, _ = uncover(connection, reader, stream, (agreed.offset + 1, INTEGER_MAX), first)
         known = agreed if cut == agreed.offset + 1 else position_before(reader, stream.name, cut, first)
         if known is None and cut > 0:
-            undoable.rollback()
+            attempt.rollback()
             return False
         if not is_same(reader, stream.name, agreed, bounds):
             raise CoverageConflict("the stream changed again", stream=stream.name)
@@ -199,13 +199,13 @@ def _cut_back(
             connection.execute(statement, {"stream_id": stream.stream_id, "cut": cut})
         set_tail(connection, stream, tail_of(connection, stream.stream_id), cut, known)
         lost = cut, tail.to_offset
-        note(connection, stream.stream_id, "tail_lost", lost, "recorded again from the present stream")
+        add_event(connection, stream.stream_id, "tail_lost", lost, "recorded again from the present stream")
     extra = {"stream": stream.name, "from": cut, "to": tail.to_offset}
     logger.warning("stream %r has lost its end: recording it again from offset %d on", stream.name, cut, extra=extra)
     return True
 
 
-# --- messages that cannot be read -------------------------------------------------------------------------------------
+# --- holes, unreadable messages and events ----------------------------------------------------------------------------
 
 _SET_FIRST: Final = sql(
     "UPDATE relatum.streams SET first_offset = :first::bigint WHERE stream_id = :stream_id::integer"
@@ -219,44 +219,44 @@ _GROW_UNREADABLE: Final = sql("""
 _SET_MISSING: Final = sql("""
     UPDATE relatum.streams SET state = 'missing' WHERE stream_id = :stream_id::integer AND state <> 'missing'""")
 
-_NOTE: Final = sql("""
+_ADD_EVENT: Final = sql("""
     INSERT INTO relatum.events (stream_id, kind, from_offset, to_offset, detail)
     VALUES (:stream_id::integer, :kind::text, :start::bigint, :end::bigint, :detail::text)""")
 
 
-def pass_hole(engine: sa.Engine, stream: StreamRow, to_offset: int) -> int:
+def skip_hole(engine: sa.Engine, stream: StreamRow, to_offset: int) -> int:
     """Continue after offsets that retention dropped, and return how many were lost.
 
-    They become a hole, unless nothing was recorded before them.
+    The offsets become a hole, unless no message was recorded before them.
     """
     with transaction(engine) as connection:
-        tail = _go_on_at(connection, stream, to_offset)
+        tail = _advance_tail(connection, stream, to_offset)
         connection.execute(_SET_FIRST, {"stream_id": stream.stream_id, "first": to_offset})
         if tail.position is None:
             return 0
         hole = (tail.to_offset, to_offset)
         add_ranges(connection, [CoverageRow(stream.stream_id, *hole, kind="hole")])
-        note(connection, stream.stream_id, "hole", hole, "retention was faster than recording")
+        add_event(connection, stream.stream_id, "hole", hole, "retention was faster than recording")
     extra = {"stream": stream.name, "from": hole[0], "to": hole[1]}
     text = "retention dropped offsets %d to %d of stream %r before they were recorded"
     logger.warning(text, hole[0], hole[1] - 1, stream.name, extra=extra)
     return hole[1] - hole[0]
 
 
-def pass_over(engine: sa.Engine, stream: StreamRow, to_offset: int, reason: str) -> None:
-    """Continue after messages that cannot be unpacked here. They become a gap, which is retried."""
+def skip_unreadable(engine: sa.Engine, stream: StreamRow, to_offset: int, reason: str) -> None:
+    """Continue after messages that cannot be unpacked here. Their offsets become a gap, which recorders retry."""
     with transaction(engine) as connection:
-        tail = _go_on_at(connection, stream, to_offset)
+        tail = _advance_tail(connection, stream, to_offset)
         grown = {"stream_id": stream.stream_id, "end": tail.to_offset, "to_offset": to_offset}
         if connection.execute(_GROW_UNREADABLE, grown).rowcount == 0:
-            note(connection, stream.stream_id, "unreadable", (tail.to_offset, to_offset), reason)
+            add_event(connection, stream.stream_id, "unreadable", (tail.to_offset, to_offset), reason)
             extra = {"stream": stream.name, "from": tail.to_offset, "to": to_offset, "reason": reason}
             text = "offsets %d to %d of stream %r are not recorded, since they cannot be unpacked here: %s"
             logger.warning(text, tail.to_offset, to_offset - 1, stream.name, reason, extra=extra)
 
 
-def _go_on_at(connection: sa.Connection, stream: StreamRow, to_offset: int) -> CoverageRow:
-    """Move the tail forward, and return it as it was."""
+def _advance_tail(connection: sa.Connection, stream: StreamRow, to_offset: int) -> CoverageRow:
+    """Move the tail forward, and return the previous one."""
     tail = tail_of(connection, stream.stream_id)
     if tail is None or tail.to_offset >= to_offset:
         raise CoverageConflict("another recorder moved the tail", stream=stream.name)
@@ -264,17 +264,17 @@ def _go_on_at(connection: sa.Connection, stream: StreamRow, to_offset: int) -> C
     return tail
 
 
-def note_missing(engine: sa.Engine, stream: StreamRow) -> None:
-    """Store that the broker does not have the stream any more; it may be declared again at any moment."""
+def add_missing_event(engine: sa.Engine, stream: StreamRow) -> None:
+    """Store that the broker does not have the stream any more. It may be declared again at any moment."""
     with transaction(engine) as connection:
         if connection.execute(_SET_MISSING, {"stream_id": stream.stream_id}).rowcount:
-            note(connection, stream.stream_id, "missing")
+            add_event(connection, stream.stream_id, "missing")
 
 
-def note(
+def add_event(
     connection: sa.Connection, stream_id: int, kind: str, offsets: tuple[int, int] | None = None, detail: str = ""
 ) -> None:
     """Store an event of a stream, for `relatum status`."""
     start, end = offsets or (None, None)
     event = {"stream_id": stream_id, "kind": kind, "start": start, "end": end, "detail": detail}
-    connection.execute(_NOTE, event)
+    connection.execute(_ADD_EVENT, event)

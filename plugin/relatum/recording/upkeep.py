@@ -1,4 +1,4 @@
-"""A recorder's background duties: its lease and share, querying ends, closing gaps, and maintaining the table.
+"""A recorder's background tasks: renewing its lease, querying ends, closing gaps, and maintaining the table.
 
 Gaps come from interrupted back-fills, and from batches that could not be unpacked when they were read. Offsets that
 release 0.4 recorded over AMQP 0.9.1 are recorded again with the stream protocol.
@@ -49,13 +49,13 @@ logger = logging.getLogger("relatum.recorder")
 
 # --- the lease and the share ------------------------------------------------------------------------------------------
 
-_LET_GO: Final = sql("UPDATE relatum.streams SET lease_holder = NULL WHERE lease_holder = :holder::text")
+_RELEASE_HOLDER: Final = sql("UPDATE relatum.streams SET lease_holder = NULL WHERE lease_holder = :holder::text")
 
 _HELD: Final = sql("""
     SELECT stream_id, record_time, broker_id FROM relatum.streams WHERE stream_id = ANY (:stream_ids::integer[])""")
 
 
-class Found(NamedTuple):
+class Renewal(NamedTuple):
     """The result of a renewal: the share, the keys in force, and columns of the streams that this member holds."""
 
     share: Share
@@ -64,10 +64,10 @@ class Found(NamedTuple):
 
 
 class Membership:
-    """A recorder's membership among those that share streams: its lease, its share, and whether it reaches the broker.
+    """A recorder's membership in the group that shares its streams: lease, share, and whether it reaches the broker.
 
-    A renewal, every third of a lease, is one transaction of a few statements for any number of streams. It has its own
-    thread, and `engine` has its own connection if there are enough.
+    A renewal, every third of a lease, is one transaction of a few statements for any number of streams. Renewals have
+    a thread and, if there are enough, a connection that no other work uses.
     """
 
     def __init__(self, group: "RecorderGroup", engine: sa.Engine, member: Member) -> None:
@@ -80,7 +80,7 @@ class Membership:
         self._released: set[int] = set()
         self._has_joined = False
         self._logged: tuple[int, int] | None = None
-        self._begun_at = time.monotonic()
+        self._renewed_at = time.monotonic()
         self.duty: Duty | None = None
 
     def begin(self) -> None:
@@ -88,83 +88,83 @@ class Membership:
         self.duty = self._group.repeat(self._renew, "renewing the leases")
 
     def wake(self) -> None:
-        """Renew at once."""
+        """Renew immediately."""
         if self.duty is not None:
             self.duty.wake()
 
     def release(self, row: StreamRow) -> None:
-        """Release a stream to other members: renew at once, and release it then."""
+        """Release a stream to other members, in a renewal that starts immediately."""
         self._released.add(row.stream_id)
         self.wake()
 
-    async def in_time(self) -> None:
+    async def renew_if_overdue(self) -> None:
         """Renew first if a renewal is overdue, because the process was suspended: others may take its streams."""
-        if time.monotonic() - self._begun_at > 2 * self._member.renewal_s and self.duty is not None:
+        if time.monotonic() - self._renewed_at > 2 * self._member.renewal_s and self.duty is not None:
             with suppress(Exception):  # Reported by the duty.
                 await asyncio.wait_for(self._renew(), self._member.renewal_s)
 
     async def _renew(self) -> float:
-        """Renew the lease, and tell each stream whether this member holds it now."""
-        self._begun_at = time.monotonic()
+        """Renew the lease; start the streams that this member holds now, and stop the others."""
+        self._renewed_at = time.monotonic()
         self._reach.look()
         wanted = {each.row.stream_id for each in self._group.streams() if each.row is not None}
         released, self._released = self._released, set()
         try:
             with self._group.outages.asking(Server.DATABASE):
-                found = await self._loop.ask(self._ask, wanted, released, threads=self._threads)
+                found = await self._loop.ask(self._renew_lease, wanted, released, threads=self._threads)
         except BaseException:
             self._released |= released
             for stream in self._group.streams():
-                stream.is_refused = stream.is_refused or not stream.is_mine
+                stream.is_refused = stream.is_refused or not stream.is_held
             raise
         self._has_joined = True
         if self._reach.may_take or self._reach.is_cut_off:
             self._log(found.share)
         for stream in self._group.streams():
             if stream.row is not None:
-                self._settle(stream, stream.row.stream_id, found)
-        self._give(found.share.surplus)
-        return max(0.0, self._begun_at + self._member.renewal_s - time.monotonic())
+                self._apply(stream, stream.row.stream_id, found)
+        self._release_surplus(found.share.surplus)
+        return max(0.0, self._renewed_at + self._member.renewal_s - time.monotonic())
 
-    def _settle(self, stream: StreamRecording, stream_id: int, found: Found) -> None:
+    def _apply(self, stream: StreamRecording, stream_id: int, found: Renewal) -> None:
         share = found.share
-        # Another member may have found that it belongs to another broker.
+        # Another member may have assigned the stream to another broker.
         row = found.held.get(stream_id)
-        is_strange = row is not None and self._group.broker.is_not_of(row.broker_id)
-        # Streams released in the meantime are released with the next renewal.
-        if row is not None and stream_id not in self._released and not is_strange:
+        is_other_broker = row is not None and self._group.broker.is_other(row.broker_id)
+        # The next renewal releases the streams that were released during this one.
+        if row is not None and stream_id not in self._released and not is_other_broker:
             stream.take()
             tail = stream.tail
             if tail is not None and (tail.row.key_ids, tail.row.with_time) != (found.key_ids, row.record_time):
                 stream.close()
             return
         stream.give_up()
-        if is_strange or stream_id in share.missing:
-            stream.look_up()
+        if is_other_broker or stream_id in share.missing:
+            stream.drop_row()
         elif stream_id in share.others:
             stream.stand_by()
 
-    def _give(self, surplus: int) -> None:
-        surplus -= sum(stream.tail is not None and not stream.is_mine for stream in self._group.streams())
+    def _release_surplus(self, surplus: int) -> None:
+        surplus -= sum(stream.tail is not None and not stream.is_held for stream in self._group.streams())
         read = [stream for stream in reversed(self._group.streams()) if stream.is_read]
         for stream in read[: max(0, surplus)]:
             stream.give_up()
 
-    def _ask(self, wanted: Collection[int], released: Collection[int]) -> Found:
+    def _renew_lease(self, wanted: Collection[int], released: Collection[int]) -> Renewal:
         with transaction(self._engine) as connection:
             if not self._has_joined:
-                # A killed member of the same name may have held other streams.
-                connection.execute(_LET_GO, {"holder": self._member.holder})
+                # A killed member with the same holder name may have held other streams.
+                connection.execute(_RELEASE_HOLDER, {"holder": self._member.holder})
             self._member.release(connection, released)
             # While it is cut off, this member keeps following streams that no other member takes.
             share = self._member.beat(connection, wanted, takes=self._reach.may_take, leased=not self._reach.is_cut_off)
             if not share.held:
-                return Found(share, (), {})
+                return Renewal(share, (), {})
             held = {row.stream_id: row for row in connection.execute(_HELD, {"stream_ids": sorted(share.held)})}
-            return Found(share, tuple(key.key_id for key in key_definitions(connection)), held)
+            return Renewal(share, tuple(key.key_id for key in key_definitions(connection)), held)
 
     def _log(self, share: Share) -> None:
-        """Log how many streams other members record when the number changes, to explain idle members."""
+        """Log the numbers of streams that this and other members record, if they changed: they explain idle members."""
         now = (len(share.held), len(share.others))
         if now == self._logged or (self._logged is None and not share.others):
             return
@@ -193,28 +193,27 @@ class Membership:
 
 # --- ends, gaps and the table -----------------------------------------------------------------------------------------
 
-LOOK_S: Final = 30.0
+ENDS_S: Final = 30.0
 """Seconds between two queries of a stream's ends: for metrics, and to prune what retention dropped."""
 
-LOOK_TIME_S: Final = 2.0
-"""Time limit for asking for one stream's ends, in seconds: the other streams wait for it."""
+ENDS_QUERY_S: Final = 2.0
+"""Maximum seconds of a query of one stream's ends: the queries of other streams wait for it."""
 
-UNTOUCHED_S: Final = 5.0
+GAP_UNCHANGED_S: Final = 5.0
 """Seconds for which a gap must be unchanged before it is closed: a running back-fill changes it all the time."""
 
-ROUND_S: Final = 2.0
+PRUNE_PAUSE_S: Final = 2.0
 """Seconds between two rounds of deleting rows of messages that retention dropped."""
 
-PRUNE_S: Final = 0.5
-"""Seconds that one round spends on it."""
+PRUNE_ROUND_S: Final = 0.5
+"""Maximum seconds of one such round."""
 
 TEND_S: Final = 60.0
-"""Seconds between two checks of closed parts and old receipts. An attempt that gives way to a reader delays lookups by
-50 ms."""
+"""Seconds between two checks of closed parts and old receipts. A check that has to wait delays lookups by 50 ms."""
 
 
 class Upkeep:
-    """Three duties; each makes one blocking call at a time, in a thread."""
+    """Three background tasks; each makes one blocking call at a time, in a thread."""
 
     def __init__(self, group: "RecorderGroup") -> None:
         self._group = group
@@ -223,55 +222,55 @@ class Upkeep:
         self._stop = group.stopping
         self._pauses = backoff(QUESTION_S)
         self._seen: dict[tuple[int, Range], float] = {}
-        self._turn_at = self._tend_at = 0.0
-        self._looked = 0
+        self._turn_at = self._check_at = 0.0
+        self._query_count = 0
 
     def begin(self) -> None:
-        """Start the duties."""
-        self._group.repeat(self._look, "asking for the ends of streams")
+        """Start the tasks."""
+        self._group.repeat(self._query_ends, "asking for the ends of streams")
         self._group.repeat(self._close_gaps, "closing of gaps")
-        self._group.repeat(self._tend, "maintaining the table")
+        self._group.repeat(self._maintain, "maintaining the table")
 
     async def _close_gaps(self) -> float:
-        recorded = self._group.recorded()
-        has_work = await self._loop.ask(self._close, recorded) if recorded else False
+        recorded = self._group.open_tails()
+        has_work = await self._loop.ask(self._close_unchanged, recorded) if recorded else False
         if has_work:
             self._pauses = backoff(QUESTION_S)
         return next(self._pauses)
 
     # --- the table ----------------------------------------------------------------------------------------------------
 
-    async def _tend(self) -> float:
-        if recorded := self._group.recorded():
-            await self._loop.ask(self._tend_table, recorded)
-        return min(ROUND_S, TURN_S)
+    async def _maintain(self) -> float:
+        if recorded := self._group.open_tails():
+            await self._loop.ask(self._maintain_table, recorded)
+        return min(PRUNE_PAUSE_S, TURN_S)
 
-    def _tend_table(self, recorded: Sequence[OpenTail]) -> None:
-        """Maintain the table's parts, and delete what is too old. Every recorder does this. See docs/adr/0023."""
+    def _maintain_table(self, recorded: Sequence[OpenTail]) -> None:
+        """Maintain the table's parts, and delete old rows. Every recorder does this. See docs/adr/0023."""
         now = time.monotonic()
         if now >= self._turn_at:
-            # Make the next part ahead of time.
+            # Open the next part ahead of time.
             self._turn_at = now + TURN_S
             found = turn_parts(self._engine, PART_BYTES)
-            if now >= self._tend_at:
-                self._tend_at = now + TEND_S
+            if now >= self._check_at:
+                self._check_at = now + TEND_S
                 close_parts(self._engine, found)
                 empty_parts(self._engine)
                 if rows := sum(drop_parts(self._engine).values()):
                     logger.info("dropped %d rows of messages that are no longer retained", rows, extra={"rows": rows})
                 prune_receipts(self._engine)
-        # Without a recorded message, it could be a different stream of the same name.
+        # Without a recorded message, the stream could be another one of the same name.
         firsts = {tail: tail.first_offset for tail in recorded if tail.is_known}
-        if due := {tail: first for tail, first in firsts.items() if first > tail.stream.pruned_to}:
-            self._prune(due)
+        if firsts_to_prune := {tail: first for tail, first in firsts.items() if first > tail.stream.pruned_to}:
+            self._prune(firsts_to_prune)
 
-    def _prune(self, due: Mapping[OpenTail, int]) -> None:
+    def _prune(self, firsts: Mapping[OpenTail, int]) -> None:
         """Delete some rows of messages that retention dropped, in parts that are still written."""
-        until = time.monotonic() + PRUNE_S
+        until = time.monotonic() + PRUNE_ROUND_S
         with transaction(self._engine) as connection:
-            retain_from(connection, {tail.row.stream_id: first for tail, first in due.items()})
+            retain_from(connection, {tail.row.stream_id: first for tail, first in firsts.items()})
             parts = [part.part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
-        for tail, first in due.items():
+        for tail, first in firsts.items():
             while prune_expired(self._engine, tail.opened.stream, first, parts=parts):
                 if time.monotonic() >= until:
                     return
@@ -279,20 +278,20 @@ class Upkeep:
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 
-    async def _look(self) -> float:
+    async def _query_ends(self) -> float:
         """Query the ends of the next stream that no other process records."""
-        looked_at = [
+        candidates = [
             each
             for each in self._group.streams()
             if not each.progress.is_standby
             and not (each.tail is not None and each.tail.is_closing)
             and not (each.row is None and each.following)
         ]
-        self._looked += 1
-        if not looked_at or self._looked == 1:
-            # Not at the start, when the broker is asked for much else.
-            return LOOK_S / 2
-        stream = looked_at[self._looked % len(looked_at)]
+        self._query_count += 1
+        if not candidates or self._query_count == 1:
+            # Not at the start, when the broker has many other queries to answer.
+            return ENDS_S / 2
+        stream = candidates[self._query_count % len(candidates)]
         tail = stream.tail
         is_known = tail is not None and tail.is_known
         try:
@@ -306,16 +305,16 @@ class Upkeep:
             stream.progress.show(bounds.last)
             if tail is not None and is_known and bounds.first is not None:
                 tail.first_offset = bounds.first
-        return LOOK_S / len(looked_at)
+        return ENDS_S / len(candidates)
 
     def _bounds(self, name: str) -> StreamBounds:
-        with within(LOOK_TIME_S):
+        with within(ENDS_QUERY_S):
             return self._group.follower.reader().bounds(name)
 
     # --- gaps ---------------------------------------------------------------------------------------------------------
 
-    def _close(self, recorded: Sequence[OpenTail]) -> bool:
-        """Close gaps that stayed unchanged long enough; return True if some were closed, or will be soon."""
+    def _close_unchanged(self, recorded: Sequence[OpenTail]) -> bool:
+        """Close gaps that were unchanged for long enough; return True if some were closed, or can be closed soon."""
         with transaction(self._engine) as connection:
             definitions = key_definitions(connection)
             ranges = coverage_by_stream(connection, [tail.row.stream_id for tail in recorded])
@@ -327,20 +326,20 @@ class Upkeep:
             row = tail.opened.stream
             found = gaps(ranges[row.stream_id], tail.first_offset)
             self._seen |= {(row.stream_id, gap): seen.get((row.stream_id, gap), now) for gap in found}
-            due = [gap for gap in found if now - self._seen[row.stream_id, gap] >= UNTOUCHED_S]
-            has_work |= len(due) < len(found)
-            again = [
+            closable = [gap for gap in found if now - self._seen[row.stream_id, gap] >= GAP_UNCHANGED_S]
+            has_work |= len(closable) < len(found)
+            over_amqp = [
                 (each.from_offset, each.to_offset)
                 for each in ranges[row.stream_id]
                 if each.over_amqp and not each.is_tail and each.to_offset > max(tail.first_offset, each.from_offset)
             ]
-            if self._stop.is_set() or not (due or again):
+            if self._stop.is_set() or not (closable or over_amqp):
                 continue
             filler = Filler(self._engine, self._group.follower.reader(), row, definitions, stop=self._stop)
             try:
-                for record, parts in ((filler.fill, due), (filler.record_again, again)):
+                for record, parts in ((filler.fill, closable), (filler.record_again, over_amqp)):
                     for part in parts:
-                        has_work |= self._mend(row, record, part)
+                        has_work |= self._record_offsets(row, record, part)
             except StreamUnavailable as error:
                 failed = error
             except (BrokerUnavailable, DatabaseUnavailable):
@@ -353,13 +352,13 @@ class Upkeep:
             raise failed
         return has_work
 
-    def _mend(self, row: StreamRow, fill: Callable[[Range], bool], part: Range) -> bool:
-        """Record some offsets; return False if that was not possible now."""
+    def _record_offsets(self, row: StreamRow, fill: Callable[[Range], bool], part: Range) -> bool:
+        """Record some offsets; return False if this is not possible now."""
         if self._stop.is_set():
             return False
         extra = {"stream": row.name, "from": part[0], "to": part[1]}
         logger.info("recording remaining offsets %d to %d of stream %r", part[0], part[1] - 1, row.name, extra=extra)
         with suppress(CoverageConflict, StreamNotFound):
-            # Another process works on it, or the stream was replaced, which its recorder notices.
+            # Another process records the offsets, or the stream was replaced, which the follower detects.
             return fill(part)
         return False

@@ -1,16 +1,15 @@
-"""Comparing the table with the streams, in both directions, and repairing it.
+"""Compares the table with the streams, in both directions, and repairs it.
 
-Complete: every value of a retained message has its row, and its time is in a block of the time index. Sound: every
-row's message has that value, every block's ends are those of its messages, and the coverage says exactly what is
-recorded. Messages are decoded as a consumer decodes them, not by the recorder's extractor, so that its faults are
-found.
+The table is complete if every value of a retained message has a row, and its time is in a block of the time index. The
+table is sound if every row's message has that value, every block's ends are those of its messages, and the coverage
+equals the recorded offsets. A comparison decodes messages as a consumer does, to detect faults of the extractor.
 
-Repair: a report says which windows to repair, never what to write. One transaction removes each window with a
-difference from the table and records it again. So two repairs at once, a repair from an old report, and a repair beside
-a recorder write nothing twice.
+A repair uses a report only to select windows. For each window with a difference, one transaction removes the window
+from the table and records it again. So parallel repairs, repairs from old reports, and repairs during recording write
+nothing twice.
 
-Recording may continue. The table is read before the stream's ends, and a window's rows are of one snapshot with the
-coverage; offsets recorded later are not compared.
+Recording may continue during a comparison, which reads the table before the stream's ends, and a window's rows in one
+snapshot with the coverage. Offsets recorded later are not compared.
 """
 
 import random
@@ -51,7 +50,7 @@ from relatum.recording.comparing import (
     compare_coverage,
     compare_window,
     end_of,
-    has_right_tail,
+    has_valid_tail,
 )
 from relatum.recording.filler import Filler, check_same
 from relatum.recording.own_broker import check_broker
@@ -72,7 +71,7 @@ def verify(
     seed: int | None = None,
     progress: Callable[[StreamVerified], None] | None = None,
 ) -> VerifyReport:
-    """Compare streams with the table, as far as they are recorded. Writes nothing.
+    """Compare streams with the table, up to where they are recorded, and return the differences. Writes nothing.
 
     Args:
         broker: The broker's URL, or a `Broker`.
@@ -81,31 +80,31 @@ def verify(
         sample: The share of windows of 20,000 offsets to compare, from 0 to 1, at least one of each stream; None
             (default) compares all. Differences in a share d of all windows are missed with a probability of
             (1 - d) ** (number of windows compared).
-        seed: The `seed` of an earlier report chooses the same sample again. None (default): a new seed.
-        progress: Called after each window.
+        seed: The `seed` of an earlier report, to choose the same sample. None (default): a new seed.
+        progress: Called after each window with the stream's comparison so far.
 
     Raises:
         InvalidInput: `sample` is not a number from 0 to 1.
         NothingRecorded: `streams` is None, and no stream of the virtual host is recorded.
         StreamNotFound, NotAStream, AccessRefused, AnotherBroker: no stream can be compared. If only some cannot,
             they are in the report's `failed`.
-        BrokerUnavailable, ReadTimeout: there is no result; safe to repeat.
+        BrokerUnavailable, DatabaseUnavailable, ReadTimeout: there is no result; safe to repeat.
     """
     if streams is not None:
         streams = checked_names("streams", streams)
     seed = _checked_seed(sample, seed)
     address = BrokerAddress.of(broker)
-    chosen = partial(_chosen_windows, sample=sample, seed=seed)
+    choose_windows = partial(_chosen_windows, sample=sample, seed=seed)
     with as_engine(database) as engine, StreamReader.open(address) as reader:
         found: list[StreamVerified] = []
         failed: dict[str, RelatumError] = {}
-        meant = meant_streams(engine, reader, address.vhost, streams)
-        if streams is None and not meant:
+        resolved = meant_streams(engine, reader, address.vhost, streams)
+        if streams is None and not resolved:
             message = f"no stream of the virtual host {address.vhost!r} is recorded: nothing to compare"
             raise NothingRecorded(message, vhost=address.vhost)
-        for name, super_stream in meant:
+        for name, super_stream in resolved:
             try:
-                found.append(_compared(engine, reader, address.vhost, name, super_stream, chosen, progress))
+                found.append(_compare(engine, reader, address.vhost, name, super_stream, choose_windows, progress))
             except AnotherBroker as error:
                 failed[name] = error
             except (DatabaseUnavailable, ConfigurationError):
@@ -133,7 +132,7 @@ def _checked_seed(sample: float | None, seed: int | None) -> int | None:
 def meant_streams(
     engine: sa.Engine, reader: StreamReader, vhost: str, names: Sequence[str] | None
 ) -> list[tuple[str, str | None]]:
-    """Return the named streams, or all recorded streams, with their super streams."""
+    """Return the named streams, or all recorded ones, each with its super stream or None."""
     if names is None:
         with transaction(engine) as connection:
             return [(row.name, row.super_stream) for row in streams_named(connection, vhost, None)]
@@ -141,25 +140,25 @@ def meant_streams(
     return [(part, name if parts[name] else None) for name in names for part in parts[name] or [name]]
 
 
-def _compared(
+def _compare(
     engine: sa.Engine,
     reader: StreamReader,
     vhost: str,
     name: str,
     super_stream: str | None,
-    chosen: Callable[[StreamVerified], list[Range]],
+    choose_windows: Callable[[StreamVerified], list[Range]],
     progress: Callable[[StreamVerified], None] | None,
 ) -> StreamVerified:
     result, stream = plan_verification(engine, reader, vhost, name, super_stream)
     if stream is None:
         return result
-    for window in chosen(result):
+    for window in choose_windows(result):
         read = read_window(reader, name, window)
         with at_one_moment(engine) as connection:
             stored = Stored(connection, stream.stream_id, window)
         found = list(compare_window(*read, stored, result.from_offset))
         if found:
-            # Rows of messages that retention dropped since they were read may have been pruned.
+            # A prune may have deleted rows of messages that retention dropped after they were read.
             first = reader.bounds(name).first or 0
             found = [each for each in found if end_of(each) > first]
         result.add_window(window, found)
@@ -168,7 +167,7 @@ def _compared(
         if progress is not None:
             progress(result)
     with at_one_moment(engine) as connection:
-        # There should be no rows or blocks after the end. A recorder may have moved the coverage since.
+        # There should be no rows or blocks after the end, which a recorder may have moved since.
         rows = coverage_of(connection, [stream.stream_id])
         end = max([result.to_offset, *(row.to_offset for row in rows)])
         for difference in compare_window([], [], Stored(connection, stream.stream_id, (end, INTEGER_MAX)), 0):
@@ -189,32 +188,31 @@ _LAST_STORED: Final = sql(f"""
 def plan_verification(
     engine: sa.Engine, reader: StreamReader, vhost: str, name: str, super_stream: str | None = None
 ) -> tuple[StreamVerified, StreamRow | None]:
-    """Plan the comparison of a stream: return a result with the range of offsets, and the stream's row.
+    """Compare a stream's coverage. Return the result, with the range of offsets still to compare, and the stream's row.
 
-    The coverage is compared here. The row is None if nothing is left to compare: the stream was never recorded, or it
-    was replaced, which the result says.
+    The row is None if there is nothing more to compare: the stream was never recorded, or the result has a difference
+    of kind `replaced`.
     """
     result = StreamVerified(name, super_stream=super_stream)
     with at_one_moment(engine) as connection:
         stream = current_stream(connection, vhost, name)
         rows = coverage_of(connection, [stream.stream_id]) if stream else []
         recorded_to = max((row.to_offset for row in rows), default=0)
-        behind = {"stream_id": stream.stream_id, "at": recorded_to} if stream else None
-        stray = connection.execute(_LAST_STORED, behind).scalar_one() if behind else None
-    # Asked after reading the table: what it covers was in the stream by then.
+        parameters = {"stream_id": stream.stream_id, "at": recorded_to} if stream else None
+        last_stored = connection.execute(_LAST_STORED, parameters).scalar_one() if parameters else None
+    # Query the bounds after reading the table: by then, all covered offsets were in the stream.
     bounds = reader.bounds(name)
-    if stream is None or not (rows or stray is not None):
+    if stream is None or not (rows or last_stored is not None):
         result.is_recorded = stream is not None and bool(rows)
         return result, None
     check_broker(engine, reader, stream)
     result.is_recorded, result.stream_id = True, stream.stream_id
-    # What cannot be proven is not a difference.
     if not bounds.is_proven:
         result.unproven.append("the leader did not confirm the stream's end: coverage after it was not compared")
     if any(row.over_amqp and row.from_offset < row.to_offset for row in rows):
         result.unproven.append(
-            "release 0.4 recorded a part of it over AMQP 0.9.1, which may have missed messages: rows missing there "
-            "were not searched for"
+            "release 0.4 recorded a part of the stream over AMQP 0.9.1 and may have missed messages: in that part, "
+            "missing rows were not searched for"
         )
     known = last_position(rows)
     agreed = None if known is None else agreement(reader, name, known)
@@ -225,15 +223,15 @@ def plan_verification(
         result.add(difference)
     result.to_offset = recorded_to
     if bounds.last is not None:
-        # Include rows after the coverage, as far as there are messages.
-        result.to_offset = min(bounds.last + 1, max(recorded_to, -1 if stray is None else stray + 1))
+        # Include rows after the coverage, up to the stream's end.
+        result.to_offset = min(bounds.last + 1, max(recorded_to, -1 if last_stored is None else last_stored + 1))
     result.from_offset = result.to_offset if bounds.first is None else min(bounds.first, result.to_offset)
     result.windows_total = -(-(result.to_offset - result.from_offset) // WINDOW_OFFSETS)
     return result, stream
 
 
 def _chosen_windows(result: StreamVerified, sample: float | None, seed: int | None) -> list[Range]:
-    """Choose the windows to compare, in order: all, or a share chosen by the seed, at least one."""
+    """Choose the windows to compare, in order: all, or a share that the seed determines, at least one."""
     start, end = result.from_offset, result.to_offset
     every = [(at, min(end, at + WINDOW_OFFSETS)) for at in range(start, end, WINDOW_OFFSETS)]
     if sample is None or not every:
@@ -243,37 +241,37 @@ def _chosen_windows(result: StreamVerified, sample: float | None, seed: int | No
 
 
 WindowMessages = tuple[list[Message], list[Message]]
-"""A window's messages, and those after it that a block which begins in it may include."""
+"""A window's messages, and later messages that may belong to a block which begins in the window."""
 
 
 def read_window(reader: StreamReader, stream: str, window: Range) -> WindowMessages:
-    """Read a window's messages, and as many after it as a block of the time index can include."""
+    """Read a window's messages, and as many later messages as a block of the time index can include."""
     start, end = window
     messages: list[Message] = []
-    behind: list[Message] = []
+    later: list[Message] = []
     for message in reader.iterate(stream, start):
         if message.offset < end:
             messages.append(message)
             continue
-        behind.append(message)
-        if len(behind) >= MARGIN_MESSAGES:
+        later.append(message)
+        if len(later) >= MARGIN_MESSAGES:
             break
-    return messages, behind
+    return messages, later
 
 
 # --- repairing --------------------------------------------------------------------------------------------------------
 
 
 def repair(report: VerifyReport, database: AnyDatabase, *, vhost: str = "/", dry_run: bool = True) -> list[str]:
-    """Record again all windows with differences, listed or not: a window of 20,000 offsets in a transaction.
+    """Record again all windows with differences, listed or not: one transaction per window of 20,000 offsets.
 
-    Windows repaired since the report are recorded again, too, which changes nothing.
+    Windows that were repaired after the report are recorded again, without effect.
 
     Args:
         report: The result of `verify`. Streams are read from its broker.
         database: PostgreSQL's URL, or a `Database`.
         vhost: The streams' virtual host.
-        dry_run: Return what would be done, and change nothing. Default: True.
+        dry_run: Only return the lines, and change nothing. Default: True.
 
     Returns:
         A line for each difference that was or would be repaired, up to 1,000 per stream; one more counts the others.
@@ -281,7 +279,7 @@ def repair(report: VerifyReport, database: AnyDatabase, *, vhost: str = "/", dry
     Raises:
         Conflict: a stream has a new generation, or is not recorded any more; verify again.
         StreamUnavailable: no codec is installed to unpack a window; its rows are unchanged.
-        BrokerUnavailable, ReadTimeout: windows repaired before stay repaired; safe to repeat.
+        BrokerUnavailable, DatabaseUnavailable, ReadTimeout: windows repaired before stay repaired; safe to repeat.
     """
     if not isinstance(report, VerifyReport):
         raise InvalidInput(f"report= takes the result of verify, not {shown(report)}")
@@ -330,7 +328,7 @@ def _record_again(engine: sa.Engine, reader: StreamReader, stream: StreamRow, fo
     with transaction(engine) as connection:
         definitions = key_definitions(connection)
     filler = Filler(engine, reader, stream, definitions)
-    recorded_to, end = _mend_whole(engine, reader, stream, found)
+    recorded_to, end = _repair_coverage(engine, reader, stream, found)
     first = reader.bounds(stream.name).first or 0
     filler.fill((max(recorded_to, first), end))
     ranges = [*found.damaged, *((each.offset, each.to_offset or each.offset) for each in found.differences)]
@@ -338,33 +336,33 @@ def _record_again(engine: sa.Engine, reader: StreamReader, stream: StreamRow, fo
     for low, high in merged((max(first, low), min(end, high)) for low, high in ranges):
         if not filler.record_again((low, high)):
             raise StreamUnavailable(
-                f"some offsets of {low} to {high - 1} of the stream {stream.name!r} cannot be unpacked here: the rows "
-                "beside them are unchanged",
+                f"some of the offsets {low} to {high - 1} of the stream {stream.name!r} cannot be unpacked here: their "
+                "windows are unchanged; install the codec, and repair again",
                 stream=stream.name,
             )
 
 
-def _mend_whole(engine: sa.Engine, reader: StreamReader, stream: StreamRow, found: StreamVerified) -> Range:
-    """Remove what is recorded after the stream's end, and set the tail to where recording continues.
+def _repair_coverage(engine: sa.Engine, reader: StreamReader, stream: StreamRow, found: StreamVerified) -> Range:
+    """Remove rows and coverage after the stream's end, and set the tail to where recording continues.
 
-    Returns the end of the coverage, and the offset at which recording continues, which is after all rows that were
-    outside the coverage.
+    Returns the end of the coverage, and the offset at which recording continues: after all rows that were outside the
+    coverage.
     """
     with transaction(engine) as connection:
         rows = lock_ranges(connection, stream.stream_id, (0, INTEGER_MAX))
-        # Asked under the locks: a recorder may have extended the coverage just before.
+        # Query the ends under the locks: a recorder may have extended the coverage just before.
         bounds = ends_of_known(reader, stream.name)
-        end = goes_on_at = max((row.to_offset for row in rows), default=0)
+        end = resume_at = max((row.to_offset for row in rows), default=0)
         if bounds.last is not None:
             end = min(end, bounds.last + 1) if bounds.is_proven else end
-            goes_on_at = max(end, min(found.to_offset, bounds.last + 1))
-        behind = max(end, bounds.first or 0)
+            resume_at = max(end, min(found.to_offset, bounds.last + 1))
+        remove_from = max(end, bounds.first or 0)
         # Blocks that cross the end are cut there; their first halves are recorded again with the rest.
-        uncover(connection, reader, stream, (behind, INTEGER_MAX), behind)
+        uncover(connection, reader, stream, (remove_from, INTEGER_MAX), remove_from)
         rows_left = coverage_of(connection, [stream.stream_id])
         tail = next((row for row in rows_left if row.is_tail), None)
-        if tail is None or not has_right_tail(rows_left) or tail.to_offset != goes_on_at:
+        if tail is None or not has_valid_tail(rows_left) or tail.to_offset != resume_at:
             known = last_position(rows_left)
-            set_tail(connection, stream, tail, goes_on_at, known if known and known.offset < goes_on_at else None)
+            set_tail(connection, stream, tail, resume_at, known if known and known.offset < resume_at else None)
         check_same(reader, stream.name, rows, bounds)
-    return end, goes_on_at
+    return end, resume_at
