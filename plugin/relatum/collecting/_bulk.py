@@ -1,5 +1,6 @@
 """Bulks and their messages, as executors get them; executors' options, and the results that executors return."""
 
+import logging
 import secrets
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -10,7 +11,6 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
-from relatum.collecting._handlers import logger
 from relatum.common.checks import checked_choice, checked_count, checked_seconds
 from relatum.common.ids import MessageId
 from relatum.common.limits import INTEGER_MAX
@@ -247,7 +247,8 @@ def describe_followed(messages: Iterable[Message], type_of: TypeOf) -> list[Coll
         try:
             described.append(describe(message, type_of))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the caller's function must not stop a stream
-            logger.warning("passed over message %s, whose type is unknown: %s", message.id, ended(error))
+            text = "passed over message %s, whose type is unknown: %s"
+            logging.getLogger("relatum.collector").warning(text, message.id, ended(error))
             size = 0 if message.raw is None else len(message.raw)
             described.append(Collected(message.id, id_of_place(message.id), "", size, message))
     return described
