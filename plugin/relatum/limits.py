@@ -51,4 +51,4 @@ GROUP_SEQUENCE_MAX: Final = 999_999_999
 """The highest number of a message in its group, as in IBM MQ: `MsgSeqNumber`."""
 
 PARTITIONS_MAX: Final = 1000
-"""Partitions of one super stream: the limit in those RabbitMQ versions that have `stream.max_super_stream_partitions`."""
+"""Partitions of a super stream: RabbitMQ's limit, in versions that have one: `stream.max_super_stream_partitions`."""
