@@ -290,7 +290,7 @@ def _kind_of(connection: BlockingConnection, exchange: str) -> str | None:
     internal, durable, auto-deleted and of type direct.
     """
     if exchange.startswith(BROKERS_OWN):
-        raise InvalidInput(f"Exchange {exchange!r} belongs to the broker itself, and cannot be tapped.")
+        raise InvalidInput(f"Exchange {exchange!r} is one of the broker's own, and cannot be tapped.")
     if not exchange_exists(connection, exchange):
         raise NotFound(f"There is no exchange {exchange!r}: its publishers must declare it first; nothing was changed.")
     try:
