@@ -43,7 +43,7 @@ class NoAnswerInTime(psycopg.OperationalError):
 def _limited(
     steps: Generator[Any, Any, _Result], until: float, deadline: Deadline | None, limit_s: float | None
 ) -> Generator[Any, Any, _Result]:
-    """Run the steps of a wait until a moment, or until a deadline, which may move forward during the wait."""
+    """Run the steps of a wait until a moment, or until a deadline, which may be shortened during the wait."""
     try:
         state = next(steps)
         while True:

@@ -84,7 +84,7 @@ class Database:
         database: PostgreSQL's URL or address, for a new pool; or a `Database`, whose pool is shared, and which the
             caller closes.
         refusing: The message of `UsedAfterClose` after `close`. None: the object may be used after `close`.
-        ending: A deadline of all waits, which the component moves forward when it ends. None (default): no deadline.
+        ending: A deadline of all waits, which the component shortens when it ends. None (default): no deadline.
         pool_size: Maximum idle connections; under load, twice as many are open. Default: 5. Ignored with
             `connections_max`.
         is_bounded: If False, open more connections instead of waiting, also in a shared pool. Default: True.
