@@ -88,7 +88,7 @@ class Keeper:
         self._thread.start()
 
     def end(self) -> None:
-        """End the thread. Waits for a running call, unless the caller is that call."""
+        """End the thread. Waits for a running call, unless that call calls this method."""
         self._stop.set()
         if self._thread is not threading.current_thread():
             self._thread.join()

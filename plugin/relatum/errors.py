@@ -67,7 +67,7 @@ class ServerStartFailed(ConfigurationError):
 
 
 class TimeNotRecorded(ConfigurationError):
-    """The lookup needs times, but the stream's times are not recorded (field `stream`)."""
+    """The lookup needs the times of messages, which are not recorded for the stream (field `stream`)."""
 
     stream: str
 
@@ -93,7 +93,7 @@ class InvalidKeyDefinition(InvalidInput):
 
 
 class InvalidGroup(InvalidInput):
-    """A message group's header, id, number or option is invalid, or it has ended (field `reason`); nothing was sent."""
+    """A message group has ended, or its header, id, number or option is invalid (field `reason`); nothing was sent."""
 
     reason: str
 
@@ -124,7 +124,7 @@ class NotAStream(NotFound):
 
 
 class OffsetNotFound(NotFound):
-    """No message has the offset: it is past the end, or the broker uses it (fields `stream`, `offset`).
+    """No message has the offset, which is past the end or used by the broker itself (fields `stream`, `offset`).
 
     Fields: `is_proven` (True: the stream's leader reported it; False: another node did, which may lag behind); `last`
     (the stream's last offset; None if the stream is empty).
@@ -143,7 +143,7 @@ class OffsetExpired(OffsetNotFound):
 
 
 class KeyNotDefined(NotFound):
-    """No key definition has that name (field `key`)."""
+    """No key of this name is defined (field `key`)."""
 
     key: str
 
@@ -161,7 +161,7 @@ class PlacementNotFound(NotFound):
 
 
 class PredecessorNotFound(NotFound):
-    """The message joins its predecessor's affinity set, which is unknown (field `predecessor`); nothing was sent."""
+    """The message's predecessor, and so its affinity set, is unknown (field `predecessor`); nothing was sent."""
 
     predecessor: str
 
@@ -181,7 +181,7 @@ class Conflict(RelatumError):
 
 
 class StreamReplaced(Conflict):
-    """The stream was declared again, or lost its tail (fields `stream`; `also`: these errors of other streams)."""
+    """The stream was declared again, or lost its tail (fields `stream`; `also`: the same for other streams)."""
 
     stream: str
     also: "tuple[StreamReplaced, ...]" = ()
@@ -309,7 +309,7 @@ class ConnectionsInUse(Transient):
 class NotRecordedInTime(Transient):
     """The message is confirmed, but was not recorded in time. Wait again.
 
-    Fields: `found` (the places known so far), `in_stream` (True; None: it may have gone only to other queues).
+    Fields: `found` (the places known so far), `in_stream` (True; None: it may be in queues only).
     """
 
     found: tuple[Any, ...] = ()

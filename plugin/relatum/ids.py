@@ -23,7 +23,7 @@ class MessageId(NamedTuple):
 
 
 def fingerprint(message_id: str | None, body: bytes) -> int:
-    """Return a 32-bit checksum of the AMQP property `message_id` and the body; both protocols give the same.
+    """Return a 32-bit checksum of the AMQP property `message_id` and the body, the same over both protocols.
 
     Two messages may have the same fingerprint (by chance of 1 in 4 billion, or if they are equal and have no
     `message_id`): also compare offsets and, if both are known, chunk times.
@@ -33,7 +33,7 @@ def fingerprint(message_id: str | None, body: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The identity of the message that was read at an offset. A stream that still has the message there is the same.
+    """A message that was read at an offset. A stream that still has the message there is the same stream.
 
     Attributes:
         offset: The offset.

@@ -198,7 +198,7 @@ def _fault(group_id: Any, sequence: Any, last: Any) -> GroupFault | None:
 
 
 def _is_plain(group_id: Any, sequence: Any, last: Any) -> bool:
-    """Whether the values are a valid place as they are, which nearly all are."""
+    """Whether the values form a valid place without conversion. Nearly all do."""
     return (
         type(group_id) is str
         and type(sequence) is int

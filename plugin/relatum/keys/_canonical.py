@@ -12,7 +12,7 @@ table:
 | | `str` of an optional `-` and digits | the digits of that number: "042" is 42 |
 | `timestamp` | `datetime`; without a zone it is UTC | microseconds since 1970, UTC, in decimal |
 | | `int` | taken as microseconds since 1970, UTC |
-| | ISO 8601 text with a zone | as the `datetime` with that text |
+| | ISO 8601 text with a zone | as the `datetime` that the text denotes |
 
 For every type, `bytes` count as the text that they encode in UTF-8. `None` is not a value: it makes no row and no
 error. All other values are invalid, each for a `SkipReason`.
@@ -68,7 +68,7 @@ _VALID_FORMS: Final = {
 
 
 def described(reason: SkipReason) -> str:
-    """Return a reason for an error's text, with the valid values if that helps."""
+    """Return the text of a reason for an error; for some reasons, with the valid values."""
     return f"{reason}: {_VALID_FORMS[reason]}" if reason in _VALID_FORMS else str(reason)
 
 

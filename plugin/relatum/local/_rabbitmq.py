@@ -57,7 +57,7 @@ class LocalRabbitMQ(LocalServer):
 
     name = "RabbitMQ"
     _port_offsets: ClassVar[Sequence[int]] = (0, STREAM_OFFSET, DISTRIBUTION_OFFSET)
-    _abandon_signal = signal.SIGKILL  # the server has nothing outside its directory
+    _abandon_signal = signal.SIGKILL  # the server leaves nothing outside its directory
 
     def __init__(
         self,

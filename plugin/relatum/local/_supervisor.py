@@ -111,7 +111,7 @@ def main(arguments: list[str]) -> int:
     """Run the supervisor with these arguments; return its exit status."""
     parent, stop, abandon = (int(argument) for argument in arguments[:3])
     grace_s, lock, command = float(arguments[3]), int(arguments[4]), arguments[5:]
-    os.set_inheritable(lock, False)  # the server must not hold the lock, which ends with this process
+    os.set_inheritable(lock, False)  # the server must not inherit the lock: only this process holds it
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
     return supervise(command, parent=parent, stop=stop, abandon=abandon, grace_s=grace_s)

@@ -130,7 +130,7 @@ def _parsed(url: str) -> dict[str, str]:
     except psycopg.ProgrammingError as error:
         if "forbidden value %00" in str(error):
             raise ConfigurationError(_INVALID_CHARACTERS) from None
-        # Of libpq's messages, only this one never quotes a password, unless the password has a question mark.
+        # Only this message of libpq quotes no part of a password, except of one with a question mark.
         unknown = str(error).strip()
         if unknown.startswith("invalid URI query parameter") and "@" not in url.partition("?")[2].replace("%40", "@"):
             raise ConfigurationError(f"the database's URL has an option that libpq does not know: {unknown}") from None

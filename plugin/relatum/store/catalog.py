@@ -53,7 +53,7 @@ KEYS_IN_FORCE: Final = sql("""
     FROM relatum.keys key LEFT JOIN relatum.keys named ON key.names_key_id = named.key_id
     WHERE key.removed_at IS NULL
     ORDER BY key.key_id""")
-"""Selects rows for `definitions_of`. `names` may be the name of a removed key; it then means the next key so named."""
+"""Selects rows for `definitions_of`. `names` may name a removed key; it then means the next key of that name."""
 
 _ADD_KEYS: Final = sql("""
     INSERT INTO relatum.keys (name, sources, type, masked)

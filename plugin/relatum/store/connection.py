@@ -1,9 +1,9 @@
 """Connections to PostgreSQL with a time limit for every wait.
 
-psycopg waits until the connection ends. With a suspended server, a locked table or a silent proxy, it does not end: the
-kernel acknowledges packets, so no TCP time-out expires. Here each wait ends at its statement's limit or at the call's
-deadline (`relatum.waiting`). The connection is then closed, since a late answer would be taken for the answer to the
-next statement; the pool opens another connection. A cancel request for the statement is sent to the server.
+psycopg waits until the connection ends. A connection to a suspended server, a locked table or a silent proxy does not
+end: the kernel acknowledges packets, so no TCP time-out expires. Here each wait ends at its statement's limit or at the
+call's deadline (`relatum.waiting`). The connection is then closed, since a late answer would be taken for the answer to
+the next statement, and the pool opens another one. A cancel request for the statement is sent to the server.
 """
 
 import math

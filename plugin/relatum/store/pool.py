@@ -192,7 +192,7 @@ class Pool:
         return connection
 
     def release(self, connection: TimedConnection) -> None:
-        """Keep a returned connection if it is reusable. If the server closed it, drop all of its generation."""
+        """Keep a returned connection if it is reusable. If it is broken, drop all connections of its generation."""
         if connection not in self._in_use:
             return  # It was already returned, or belongs to the parent.
         if connection.broken:

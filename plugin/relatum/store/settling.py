@@ -163,8 +163,8 @@ class Tokens:
 def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], object]) -> Iterator[sa.Connection]:
     """Open a transaction as `Tokens.transaction` does, without settling a commit in doubt.
 
-    The caller's statements may be idle for any time. Others may wait for the rows that the step locks, so from then on,
-    the server ends the transaction if this process is suspended, as it ends the engine's other transactions.
+    The caller may leave the transaction idle for any time. Others may wait for the rows that the step locks: from then
+    on, the server ends the transaction if this process is suspended, as it ends the engine's other transactions.
     """
     with translated_errors(theirs_too=True), engine.connect() as connection:
         driver: Any = connection.connection.driver_connection

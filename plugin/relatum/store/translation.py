@@ -23,7 +23,7 @@ from relatum.errors import (
 from relatum.store.connection import NoAnswerInTime
 
 REFUSALS: Final = (psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExceeded)
-"""Errors that a retry would get again: SQLSTATE classes 22 and 23, and 54000, which psycopg calls operational.
+"""Errors that a retry would get again: SQLSTATE classes 22 and 23, and 54000, an OperationalError in psycopg.
 
 Source: PostgreSQL, appendix A, "PostgreSQL Error Codes".
 """

@@ -155,51 +155,51 @@ class Outages:
 
     # --- reports ----------------------------------------------------------------------------------------------------
 
-    def failed(self, who: str, error: BaseException) -> None:
+    def failed(self, part: str, error: BaseException) -> None:
         """Note that a part cannot continue, and log a new cause; an unexpected error is logged with its traceback.
 
-        `who`: The part's name in the log: "recording of stream 'orders'".
+        `part`: The part's name in the log: "recording of stream 'orders'".
         """
         with self._lock:
-            before = self._waiting.get(who)
-            cause = _cause(error, before)
+            previous = self._waiting.get(part)
+            cause = _cause(error, previous)
             if cause is Server.BROKER and self._stop.is_set():
                 return  # The stop ended the request, so the broker may be available.
-            if cause == before or (isinstance(error, _OF_STREAM) and before is None and self._is_starting()):
+            if cause == previous or (isinstance(error, _OF_STREAM) and previous is None and self._is_starting()):
                 return
-            self._waiting[who] = cause
+            self._waiting[part] = cause
             # The server that this part waited for is back if no other part waits for it.
-            recovered = self._recovered(before)
+            recovered = self._recovered(previous)
             is_new = cause not in self._since
             if isinstance(cause, Server):
-                self._since.pop(who, None)
-            self._since.setdefault(cause if isinstance(cause, Server) else who, time.monotonic())
+                self._since.pop(part, None)
+            self._since.setdefault(cause if isinstance(cause, Server) else part, time.monotonic())
         self._log_recovery(recovered)
         if not is_new:
             return
         if isinstance(cause, Server):
             self._logger.warning("%s is unavailable; retrying: %s", self._names[cause], ended(error))
         elif isinstance(error, RelatumError):
-            self._logger.warning("%s is waiting and will retry: %s", who, ended(error))
+            self._logger.warning("%s is waiting and will retry: %s", part, ended(error))
         else:
-            self._logger.error("%s hit an unexpected error and will retry", who, exc_info=error)
+            self._logger.error("%s hit an unexpected error and will retry", part, exc_info=error)
 
-    def over(self, who: str) -> None:
+    def over(self, part: str) -> None:
         """Note that a part continues. If no part waits for the cause any longer, log that."""
-        self._stop_waiting(who, continues=True)
+        self._stop_waiting(part, continues=True)
 
-    def forget(self, who: str) -> None:
+    def forget(self, part: str) -> None:
         """Note that a part has ended, or waits for another cause, which does not show that the server is back.
 
         If it was the last part that waited, the recovery is logged only if another part has continued with the server.
         """
-        self._stop_waiting(who, continues=False)
+        self._stop_waiting(part, continues=False)
 
-    def _stop_waiting(self, who: str, *, continues: bool) -> None:
-        if who not in self._waiting:
+    def _stop_waiting(self, part: str, *, continues: bool) -> None:
+        if part not in self._waiting:
             return
         with self._lock:
-            cause, since = self._waiting.pop(who, None), self._since.pop(who, None)
+            cause, since = self._waiting.pop(part, None), self._since.pop(part, None)
             if isinstance(cause, Server):
                 if continues:
                     self._recovering.add(cause)
@@ -207,7 +207,7 @@ class Outages:
                     del self._since[cause]
             recovered = self._recovered(cause)
         if continues and since is not None:
-            self._logger.info("%s is no longer waiting, after %.0f s", who, time.monotonic() - since)
+            self._logger.info("%s is no longer waiting, after %.0f s", part, time.monotonic() - since)
         self._log_recovery(recovered)
 
     def _is_starting(self) -> bool:
@@ -256,14 +256,14 @@ class Outages:
         return True if server in self._answered else None
 
 
-def _cause(error: BaseException, before: "Server | str | None") -> "Server | str":
-    """Return the cause of a part's wait after an error; `before` is the cause before the error."""
-    if isinstance(error, DatabaseUnavailable) and (error.reason != "pool" or before is Server.DATABASE):
+def _cause(error: BaseException, previous: "Server | str | None") -> "Server | str":
+    """Return the cause of a part's wait after an error; `previous` is the cause before the error."""
+    if isinstance(error, DatabaseUnavailable) and (error.reason != "pool" or previous is Server.DATABASE):
         # An exhausted pool says nothing about the server.
         return Server.DATABASE
     if isinstance(error, StreamUnavailable):
         # A starting broker is available before its streams.
-        return Server.BROKER if before is Server.BROKER else type(error).__name__
+        return Server.BROKER if previous is Server.BROKER else type(error).__name__
     if isinstance(error, BrokerUnavailable | ReadTimeout):
         return Server.BROKER
     return type(error).__name__

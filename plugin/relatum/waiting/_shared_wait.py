@@ -26,11 +26,11 @@ SHARE: Final = 2
 POLL_S: Final = 1.0
 """Maximum seconds of one poll. The next poll retries a frozen server; each wait ends at its own time limit."""
 
-_Question = TypeVar("_Question")
+_Query = TypeVar("_Query")
 _Answer = TypeVar("_Answer")
 
 
-class SharedWait(Generic[_Question, _Answer]):
+class SharedWait(Generic[_Query, _Answer]):
     """The waits of many threads and tasks. One thread polls while there are waits. Thread-safe.
 
     Each wait has its own future and time limit. A waiting task needs no thread. A forked child starts without waits.
@@ -44,7 +44,7 @@ class SharedWait(Generic[_Question, _Answer]):
 
     def __init__(
         self,
-        poll: Callable[[Sequence[_Question]], Iterable[tuple[int, _Answer]]],
+        poll: Callable[[Sequence[_Query]], Iterable[tuple[int, _Answer]]],
         name: str = "relatum-waits",
         *,
         first_s: float = PAUSE_S[0],
@@ -57,23 +57,23 @@ class SharedWait(Generic[_Question, _Answer]):
 
     def _reset(self) -> None:
         self._changed = threading.Condition(threading.Lock())
-        self._questions: dict[Future[_Answer | None], _Question] = {}
+        self._queries: dict[Future[_Answer | None], _Query] = {}
         self._thread: threading.Thread | None = None
         self._pause_s = self._first_s
 
     def _renew(self) -> None:
-        leave_to_parent(self._changed, self._questions)
+        leave_to_parent(self._changed, self._queries)
         self._reset()
 
     def __len__(self) -> int:
-        return len(self._questions)
+        return len(self._queries)
 
-    def ask(self, question: _Question) -> "Future[_Answer | None]":
+    def ask(self, query: _Query) -> "Future[_Answer | None]":
         """Return a future of the answer; the answer is None after `end`. Cancel the future to end the wait."""
         future: Future[_Answer | None] = Future()
         future.add_done_callback(self._remove)
         with self._changed:
-            self._questions[future] = question
+            self._queries[future] = query
             self._pause_s = self._first_s
             if self._thread is not None:
                 self._changed.notify()
@@ -87,7 +87,7 @@ class SharedWait(Generic[_Question, _Answer]):
 
     def _remove(self, future: "Future[_Answer | None]") -> None:
         with self._changed:
-            if self._questions.pop(future, None) is not None and not self._questions:
+            if self._queries.pop(future, None) is not None and not self._queries:
                 self._changed.notify()
 
     def wait(self, future: "Future[_Answer | None]", until: float) -> _Answer | None:
@@ -121,42 +121,40 @@ class SharedWait(Generic[_Question, _Answer]):
     def end(self) -> None:
         """End all waits; their answer is None."""
         with self._changed:
-            waiting = list(self._questions)
+            waiting = list(self._queries)
         for future in waiting:
             self._resolve(future, partial(future.set_result, None))
 
     def join(self) -> None:
         """Wait for the end of a running poll if there are no waits, for at most `POLL_S`."""
         thread = self._thread
-        if thread is not None and not self._questions and thread is not threading.current_thread():
+        if thread is not None and not self._queries and thread is not threading.current_thread():
             thread.join(POLL_S)
 
     def _run(self) -> None:
         polled_at, min_s = time.monotonic(), 0.0
         while True:
             with self._changed:
-                while (
-                    self._questions and (wait_s := polled_at + max(self._pause_s, min_s) - time.monotonic()) > 0
-                ):
+                while self._queries and (wait_s := polled_at + max(self._pause_s, min_s) - time.monotonic()) > 0:
                     self._changed.wait(wait_s)
-                if not self._questions:
+                if not self._queries:
                     # Set with the lock held, so that the next `ask` starts another thread.
                     self._thread = None
                     return
-                waiting = list(self._questions.items())
+                waiting = list(self._queries.items())
             started_at = time.monotonic()
-            has_found = self._poll_once([future for future, _ in waiting], [question for _, question in waiting])
+            has_found = self._poll_once([future for future, _ in waiting], [query for _, query in waiting])
             polled_at = time.monotonic()
             min_s = SHARE * (polled_at - started_at)
             with self._changed:
                 self._pause_s = PAUSE_S[0] if has_found else min(max(PAUSE_S[0], 2 * self._pause_s), PAUSE_S[1])
 
-    def _poll_once(self, futures: "list[Future[_Answer | None]]", questions: list[_Question]) -> bool:
+    def _poll_once(self, futures: "list[Future[_Answer | None]]", queries: list[_Query]) -> bool:
         """Poll once, and end the waits that have an answer. Return whether a wait ended."""
         try:
             with within(POLL_S):
                 try:
-                    answers = [(futures[index], answer) for index, answer in self._poll(questions)]
+                    answers = [(futures[index], answer) for index, answer in self._poll(queries)]
                 except Transient:
                     if has_passed():
                         return False
@@ -174,6 +172,6 @@ class SharedWait(Generic[_Question, _Answer]):
     def _resolve(self, future: "Future[_Answer | None]", resolve: Callable[[], None]) -> None:
         """Resolve a future, unless it is done."""
         with self._changed:
-            is_waiting = self._questions.pop(future, None) is not None
+            is_waiting = self._queries.pop(future, None) is not None
         if is_waiting and future.set_running_or_notify_cancel():
             resolve()

@@ -1,4 +1,4 @@
-"""Daemon threads for blocking calls, which belong to one object, and calls in them from tasks.
+"""Daemon threads that belong to one object and run blocking calls, also for tasks.
 
 `concurrent.futures` joins its threads at interpreter shutdown, so a server that does not answer would keep a program
 from ending; `asyncio.to_thread` shares its executor with the application. These threads are not joined, and switching
