@@ -55,7 +55,7 @@ _POOL_BOUNDED_S: Final = 600.0
 CLOSED: Final = "this object is closed: create another one; nothing was written"
 
 Rows = list[Any]
-_Result = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 
 def sql(text: str) -> sa.TextClause:
