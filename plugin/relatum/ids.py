@@ -65,8 +65,8 @@ class BrokerIdentity:
 
     def __str__(self) -> str:
         # Eight digits distinguish brokers that have the same name.
-        known = "its id is not known" if self.broker_id is None else self.broker_id.hex[:8]
-        return f"{self.cluster_name!r} ({known})"
+        id_text = "its id is not known" if self.broker_id is None else self.broker_id.hex[:8]
+        return f"{self.cluster_name!r} ({id_text})"
 
     def contradicts(self, other: "BrokerIdentity") -> bool:
         """Return whether both ids are known and differ."""

@@ -54,7 +54,7 @@ class Observed:
         return sum(self.counts)
 
     def __add__(self, other: "Observed") -> "Observed":
-        counts = tuple(mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True))
+        counts = tuple(own + others for own, others in zip(self.counts, other.counts, strict=True))
         return Observed(self.bounds, counts, self.sum + other.sum)
 
 
@@ -179,8 +179,8 @@ def _fields_of(statistics: Any, labels: tuple[str, ...]) -> _Fields:
                 nested = get_args(get_args(hint)[0])[1]
                 found += [((name, *path), metric) for path, metric in _fields_of(nested, (*labels, annotation.label))]
             elif isinstance(annotation, Metric):
-                own = labels if annotation.by is None else (*labels, annotation.by)
-                found.append(((name,), replace(annotation, labels=own)))
+                all_labels = labels if annotation.by is None else (*labels, annotation.by)
+                found.append(((name,), replace(annotation, labels=all_labels)))
     return found
 
 
@@ -195,9 +195,9 @@ def _series(value: Any, path: tuple[str, ...], labels: tuple[str, ...]) -> Itera
         yield labels, value if isinstance(value, Observed) else float(value)
 
 
-def _merge(found: _Values, more: _Values) -> None:
-    for what, value in more.items():
-        found[what] = what[0].merge(found[what], value) if what in found else value
+def _merge(totals: _Values, values: _Values) -> None:
+    for series, value in values.items():
+        totals[series] = series[0].merge(totals[series], value) if series in totals else value
 
 
 # --- the components of this process -----------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class _Entry:
                 logger.exception("the metrics of a %s are left out after an error", type(source).__name__)
             self._has_failed = True
             return self.counted
-        self.counted = {what: value for what, value in found.items() if not isinstance(what[0], Gauge)}
+        self.counted = {series: value for series, value in found.items() if not isinstance(series[0], Gauge)}
         return found
 
 

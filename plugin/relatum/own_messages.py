@@ -223,11 +223,13 @@ class DeadLetters(Closing):
         fields = {name: getattr(message.properties, name) for name in _PROPERTIES}
         if fields["timestamp"] is not None:
             fields["timestamp"] = int(fields["timestamp"].timestamp())
-        own = {name: value for name, value in message.headers.items() if name not in added}
+        own_headers = {name: value for name, value in message.headers.items() if name not in added}
         try:
-            self._publisher.publish(self.stream, message.body, BasicProperties(headers={**own, **added}, **fields))
+            self._publisher.publish(
+                self.stream, message.body, BasicProperties(headers={**own_headers, **added}, **fields)
+            )
         except InvalidInput as refused:
-            reduced = _reduced(fields, own, added, getattr(refused, "bytes_max", HEADERS_BYTES_MAX))
+            reduced = _reduced(fields, own_headers, added, getattr(refused, "bytes_max", HEADERS_BYTES_MAX))
             self._publisher.publish(self.stream, message.body, reduced)
             extra = {"stream": message.stream, "offset": message.offset, "left_out": added[LEFT_OUT_HEADER]}
             logger.warning("a dead letter was published without some of its properties: %s", refused, extra=extra)
@@ -277,8 +279,8 @@ def _reduced(
     room: float = bytes_max - _encoded_bytes(BasicProperties(headers=added)) - 5 * REASON_CHARACTERS_MAX
     included: dict[str, dict[str, Any]] = {"": {}, "header ": {}}
     left_out: list[str] = []
-    for kind, given in (("", fields), ("header ", headers)):
-        for name, value in given.items():
+    for kind, items in (("", fields), ("header ", headers)):
+        for name, value in items.items():
             try:
                 size: float = _encoded_bytes(BasicProperties(**({"headers": {name: value}} if kind else {name: value})))
             except InvalidInput:

@@ -188,9 +188,9 @@ def untap(
 
 def _checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
     """Return the binding keys without duplicates. The empty key is valid: it selects messages without a routing key."""
-    named = [key for key in keys if key != ""] if isinstance(keys, list | tuple) else keys
-    found = checked_names("binding_keys", named)
-    return tuple(dict.fromkeys(found if len(found) == len(keys) else ("", *found)))
+    nonempty = [key for key in keys if key != ""] if isinstance(keys, list | tuple) else keys
+    names = checked_names("binding_keys", nonempty)
+    return tuple(dict.fromkeys(names if len(names) == len(keys) else ("", *names)))
 
 
 def _keys_of(exchange: str, kind: str | None, keys: Sequence[str]) -> Sequence[str]:
@@ -231,7 +231,7 @@ def _tapped(
             # A tap that was stored before returns no number.
             if (tap_id := stored.execute(STORE, {"vhost": address.vhost, **asdict(each)}).scalar()) is not None:
                 new[tap_id] = each
-        known = {each: each for each in _read(stored, address.vhost).values()}
+        stored_taps = {each: each for each in _read(stored, address.vhost).values()}
     declared: list[str] = []
     try:
         for name in missing:
@@ -253,7 +253,7 @@ def _tapped(
                 stored.execute(REMOVE, {"numbers": list(new)})
         raise
     # A tap that was stored when its exchange's type was unknown is not equal to the wanted one.
-    return [known.get(each, each) for each in requested]
+    return [stored_taps.get(each, each) for each in requested]
 
 
 def defined_taps(database: AnyDatabase, *, vhost: str = "/") -> list[Tap]:
@@ -299,9 +299,9 @@ def _kind_of(connection: BlockingConnection, exchange: str) -> str | None:
     except ChannelClosedByBroker as error:
         if error.reply_code == ACCESS_REFUSED:
             return None
-        found = _TYPE.search(error.reply_text)
-        if found is not None:
-            return found[1]
+        match = _TYPE.search(error.reply_text)
+        if match is not None:
+            return match[1]
         if error.reply_code != PRECONDITION_FAILED:
             raise
     return "direct"

@@ -39,20 +39,20 @@ def uuid7(time_ns: int) -> str:
     Source: RFC 9562, sections 5.7 and 6.2 (methods 1 and 3).
     """
     global _moment
-    milliseconds, rest = divmod(time_ns, 1_000_000)
-    known, head = _moment
-    if known != milliseconds:
+    milliseconds, rest_ns = divmod(time_ns, 1_000_000)
+    cached_ms, head = _moment
+    if cached_ms != milliseconds:
         text = f"{milliseconds:012x}"
         head = f"{text[:8]}-{text[8:]}-"
         _moment = (milliseconds, head)
-    fraction = _FRACTIONS[(rest << 12) // 1_000_000]
-    first, counters, tail = _block
+    fraction = _FRACTIONS[(rest_ns << 12) // 1_000_000]
+    variant, counters, tail = _block
     try:
-        return f"{head}{fraction}{first}{next(counters)}{tail}"
+        return f"{head}{fraction}{variant}{next(counters)}{tail}"
     except StopIteration:
         _begin_block()
-        first, counters, tail = _block
-        return f"{head}{fraction}{first}{next(counters)}{tail}"
+        variant, counters, tail = _block
+        return f"{head}{fraction}{variant}{next(counters)}{tail}"
 
 
 def time_us_of(message_id: Any) -> int | None:

@@ -124,10 +124,10 @@ class Place:
             raise invalid(key, f"unknown property {name!r}; properties are {', '.join(PROPERTIES)}")
         path: Path = ()
         if kind == "header" and separator and name.startswith(_PATH_PREFIXES):
-            first, *steps = parse_path(name, key=key)
-            if not isinstance(first, str):
+            header, *steps = parse_path(name, key=key)
+            if not isinstance(header, str):
                 raise invalid(key, f"{shown(text)} must begin with the name of a header, as in header:$.a.b")
-            name, path = first, tuple(steps)
+            name, path = header, tuple(steps)
         check_name(name, key=key)
         return cls("header" if is_trace else kind, name, path, is_trace)
 
@@ -206,9 +206,9 @@ def _trace_id(value: Any) -> str:
     return trace_id
 
 
-def invalid(key: str, why: str) -> InvalidKeyDefinition:
+def invalid(key: str, reason: str) -> InvalidKeyDefinition:
     """Return the error for an invalid definition of a key."""
-    return InvalidKeyDefinition(f"key {key!r}: {why}", key=key)
+    return InvalidKeyDefinition(f"key {key!r}: {reason}", key=key)
 
 
 def check_name(name: Any, *, key: Any) -> None:
@@ -226,14 +226,14 @@ def check_name(name: Any, *, key: Any) -> None:
 
 def parse_path(text: str, *, key: str) -> Path:
     steps: list[Step] = []
-    at = 1 if text.startswith("$") else 0
-    while at and at < len(text):
-        match = _STEP.match(text, at)
+    position = 1 if text.startswith("$") else 0
+    while position and position < len(text):
+        match = _STEP.match(text, position)
         if match is None:
             break
         steps.append(_step(match))
-        at = match.end()
-    if not steps or at < len(text):
+        position = match.end()
+    if not steps or position < len(text):
         raise invalid(
             key,
             f"{shown(text)} is not a path: write members and indexes as $.order.id, $['order id'], $.items[0].sku, "
@@ -269,9 +269,9 @@ def _step_text(step: Step) -> str:
 
 def walk(value: Any, path: Path) -> list[Any]:
     """Return the values at a path, in order and without null; [] if there are none."""
-    for at, step in enumerate(path):
+    for position, step in enumerate(path):
         if step is None:
-            rest = path[at + 1 :]
+            rest = path[position + 1 :]
             return [found for item in value for found in walk(item, rest)] if isinstance(value, list) else []
         if isinstance(step, str):
             value = value.get(step) if isinstance(value, dict) else None

@@ -49,9 +49,9 @@ class LocalServers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with ExitStack() as both:
-            both.push(self.postgresql)
-            both.push(self.rabbitmq)
+        with ExitStack() as stack:
+            stack.push(self.postgresql)
+            stack.push(self.rabbitmq)
 
     @property
     def broker_url(self) -> str:
@@ -94,12 +94,12 @@ class LocalServers:
 
     def stop(self) -> None:
         """Shut both servers down gracefully, and wait until they have ended."""
-        with ExitStack() as both:
-            both.callback(self.postgresql.stop)
-            both.callback(self.rabbitmq.stop)
+        with ExitStack() as stack:
+            stack.callback(self.postgresql.stop)
+            stack.callback(self.rabbitmq.stop)
 
     def kill(self) -> None:
         """Kill all processes of both servers with SIGKILL, and wait until they are gone."""
-        with ExitStack() as both:
-            both.callback(self.postgresql.kill)
-            both.callback(self.rabbitmq.kill)
+        with ExitStack() as stack:
+            stack.callback(self.postgresql.kill)
+            stack.callback(self.rabbitmq.kill)

@@ -335,8 +335,8 @@ def write_private(file: Path, text: str) -> None:
     """Write a file that only this user can ever read. If the process is killed, the file is complete or missing."""
     temporary = file.with_name(f"{file.name}.new")
     descriptor = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as out:
-        out.write(text)
+    with os.fdopen(descriptor, "w") as stream:
+        stream.write(text)
     temporary.replace(file)
 
 

@@ -211,15 +211,15 @@ def _check_references(wanted: Iterable[KeyDefinition], known: Mapping[str, KeyDe
     for key in wanted:
         if key.names is None:
             continue
-        named = known.get(key.names)
-        if named is None:
+        referenced = known.get(key.names)
+        if referenced is None:
             raise InvalidKeyDefinition(
                 f"key {key.name!r} names {key.names!r}, which is not a key{meant(key.names, known)}: define it first",
                 key=key.name,
             )
-        if (named.value_type, len(named.components)) != (key.value_type, len(key.components)):
+        if (referenced.value_type, len(referenced.components)) != (key.value_type, len(key.components)):
             raise InvalidKeyDefinition(
-                f"key {key.name!r} ({key.meaning}) cannot name {named.name!r} ({named.meaning}): "
+                f"key {key.name!r} ({key.meaning}) cannot name {referenced.name!r} ({referenced.meaning}): "
                 "both need the same type and the same number of parts",
                 key=key.name,
             )

@@ -173,8 +173,8 @@ _EMPTYABLE: Final = sql("""
 def empty_parts(engine: sa.Engine) -> None:
     """Move retained rows out of parts that have few: otherwise, a stream with long retention would keep whole parts.
 
-    A part is marked when at most `RETAINED_SHARE_MAX` of its rows are retained, and emptied a day later. Spark's tasks read
-    the table by row locations at different moments, except for marked parts, which they read by offsets.
+    A part is marked when at most `RETAINED_SHARE_MAX` of its rows are retained, and emptied a day later. Spark's tasks
+    read the table by row locations at different moments, except for marked parts, which they read by offsets.
     """
     with transaction(engine) as connection:
         connection.execute(_LEAVING, {"share": RETAINED_SHARE_MAX})

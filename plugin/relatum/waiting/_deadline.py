@@ -74,9 +74,9 @@ class Deadline:
 
     def __str__(self) -> str:
         """The time limit that ends the work first, its own or an outer one, for errors."""
-        first = min(self._outer, key=lambda outer: outer.until, default=self)
-        if first.until < self._until:
-            return str(first)
+        earliest = min(self._outer, key=lambda outer: outer.until, default=self)
+        if earliest.until < self._until:
+            return str(earliest)
         return "the work was ended" if self.seconds is None else seconds_text(self.seconds)
 
 
@@ -118,15 +118,15 @@ class within:  # noqa: N801 - reads as the statement it is: `with within(10.0):`
         self._seconds = seconds
 
     def __enter__(self) -> Deadline:
-        given, outer = self._seconds, _current.get()
-        if isinstance(given, Deadline):
-            deadline = given
+        limit, outer = self._seconds, _current.get()
+        if isinstance(limit, Deadline):
+            deadline = limit
         elif outer is None:
-            deadline = Deadline(given)
-        elif given is not None and outer.left_s() <= given:
+            deadline = Deadline(limit)
+        elif limit is not None and outer.left_s() <= limit:
             deadline = outer  # the outer deadline ends first
         else:
-            deadline = Deadline(given, outer)
+            deadline = Deadline(limit, outer)
         self._token: Token[Deadline | None] = _current.set(deadline)
         return deadline
 

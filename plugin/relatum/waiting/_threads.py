@@ -282,10 +282,10 @@ def pause(seconds: float) -> None:
     """Sleep, but only up to the call's deadline, even if the deadline is shortened during the sleep."""
     until = time.monotonic() + seconds
     deadline = current()
-    while (left := until - time.monotonic()) > 0:
+    while (remaining_s := until - time.monotonic()) > 0:
         if deadline is None:
-            time.sleep(left)
+            time.sleep(remaining_s)
         elif deadline.has_passed:
             return
         else:
-            time.sleep(max(0.0, min(left, LOOK_S, deadline.left_s())))
+            time.sleep(max(0.0, min(remaining_s, LOOK_S, deadline.left_s())))
