@@ -315,7 +315,6 @@ def assess(group_id: str, members: Iterable[Place], *, expired: Iterable[Place] 
     highest = max(numbers, default=0)
     is_whole = len(places) == len(numbers) == highest and min(numbers, default=0) == 1
     if is_whole and not dropped and (not lasts or lasts == {highest}):
-        # The usual case needs no sorting.
         return GroupPosition(group_id, highest, highest, (), last_sequence, len(places))
     missing = _missing(sorted(numbers), highest if last_sequence is None else last_sequence)
     is_past_last = last_sequence is not None and any(number > last_sequence for number in numbers - lasts)

@@ -27,6 +27,7 @@ _ENDINGS: Final = frozenset({"close", "aclose", "release", "__exit__", "__aexit_
 _USES: Final = frozenset(
     {"__call__", "__enter__", "__aenter__", "__iter__", "__aiter__", "__next__", "__anext__", "__getitem__"}
 )
+"""Special methods that use an object. In a child, they raise `UsedAfterFork` like public methods."""
 
 _renewals: "WeakKeyDictionary[Any, Callable[[Any], None]]" = WeakKeyDictionary()
 _not_fork_safe: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()

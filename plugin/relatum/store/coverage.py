@@ -172,7 +172,7 @@ def new_tail(
 _NEW_FIELDS: Final = CoverageRow._fields[: CoverageRow._fields.index("coverage_id")]
 _NEW_COLUMNS: Final = ", ".join(_NEW_FIELDS)
 
-# One statement opens 2,000 tails.
+# The rows are one JSON parameter, so that one statement can open 2,000 tails.
 _ADD_RANGES: Final = sql(f"""
     INSERT INTO relatum.coverage ({_NEW_COLUMNS})
     SELECT {_NEW_COLUMNS} FROM jsonb_populate_recordset(NULL::relatum.coverage, :new::jsonb)

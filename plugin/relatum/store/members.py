@@ -164,7 +164,7 @@ class Member:
         transaction ends, so writes are fenced.
 
         - `wanted`: The keys of all rows to share. All members of a group must pass the same keys.
-        - `takes`: False for a member that cannot use more rows: it keeps its rows, and takes none.
+        - `takes`: False for a member that cannot use rows now, or recently could not: it keeps its rows and takes none.
         - `leased`: False ends the lease, so that others may take all rows. The member keeps the rows that nobody takes,
           and its name for the next lease. Its writes to rows that others had in between are fenced off.
         """
