@@ -107,7 +107,7 @@ def tap(
         NotFound: There is no such exchange; nothing was changed.
         InvalidInput: The exchange cannot be tapped, or not with these keys; nothing was changed.
         NotAStream: A queue has the stream's name; nothing was changed.
-        AccessRefused: The user lacks a permission. New taps and streams were removed; if that failed, new taps stay stored.
+        AccessRefused: The user lacks a permission. New taps and streams were removed; if that failed, taps stay stored.
         BrokerUnavailable, DatabaseUnavailable: A server is unavailable; safe to retry.
     """
     names = checked_names("exchanges", (exchanges,) if isinstance(exchanges, str) else exchanges, least=1)
