@@ -1,4 +1,4 @@
-"""Relatum finds the messages that belong together, across RabbitMQ streams, without scanning them.
+"""Finds related messages across RabbitMQ streams by an index, without scanning the streams.
 
 A publisher wraps its connection: `relatum.intercept(connection, database=URL, keys=["order_id"])`. A publisher that
 needs a message's offset calls `relatum.publish` (`publish_async` for aio-pika) and waits on the receipt.
@@ -77,7 +77,7 @@ __all__ = [
     "statistics",
 ]
 
-_HOMES = {
+_MODULES = {
     name: f"relatum.{package}"
     for package, names in {
         "collecting": "AsyncMessageCollector MessageCollector",
@@ -94,9 +94,9 @@ _HOMES = {
     for name in names.split()
 }
 
-# This module runs before any other of the package. If it imported pika and SQLAlchemy, so would the keys and the wire
-# format, which need neither, and every start of the command.
-__getattr__ = imported_later(__name__, _HOMES)
+# Every import of a submodule runs this module first. Eager imports here would load pika and SQLAlchemy for the keys and
+# the wire format, which need neither, and at every start of the command.
+__getattr__ = imported_later(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

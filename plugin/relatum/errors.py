@@ -1,4 +1,4 @@
-"""All errors of Relatum, grouped by what a caller can do. The classes are in the order of the class tree.
+"""The errors that Relatum raises, grouped by what a caller can do about them.
 
 Fields say what failed (`stream`, `offset`, `key`, `reason`). No message contains a payload, a credential or a URL.
 All errors can be pickled.
@@ -9,11 +9,11 @@ from typing import Any
 
 
 class RelatumError(Exception):
-    """The root of all errors of Relatum.
+    """Base class of all errors that Relatum raises.
 
     Args:
         message: What failed, with which value, and what to do next.
-        fields: Facts a program can branch on; each becomes an attribute.
+        fields: Values that a program can branch on; each becomes an attribute.
     """
 
     def __init__(self, message: str = "", /, **fields: Any) -> None:
@@ -21,7 +21,7 @@ class RelatumError(Exception):
         self.__dict__.update(fields)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Rebuild from the message, then from the fields: keyword arguments survive pickling."""
+        """Pickle the message and the fields: `Exception` itself would drop the fields."""
         return (type(self), self.args, self.__dict__)
 
 
@@ -33,7 +33,7 @@ class ConfigurationError(RelatumError):
 
 
 class UsedAfterFork(ConfigurationError):
-    """An object made before a fork was used in the child. Create one in each process."""
+    """An object created before a fork was used in the child process. Create one in each process."""
 
 
 class UsedAfterClose(ConfigurationError):
@@ -45,13 +45,13 @@ class SchemaMissing(ConfigurationError):
 
 
 class NothingRecorded(ConfigurationError):
-    """A lookup in all recorded streams found that the virtual host has none (field `vhost`). Record a stream."""
+    """No stream of the virtual host is recorded, or all recorded streams are gone (field `vhost`). Record a stream."""
 
     vhost: str
 
 
 class AnotherBroker(ConfigurationError):
-    """The stream was recorded from another broker (`recorded`, not `connected`); nothing was written."""
+    """The stream was recorded from one broker (`recorded`), and this is another (`connected`); nothing was written."""
 
     stream: str
     recorded: str
@@ -59,7 +59,7 @@ class AnotherBroker(ConfigurationError):
 
 
 class TlsRefused(ConfigurationError):
-    """No TLS connection to a broker: one side refused a certificate, or does not use TLS."""
+    """A TLS connection to a broker failed: one side refused a certificate, or does not use TLS."""
 
 
 class ServerStartFailed(ConfigurationError):
@@ -67,7 +67,7 @@ class ServerStartFailed(ConfigurationError):
 
 
 class TimeNotRecorded(ConfigurationError):
-    """A lookup by time in a stream whose times are not recorded (field `stream`)."""
+    """The lookup needs the times of messages, which are not recorded for the stream (field `stream`)."""
 
     stream: str
 
@@ -93,22 +93,22 @@ class InvalidKeyDefinition(InvalidInput):
 
 
 class InvalidGroup(InvalidInput):
-    """A message group's headers, id, number or use are invalid (field `reason`); nothing was sent."""
+    """A message group has ended, or its header, id, number or option is invalid (field `reason`); nothing was sent."""
 
     reason: str
 
 
 class HeadersRefused(InvalidInput):
-    """Headers are too deep, many or large to be sent safely, or have no stream (field `reason`); nothing was sent."""
+    """Headers are too deep, too many, too large or of a wrong type (field `reason`); nothing was sent."""
 
     reason: str
 
 
-# --- a named thing does not exist -------------------------------------------------------------------------------------
+# --- not found --------------------------------------------------------------------------------------------------------
 
 
 class NotFound(RelatumError, LookupError):
-    """A named thing does not exist."""
+    """No object has the given name, id or offset."""
 
 
 class StreamNotFound(NotFound):
@@ -124,9 +124,9 @@ class NotAStream(NotFound):
 
 
 class OffsetNotFound(NotFound):
-    """There is no message at the offset (fields `stream`, `offset`): past the end, or used by the broker itself.
+    """No message has the offset, which is past the end or used by the broker itself (fields `stream`, `offset`).
 
-    Fields: `is_proven` (True: the stream's leader says so; False: another node says so, which may lag behind); `last`
+    Fields: `is_proven` (True: the stream's leader reported it; False: another node did, which may lag behind); `last`
     (the stream's last offset; None if the stream is empty).
     """
 
@@ -137,13 +137,13 @@ class OffsetNotFound(NotFound):
 
 
 class OffsetExpired(OffsetNotFound):
-    """Retention has dropped the offset (fields `stream`, `offset`; `first`: the first retained offset)."""
+    """Retention has dropped the message (fields `stream`, `offset`; `first`: the first retained offset)."""
 
     first: int
 
 
 class KeyNotDefined(NotFound):
-    """No key definition has that name (field `key`)."""
+    """No key of this name is defined (field `key`)."""
 
     key: str
 
@@ -161,7 +161,7 @@ class PlacementNotFound(NotFound):
 
 
 class PredecessorNotFound(NotFound):
-    """The predecessor, whose affinity set the message joins, is unknown (field `predecessor`); nothing was sent."""
+    """The message's predecessor, and so its affinity set, is unknown (field `predecessor`); nothing was sent."""
 
     predecessor: str
 
@@ -170,7 +170,7 @@ class PredecessorNotFound(NotFound):
 
 
 class AccessRefused(RelatumError):
-    """The broker or the database refused this user."""
+    """The broker or the database refused the login, or the user lacks a permission."""
 
 
 # --- the state differs from the expected one; nothing was written -----------------------------------------------------
@@ -181,7 +181,7 @@ class Conflict(RelatumError):
 
 
 class StreamReplaced(Conflict):
-    """The stream was declared again, or lost its tail (fields `stream`; `also`: errors of other streams)."""
+    """The stream was declared again, or lost its tail (fields `stream`; `also`: the same for other streams)."""
 
     stream: str
     also: "tuple[StreamReplaced, ...]" = ()
@@ -194,13 +194,13 @@ class CoverageConflict(Conflict):
 
 
 class KeyDefinitionConflict(Conflict):
-    """The key is defined with another source or type (field `key`)."""
+    """The key is in force with another definition, or is masked and cannot be removed (field `key`)."""
 
     key: str
 
 
 class IncompleteGroup(Conflict):
-    """A message group ended while some of its messages are missing.
+    """A message group was ended before all of its messages were published.
 
     Fields: `group_id`; `missing` (ranges of sequence numbers: first, last); `last_sequence` (None: no last message).
     """
@@ -211,7 +211,7 @@ class IncompleteGroup(Conflict):
 
 
 class GroupConflict(Conflict):
-    """A message group contradicts itself (fields `group_id`, `anomaly`: one of `relatum.membership.Anomaly`)."""
+    """The messages of a group are inconsistent (fields `group_id`, `anomaly`: one of `relatum.membership.Anomaly`)."""
 
     group_id: str
     anomaly: str
@@ -224,14 +224,14 @@ class ClaimLost(Conflict):
 
 
 class SuperStreamConflict(Conflict):
-    """A super stream has other partitions, or another context header (fields `super_stream`, `reason`)."""
+    """The super stream's partitions or context header are not the expected ones (fields `super_stream`, `reason`)."""
 
     super_stream: str
     reason: str
 
 
 class MoveConflict(Conflict):
-    """A move cannot begin or continue (fields `move_id`, `state`: the context's open move, or the ended one)."""
+    """A move cannot begin or continue (fields `move_id` and `state`: those of the open or ended move)."""
 
     move_id: int
     state: str
@@ -252,7 +252,7 @@ class StreamInUse(Conflict):
 
 
 class PartitionLost(Conflict):
-    """The member's lease on a partition expired, and another member has it (field `stream`); nothing was written."""
+    """The member's lease on a partition expired, and another member took over (field `stream`); nothing was written."""
 
     stream: str
 
@@ -265,7 +265,7 @@ class Transient(RelatumError):
 
 
 class BrokerUnavailable(Transient):
-    """The broker does not answer."""
+    """The broker cannot be reached, or does not answer."""
 
 
 class ConnectionLost(BrokerUnavailable):
@@ -273,19 +273,19 @@ class ConnectionLost(BrokerUnavailable):
 
 
 class StreamUnavailable(BrokerUnavailable):
-    """The stream moved to another node, or was deleted, while it was read (field `stream`)."""
+    """The stream cannot be read now: it moved to another node, is starting, or was deleted (field `stream`)."""
 
     stream: str
 
 
 class StreamNotHere(StreamUnavailable):
-    """No reachable node has a replica of the stream that answers (fields `stream`, `offset`)."""
+    """No replica of the stream on a reachable node answers (fields `stream`, `offset`)."""
 
     offset: int
 
 
 class DatabaseUnavailable(Transient):
-    """PostgreSQL does not answer, or accepts no statement now.
+    """PostgreSQL does not answer, or cannot run the statement now.
 
     Field `reason`: `read_only` (a standby, or default_transaction_read_only; nothing was written), `target` (no host
     matches target_session_attrs), `disk_full`, `connections` (too many), `pool` (no pooled connection became free),
@@ -296,11 +296,11 @@ class DatabaseUnavailable(Transient):
 
 
 class ReadTimeout(Transient):
-    """No answer came in time."""
+    """The broker did not answer, or a stream was not read, within the time limit."""
 
 
 class ConnectionsInUse(Transient):
-    """All connections of a reader are in use (fields `limit`: `broker_connections_max`; `waiting`: waiting calls)."""
+    """All connections of a reader are in use (fields `limit`: `broker_connections_max`; `waiting`: queued calls)."""
 
     limit: int
     waiting: int
@@ -309,7 +309,7 @@ class ConnectionsInUse(Transient):
 class NotRecordedInTime(Transient):
     """The message is confirmed, but was not recorded in time. Wait again.
 
-    Fields: `found` (the places known so far), `in_stream` (True; None: it may have gone only to other queues).
+    Fields: `found` (the places known so far), `in_stream` (True; None: it may be in queues only).
     """
 
     found: tuple[Any, ...] = ()
@@ -346,7 +346,7 @@ class PublishError(RelatumError):
 
 
 class PublishRejected(PublishError):
-    """The broker stored the message in no stream."""
+    """The broker did not store the message in any stream."""
 
     in_stream: bool | None = False
 
@@ -356,7 +356,7 @@ class PublishNacked(PublishRejected):
 
 
 class PublishUnroutable(PublishRejected):
-    """No queue or stream is bound for the message (`basic.return`)."""
+    """No queue or stream is bound to receive the message (`basic.return`)."""
 
 
 class PublishOutcomeUnknown(PublishError):
@@ -364,13 +364,12 @@ class PublishOutcomeUnknown(PublishError):
 
     `settle(timeout_s)` finds out by reading the streams: it returns the message's places, or raises `PublishRejected`
     (no stream has the message, and it cannot arrive any more) or this error again. Await it if you awaited the publish.
-    It is not pickled: it uses connections of the process that published.
+    `settle` is not pickled: it uses connections of the process that published.
     """
 
     settle: Callable[..., Any]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without `settle`, which uses connections of this process."""
         kind, args, fields = super().__reduce__()
         return kind, args, {name: value for name, value in fields.items() if name != "settle"}
 
@@ -391,10 +390,10 @@ class ChunkCorrupt(DataError):
 
 
 class UndecodableMessage(DataError):
-    """A message is not AMQP 1.0, or is compressed in an unknown way."""
+    """A message is not AMQP 1.0, or its compression is unknown."""
 
 
 class RowRefused(DataError):
-    """PostgreSQL refuses a value or a row permanently (field `sqlstate`); nothing was written."""
+    """PostgreSQL refuses a value or a row, and would refuse it again (field `sqlstate`); nothing was written."""
 
     sqlstate: str | None

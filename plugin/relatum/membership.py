@@ -1,7 +1,8 @@
-"""Message groups: a message's place in its group, and a group's progress. Pure.
+"""Message groups: the place of a message in its group, and the progress of a group. Pure.
 
-The messages of a group have a common id, numbers from 1 without gaps, and a flag on the last message, in the headers
-`group_id`, `group_sequence` and `group_last`. `relatum.MessageGroup` publishes them; the key `GROUP_KEY` finds them.
+A group's messages have a common id, sequence numbers from 1 without gaps, and a flag for the last message, in the
+headers `group_id`, `group_sequence` and `group_last`. `relatum.MessageGroup` publishes groups; the key `GROUP_KEY`
+finds them.
 """
 
 import os
@@ -24,21 +25,20 @@ GROUP_KEY: Final = KeyDefinition(
     (f"header:{GROUP_ID_HEADER}", f"header:{GROUP_SEQUENCE_HEADER}", f"header:{GROUP_LAST_HEADER}"),
 )
 """The key by which groups are found. Its values are `<group id>|<sequence>|<last>`, so a group is one range of the
-index. None of the three parts contains characters that a composite key escapes."""
+index. No part contains a character that a composite key escapes."""
 
 _GROUP_ID: Final = re.compile(rf"[0-9a-f]{{{2 * GROUP_ID_BYTES}}}\Z", re.ASCII)
 _VALUE: Final = re.compile(rf"([0-9a-f]{{{2 * GROUP_ID_BYTES}}})\|([1-9][0-9]{{0,8}})\|(true|false)\Z", re.ASCII)
 
 _AFTER_SEPARATOR: Final = chr(ord("|") + 1)
-"""The end of the range of a group's values: the character after the separator."""
-
+"""The character after the separator: the end of the range of a group's values."""
 
 new_place: Final = tuple.__new__
-"""Makes a `Membership` of its parts. `Membership(…)` would be one more function call on the publish path."""
+"""Creates a `Membership` from a tuple of its fields; for each publish, one function call less than `Membership(…)`."""
 
 
 class GroupFault(StrEnum):
-    """Why headers or a call are invalid: the field `reason` of `InvalidGroup`."""
+    """The field `reason` of `InvalidGroup`: why headers or a call are invalid."""
 
     ID_MISSING = "group_id_missing"
     SEQUENCE_MISSING = "group_sequence_missing"
@@ -47,7 +47,7 @@ class GroupFault(StrEnum):
     SEQUENCE_OUT_OF_RANGE = "group_sequence_out_of_range"
     LAST_NOT_BOOLEAN = "group_last_not_a_boolean"
     ENDED = "group_has_ended"
-    """The group has its last message already, or its block has ended."""
+    """The group already has its last message, or its `with` block has ended."""
     OPTION_INVALID = "option_invalid"
     """An option of the group, or the position to resume from, is invalid."""
 
@@ -67,7 +67,7 @@ _ADVICE: Final = {
 
 
 class GroupStatus(StrEnum):
-    """Whether a message belongs to a group, and ends it."""
+    """Whether a message belongs to a group, and whether it ends the group."""
 
     NOT_IN_GROUP = "not_in_group"
     IN_GROUP = "in_group"
@@ -104,7 +104,7 @@ def new_group_id() -> str:
 
 
 def membership(headers: Mapping[str, Any]) -> Membership | None:
-    """Return the place of a message with these headers; None if it is in no group.
+    """Return the place that a message's headers name; None if it is in no group.
 
     A message without a valid id, number and flag is in no group, since it has no value of `GROUP_KEY`.
     """
@@ -114,7 +114,7 @@ def membership(headers: Mapping[str, Any]) -> Membership | None:
     sequence, last = headers.get(GROUP_SEQUENCE_HEADER), headers.get(GROUP_LAST_HEADER)
     if _is_plain(group_id, sequence, last):
         return new_place(Membership, (group_id, sequence, last))
-    # Other clients and older brokers write the same values as bytes or text.
+    # Other clients and older brokers encode the same values as bytes or text.
     try:
         value = GROUP_KEY.canonical_of((group_id, sequence, last))
     except InvalidValue:
@@ -128,16 +128,16 @@ def value_of(group_id: str, sequence: int, last: bool) -> str:
 
 
 def parse_value(value: str) -> Membership | None:
-    """Return the place in a value of `GROUP_KEY`; None if the value is not of that form."""
-    found = _VALUE.match(value)
-    if found is None:
+    """Return the place that a value of `GROUP_KEY` names; None if the value has another form."""
+    match = _VALUE.match(value)
+    if match is None:
         return None
-    group_id, sequence, last = found.groups()
+    group_id, sequence, last = match.groups()
     return Membership(group_id, int(sequence), last == "true")
 
 
 def value_bounds(group_id: str) -> tuple[str, str]:
-    """Return the range of a group's values of `GROUP_KEY`, end excluded, in the table's order of code points."""
+    """Return the first value of `GROUP_KEY` of a group, and the first one after the group, by code points."""
     return f"{group_id}|", f"{group_id}{_AFTER_SEPARATOR}"
 
 
@@ -165,9 +165,9 @@ def _is_group_id(group_id: Any) -> bool:
 
 
 def checked_membership(headers: Mapping[str, Any]) -> Membership | None:
-    """Return the place of a message about to be published; None if its headers name no group.
+    """Return the place of a message before it is published; None if its headers name no group.
 
-    A header with the value None counts as missing. A missing flag counts as False.
+    A header with the value None counts as missing, and a missing flag as False.
 
     Raises:
         InvalidGroup: the id or the number is missing, or one of the three is invalid.
@@ -197,7 +197,7 @@ def _fault(group_id: Any, sequence: Any, last: Any) -> GroupFault | None:
 
 
 def _is_plain(group_id: Any, sequence: Any, last: Any) -> bool:
-    """Whether the values are a valid place without conversion, as nearly all are."""
+    """Whether the values form a valid place without conversion. Nearly all do."""
     return (
         type(group_id) is str
         and type(sequence) is int
@@ -237,30 +237,30 @@ class Anomaly(StrEnum):
     DUPLICATE = "duplicate"
     """Several messages have the same sequence number."""
     TWO_LASTS = "two_lasts"
-    """Several sequence numbers are flagged as the last. The lowest counts."""
+    """Messages with different sequence numbers are flagged as the last. The lowest number counts."""
     PAST_LAST = "past_last"
-    """A message has a number above the last one's and is not flagged as the last."""
+    """A message without the flag has a higher sequence number than the last message."""
     EXPIRED = "expired"
     """Retention has dropped a message of the group."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPosition:
-    """How far a group has come.
+    """A group's progress.
 
     Attributes:
         group_id: The group's id.
-        contiguous: The highest number up to which none is missing; 0 if the first is missing.
+        contiguous: The highest number up to which no number is missing; 0 if number 1 is missing.
         highest: The highest number found; 0 if there is none.
-        missing: The missing numbers below the last, or below the highest if the last is not found: ranges (first,
-            last), ascending.
-        last_sequence: The last message's number; None if it is not found. Of several, the lowest.
+        missing: The missing numbers up to the last message's, or below the highest if the last message was not found:
+            ranges (first, last), ascending.
+        last_sequence: The last message's number; the lowest of several; None if it was not found.
         seen: How many different numbers were found.
         anomalies: Other faults, in the order of `Anomaly`.
         streams: The streams and super streams that were searched, sorted; None: unknown.
-        is_of_all: Whether these were all streams that the database knew, because the caller named none.
-        is_proven: Whether they were searched up to their leaders' ends. False if only recorded messages were searched,
-            or the broker could not report an end: the group may have more messages.
+        is_of_all: Whether these are all streams that the database knew, because the caller named none.
+        is_proven: Whether the streams were searched up to their leaders' ends. If only recorded messages were searched,
+            or the broker could not report an end, it is False: the group may have more messages.
     """
 
     group_id: str
@@ -275,9 +275,9 @@ class GroupPosition:
     is_proven: bool = field(default=True, compare=False)
 
     def holds_for(self, exchange: str, routing_key: str) -> bool:
-        """Return whether the searched streams include the streams of an exchange and a routing key.
+        """Return whether the searched streams include those that an exchange and a routing key lead to.
 
-        For an exchange that is not a super stream, the caller must have named its streams.
+        If the caller named streams, they count as those of any exchange: only the caller knows its bindings.
         """
         if self.streams is None:
             return True
@@ -297,35 +297,31 @@ class GroupPosition:
 
 
 def assess(group_id: str, members: Iterable[Place], *, expired: Iterable[Place] = ()) -> GroupPosition:
-    """Return the position of a group, from the places of its messages.
+    """Return a group's position, computed from the places of its messages.
 
     Args:
         group_id: The group's id. Members of other groups are ignored.
-        members: One place for each message, in any order. Give one place for a message routed to several streams.
+        members: One place for each message, in any order; also one for a message that was routed to several streams.
         expired: Places of messages that retention has dropped. They count as missing, unless another message has the
             same number; their last flags still count.
-
-    Returns:
-        The position. It does not depend on the order of the places.
     """
-    found = [place for place in members if place[0] == group_id]
-    numbers: set[int] = {place[1] for place in found}
-    lasts: set[int] = {place[1] for place in found if place[2]}
-    gone = [place for place in expired if place[0] == group_id and place[1] not in numbers]
-    lasts.update(place[1] for place in gone if place[2])
+    places = [place for place in members if place[0] == group_id]
+    numbers: set[int] = {place[1] for place in places}
+    lasts: set[int] = {place[1] for place in places if place[2]}
+    dropped = [place for place in expired if place[0] == group_id and place[1] not in numbers]
+    lasts.update(place[1] for place in dropped if place[2])
     last_sequence = min(lasts, default=None)
     highest = max(numbers, default=0)
-    is_whole = len(found) == len(numbers) == highest and min(numbers, default=0) == 1
-    if is_whole and not gone and (not lasts or lasts == {highest}):
-        # The usual case.
-        return GroupPosition(group_id, highest, highest, (), last_sequence, len(found))
+    is_whole = len(places) == len(numbers) == highest and min(numbers, default=0) == 1
+    if is_whole and not dropped and (not lasts or lasts == {highest}):
+        return GroupPosition(group_id, highest, highest, (), last_sequence, len(places))
     missing = _missing(sorted(numbers), highest if last_sequence is None else last_sequence)
-    past = last_sequence is not None and any(number > last_sequence for number in numbers - lasts)
+    is_past_last = last_sequence is not None and any(number > last_sequence for number in numbers - lasts)
     anomalies = {
-        Anomaly.DUPLICATE: len(found) > len(numbers),
+        Anomaly.DUPLICATE: len(places) > len(numbers),
         Anomaly.TWO_LASTS: len(lasts) > 1,
-        Anomaly.PAST_LAST: past,
-        Anomaly.EXPIRED: bool(gone),
+        Anomaly.PAST_LAST: is_past_last,
+        Anomaly.EXPIRED: bool(dropped),
     }
     return GroupPosition(
         group_id=group_id,

@@ -1,18 +1,18 @@
 """Metrics for Prometheus: one registry of the components of this process.
 
 Each component has `statistics()`, which returns a frozen dataclass of counters and gauges. The fields' annotations name
-the metrics, so nothing is declared or counted twice. A scrape calls `statistics()` of all components; until then,
-counting only increments a number.
+the metrics, so nothing is declared or counted twice. A scrape calls `statistics()` of all components. Counting itself
+only increments a number.
 
-    relatum.metrics.serve(9400)                              http://127.0.0.1:9400/metrics
-    relatum.metrics.exposition()                             the page, for the application's own server
-    prometheus_client.REGISTRY.register(collector())         beside the application's own metrics
+    relatum.metrics.serve(9400)                              serves http://127.0.0.1:9400/metrics
+    relatum.metrics.exposition()                             the text, for the application's own server
+    prometheus_client.REGISTRY.register(collector())         adds them to the application's own metrics
 
-The other names are for modules that declare and report metrics. docs/metrics.md lists all metrics.
+The other names are for Relatum's modules that declare and report metrics. docs/metrics.md lists all metrics.
 
-Names follow Prometheus and RabbitMQ: `relatum_`, the component, the counted thing, the unit in full (`_seconds`,
+Names follow Prometheus and RabbitMQ: `relatum_`, the component, the counted noun, the unit in full (`_seconds`,
 `_bytes`), then `_total` for counters. Label values come from the process's own configuration, such as the streams it
-records, never from contents of messages or names that others choose.
+records, never from the contents of messages or from names that other programs choose.
 """
 
 import logging
@@ -42,7 +42,7 @@ SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The counts of a histogram: values by bucket, by ascending upper bound (the last has none), and their sum."""
+    """A histogram's counts by bucket, in the order of upper bounds (the last bucket has none), and the values' sum."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -54,7 +54,7 @@ class Observed:
         return sum(self.counts)
 
     def __add__(self, other: "Observed") -> "Observed":
-        counts = tuple(mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True))
+        counts = tuple(own + others for own, others in zip(self.counts, other.counts, strict=True))
         return Observed(self.bounds, counts, self.sum + other.sum)
 
 
@@ -87,13 +87,13 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric: its name and help text, as Prometheus shows them. It annotates the field of statistics that it reports.
+    """A metric's name and help text, as Prometheus shows them. It annotates the field with the metric's value.
 
-    With `by`, the field is a mapping whose keys are the values of this label. `labels` are taken from the statistics.
+    With `by`, the field is a mapping, and its keys are the values of this label. `reported` determines `labels`.
     """
 
     merge: ClassVar[Any] = staticmethod(add)
-    """Merges the values of two components with the same labels."""
+    """Merges the values of two components that have the same labels."""
     name: str
     meaning: str
     by: str | None = None
@@ -126,13 +126,13 @@ class Distribution(Metric):
 
 @dataclass(frozen=True, slots=True)
 class PerLabel:
-    """Annotates a mapping to further statistics, whose keys are the values of this label."""
+    """Annotates a mapping of further statistics. The mapping's keys are the values of this label."""
 
     label: str
 
 
 _Fields = list[tuple[tuple[str, ...], Metric]]
-"""Metrics by the name of their field, after the names of the mappings to the statistics that have it."""
+"""Metrics, each with the path to its field: the names of mappings, then the field's name."""
 
 _Values = dict[tuple[Metric, tuple[str, ...]], Any]
 """Values by metric and label values."""
@@ -144,14 +144,14 @@ _declared: dict[Any, tuple[str, ...]] = {}
 
 
 def reported(*labels: str) -> Callable[[_Statistics], _Statistics]:
-    """Declare a frozen dataclass as a component's statistics. Annotated fields are metrics.
+    """Return a decorator that declares a frozen dataclass as a component's statistics. Annotated fields are metrics.
 
         @reported()
         @dataclass(frozen=True, slots=True)
         class ReaderStatistics:
             in_use: Annotated[int, Gauge("relatum_reader_connections_in_use", "Connections that calls use now")]
 
-    `report` gets the values of `labels` for each component.
+    Pass the values of `labels` to `report` for each component.
     """
 
     def declare(statistics: _Statistics) -> _Statistics:
@@ -173,19 +173,19 @@ def _fields_of(statistics: Any, labels: tuple[str, ...]) -> _Fields:
     for name, hint in get_type_hints(statistics, include_extras=True).items():
         # The class that defines an inherited field reports it.
         if name in vars(statistics)["__annotations__"] and get_origin(hint) is Annotated:
-            mark = hint.__metadata__[0]
-            if isinstance(mark, PerLabel):
-                # `Annotated[Mapping[str, Nested], Each("label")]`
+            annotation = hint.__metadata__[0]
+            if isinstance(annotation, PerLabel):
+                # `Annotated[Mapping[str, Nested], PerLabel("label")]`
                 nested = get_args(get_args(hint)[0])[1]
-                found += [((name, *path), metric) for path, metric in _fields_of(nested, (*labels, mark.label))]
-            elif isinstance(mark, Metric):
-                own = labels if mark.by is None else (*labels, mark.by)
-                found.append(((name,), replace(mark, labels=own)))
+                found += [((name, *path), metric) for path, metric in _fields_of(nested, (*labels, annotation.label))]
+            elif isinstance(annotation, Metric):
+                all_labels = labels if annotation.by is None else (*labels, annotation.by)
+                found.append(((name,), replace(annotation, labels=all_labels)))
     return found
 
 
 def _series(value: Any, path: tuple[str, ...], labels: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the values of a field with their labels; the keys of each mapping on the way are labels."""
+    """Yield the values of a field with their label values, to which the keys of mappings on the path are added."""
     if isinstance(value, Mapping):
         for key, each in value.items():
             yield from _series(each, path, (*labels, str(key)))
@@ -195,16 +195,16 @@ def _series(value: Any, path: tuple[str, ...], labels: tuple[str, ...]) -> Itera
         yield labels, value if isinstance(value, Observed) else float(value)
 
 
-def _merge(found: _Values, more: _Values) -> None:
-    for what, value in more.items():
-        found[what] = what[0].merge(found[what], value) if what in found else value
+def _merge(totals: _Values, values: _Values) -> None:
+    for series, value in values.items():
+        totals[series] = series[0].merge(totals[series], value) if series in totals else value
 
 
 # --- the components of this process -----------------------------------------------------------------------------------
 
 
 class _Entry:
-    """A component and its last known counters."""
+    """A registered component and its last known counters."""
 
     def __init__(self, source: "weakref.ref[Any]", labels: Mapping[str, str]) -> None:
         self._source = source
@@ -213,7 +213,7 @@ class _Entry:
         self.counted: _Values = {}
 
     def values(self) -> _Values:
-        """Return the component's values; if it is gone or fails, its last known counters."""
+        """Return the component's values; its last known counters if it is gone or fails."""
         source = self._source()
         if source is None:
             return self.counted
@@ -224,21 +224,21 @@ class _Entry:
             labels = _declared[kind]
             given = tuple(self._labels[label] for label in labels)
             for path, metric in _fields_of(kind, labels):
-                found |= {(metric, its_labels): value for its_labels, value in _series(statistics, path, given)}
+                found |= {(metric, label_values): value for label_values, value in _series(statistics, path, given)}
         except Exception:
-            # A failing component must not hide the others, nor prevent its own closing.
+            # A component's error must neither hide the other components nor keep this one from closing.
             if not self._has_failed:
                 logger.exception("the metrics of a %s are left out after an error", type(source).__name__)
             self._has_failed = True
             return self.counted
-        self.counted = {what: value for what, value in found.items() if not isinstance(what[0], Gauge)}
+        self.counted = {series: value for series, value in found.items() if not isinstance(series[0], Gauge)}
         return found
 
 
 class _Registry:
-    """All components of this process, by identity, and the counters of ended ones.
+    """All components of this process, by identity, and the counters of components that have ended.
 
-    `statistics()` is never called under the lock, since a component may take its own lock.
+    `statistics()` is never called with the lock held, since a component may take its own lock.
     """
 
     def __init__(self) -> None:
@@ -246,8 +246,8 @@ class _Registry:
         after_fork(self, _Registry._renew)
 
     def _renew(self) -> None:
-        """Start empty: in a forked child, the parent reports its own components."""
-        # Reentrant: the garbage collector may end a component at any point of any thread.
+        """Start empty, also in a forked child: the parent continues to report its components."""
+        # Reentrant: the garbage collector may end a component anywhere in any thread.
         self._lock = threading.RLock()
         self._entries: dict[int, _Entry] = {}
         self._past: _Values = {}
@@ -260,18 +260,18 @@ class _Registry:
             owner: None (default): the component is reported while it is referenced, or until `retire`. With an owner,
                 it is reported until the owner is garbage-collected, and no count is lost. The source must not refer to
                 its owner.
-            labels: The values of the labels that the statistics declare.
+            labels: The values of the labels that the statistics declare, by label.
         """
         key = id(source)
         entry = _Entry(weakref.ref(source, lambda _: self._end(key)), labels)
         with self._lock:
             self._entries[key] = entry
         if owner is not None:
-            # Keeps the source alive until then, so that its final counters are read.
+            # Also keeps the source alive until then, so that its final counters can be read.
             weakref.finalize(owner, self.retire, source).atexit = False
 
     def retire(self, source: Any) -> None:
-        """Stop reporting a component that has ended. Its counters are kept. Idempotent."""
+        """Stop reporting a component that has ended, but continue to report its counters. Idempotent."""
         entry = self._entries.get(id(source))
         if entry is not None:
             entry.values()
@@ -302,7 +302,7 @@ retire: Final = _registry.retire
 def collector() -> "Collector":
     """Return a collector for `prometheus_client`: `prometheus_client.REGISTRY.register(collector())`.
 
-    It reports all components of this process, including later ones. It does no I/O, so it always answers.
+    It reports all components of this process, including those created later. It does no I/O, so it never blocks.
     """
     from prometheus_client.registry import Collector
 
@@ -314,7 +314,7 @@ def collector() -> "Collector":
             return (_family(metric, by_metric[metric]) for metric in sorted(by_metric, key=lambda each: each.name))
 
         def describe(self) -> list[Any]:
-            # No names collide; registering must not collect.
+            # Registering would otherwise collect all metrics, to compare their names.
             return []
 
     return Reported()
@@ -332,7 +332,7 @@ def serve(port: int, host: str = "127.0.0.1") -> Callable[[], None]:
 
     Args:
         port: The port.
-        host: The address; by default only programs on this machine can connect.
+        host: The address to listen on. Default: 127.0.0.1, for programs on this machine only.
 
     Returns:
         A function that stops the server.
@@ -345,7 +345,7 @@ def serve(port: int, host: str = "127.0.0.1") -> Callable[[], None]:
     try:
         server, thread = start_http_server(port, addr=host, registry=_own_registry())
     except OSError as error:
-        raise ConfigurationError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
+        raise ConfigurationError(f"cannot serve metrics on {host}:{port} (choose another): {error.strerror}") from error
 
     def end() -> None:
         server.shutdown()
@@ -358,9 +358,9 @@ def serve(port: int, host: str = "127.0.0.1") -> Callable[[], None]:
 def _own_registry() -> "CollectorRegistry":
     from prometheus_client import CollectorRegistry
 
-    made = CollectorRegistry()
-    made.register(collector())
-    return made
+    registry = CollectorRegistry()
+    registry.register(collector())
+    return registry
 
 
 def _family(metric: Metric, values: dict[tuple[str, ...], Any]) -> Any:
@@ -373,8 +373,8 @@ def _family(metric: Metric, values: dict[tuple[str, ...], Any]) -> Any:
             counts = accumulate(map(float, observed.counts))
             histogram.add_metric(labels, list(zip(ends, counts, strict=True)), observed.sum)
         return histogram
-    of_kind = CounterMetricFamily if isinstance(metric, Counter) else GaugeMetricFamily
-    family = of_kind(metric.name, metric.meaning, labels=metric.labels)
+    family_class = CounterMetricFamily if isinstance(metric, Counter) else GaugeMetricFamily
+    family = family_class(metric.name, metric.meaning, labels=metric.labels)
     for labels, value in values.items():
         family.add_metric(labels, value)
     return family

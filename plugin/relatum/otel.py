@@ -1,14 +1,14 @@
 """OpenTelemetry spans of Relatum's operations. No other module uses OpenTelemetry.
 
-Spans are made once the application has set a tracer provider (`opentelemetry.trace.set_tracer_provider`); no call to
-Relatum is needed. An application that set a provider has imported OpenTelemetry, so this module does not import it to
-find out: without a provider, a span costs a lookup in `sys.modules`.
+Relatum makes spans as soon as the application has set a tracer provider (`opentelemetry.trace.set_tracer_provider`);
+the application need not call Relatum. Setting a provider imports OpenTelemetry, so this module looks for it in
+`sys.modules` and does not import it by itself. Without a provider, that lookup is all that a span costs.
 
-    otel.configure(without=["recorder"])        no spans of a recorder's transactions
+    otel.configure(without=["recorder"])        disables the spans of a recorder's transactions
 
-Spans name keys and never show their values. The other names are for modules that make spans. Samplers, processors,
-exporters and propagators belong to the application. Their errors are logged and change no result and no row. See
-docs/adr/0037-opentelemetry.md.
+Spans name keys and never show their values. The other names here are for Relatum's modules that make spans. Samplers,
+processors, exporters and propagators belong to the application. Their errors are logged and change no result and no
+row. See docs/adr/0037-opentelemetry.md.
 """
 
 import logging
@@ -39,13 +39,13 @@ SCHEMA: Final = "https://opentelemetry.io/schemas/1.37.0"
 """The semantic conventions that attributes follow."""
 
 LINKS_MAX: Final = 128
-"""Messages of one span that are checked for a link. OpenTelemetry keeps 128 links of a span by default."""
+"""Maximum messages of a span that are checked for a link. OpenTelemetry keeps 128 links of a span by default."""
 
 _HEADER_MAX: Final = 4_096
-"""Characters of the longest header that is read: W3C's `tracestate`, the longest one, should have 512."""
+"""Maximum characters of a header that is read. W3C asks for 512 of `tracestate`, the longest header."""
 
-_SERVERS: Final = (BrokerUnavailable, ConnectionsInUse, DatabaseUnavailable, ReadTimeout)
-"""Errors whose texts are about servers. The texts of other errors may quote a message's contents."""
+_SERVER_ERRORS: Final = (BrokerUnavailable, ConnectionsInUse, DatabaseUnavailable, ReadTimeout)
+"""Errors with texts about servers, which spans show. The texts of other errors may quote a message's contents."""
 
 logger: Final = logging.getLogger("relatum.otel")
 
@@ -66,7 +66,7 @@ class Part(StrEnum):
     """Batches of serial consumers."""
 
 
-# OpenTelemetry's variable of disabled instrumentations: names separated by commas, or `*`.
+# OpenTelemetry's variable for disabled instrumentations: names separated by commas, or `*` for all.
 _disabled = os.environ.get("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "").split(",")
 _parts = frozenset[Part]() if {"relatum", "*"} & {name.strip() for name in _disabled} else frozenset(Part)
 
@@ -75,16 +75,16 @@ def configure(*, without: Iterable[str] = ()) -> None:
     """Choose which spans this process makes. Each call replaces the previous one.
 
     Args:
-        without: Parts without spans, of "lookups", "recorder", "collector" and "serial". Default: none.
+        without: Names of parts that make no spans: "lookups", "recorder", "collector" and "serial". Default: none.
 
     Raises:
         InvalidInput: a part is unknown.
     """
     global _parts
     names = checked_names("without", without)
-    wrong = [name for name in names if name not in [*Part]]
-    if wrong:
-        raise InvalidInput(f"without= takes some of {', '.join(Part)}, not {shown(wrong[0])}")
+    unknown = [name for name in names if name not in [*Part]]
+    if unknown:
+        raise InvalidInput(f"without= takes names of parts ({', '.join(Part)}), not {shown(unknown[0])}")
     _parts = frozenset(Part).difference(map(Part, names))
 
 
@@ -92,15 +92,15 @@ _logged: Final[set[tuple[str, type[Exception]]]] = set()
 
 
 @contextmanager
-def _harmless(without: str) -> Iterator[None]:
-    """Log an error of the application's code, each kind once, instead of raising it. A function then returns None."""
+def _harmless(consequence: str) -> Iterator[None]:
+    """Log an error of the application's tracing, each class once, and do not raise it. A function then returns None."""
     try:
         yield
     except Exception as error:
-        if (kind := (without, type(error))) not in _logged:
+        if (kind := (consequence, type(error))) not in _logged:
             _logged.add(kind)
             name = type(error).__qualname__
-            logger.warning("%s; nothing else is affected: %s (logged once)", without, name, exc_info=error)
+            logger.warning("%s; nothing else is affected: %s (logged once)", consequence, name, exc_info=error)
 
 
 # --- spans ------------------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def _harmless(without: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The description of a span at its start. Names are few; a "consumer" processes messages and links to them."""
+    """What a span shows at its start. Names have few values; kind "consumer" is for spans that process messages."""
 
     name: str
     attributes: Attributes = field(default_factory=dict)
@@ -117,23 +117,23 @@ class Description:
 
 
 def _tracer_of(part: Part) -> Tracer | None:
-    """Return the tracer of a part; None if it makes no spans."""
+    """Return the tracer of a part; None if the part makes no spans."""
     trace: Any = sys.modules.get("opentelemetry.trace")
-    # While another thread imports the module, it lacks the function.
+    # The function is missing while another thread imports the module.
     return _tracer(trace) if part in _parts and hasattr(trace, "get_tracer_provider") else None
 
 
 @_harmless("spans are missing")
 def _tracer(trace: Any) -> Tracer | None:
-    tracer = _made_by(trace.get_tracer_provider())
+    tracer = _provider_tracer(trace.get_tracer_provider())
     # Set by `opentelemetry.instrumentation.utils.suppress_instrumentation`.
     is_suppressed = tracer and sys.modules["opentelemetry.context"].get_value("suppress_instrumentation")
     return None if is_suppressed else tracer
 
 
 @lru_cache(maxsize=1)
-def _made_by(provider: Any) -> Tracer | None:
-    """Return Relatum's tracer from a provider; None if it makes no spans."""
+def _provider_tracer(provider: Any) -> Tracer | None:
+    """Return Relatum's tracer from a provider; None if the provider makes no spans."""
     from opentelemetry import trace
 
     if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
@@ -171,13 +171,13 @@ class Span:
                     self._span.add_link(link.context, link.attributes)
 
     def failed(self, error: BaseException | str) -> None:
-        """Mark the span as failed by an error, or for a reason given as a word."""
+        """Mark the span as failed by an error, or by a word, which becomes its attribute `error.type`."""
         if self._span is not None:
             with _harmless("a span is incomplete"):
                 from opentelemetry.trace import StatusCode
 
                 self._span.set_attribute("error.type", error if isinstance(error, str) else _name_of(type(error)))
-                self._span.set_status(StatusCode.ERROR, str(error) if isinstance(error, _SERVERS) else None)
+                self._span.set_status(StatusCode.ERROR, str(error) if isinstance(error, _SERVER_ERRORS) else None)
 
 
 def _name_of(kind: type[BaseException]) -> str:
@@ -187,15 +187,15 @@ def _name_of(kind: type[BaseException]) -> str:
 NO_SPAN: Final = Span(None, None)
 
 _current: ContextVar[Span] = ContextVar("relatum_span", default=NO_SPAN)
-"""Relatum's current span: never the application's, even if Relatum's could not be made."""
+"""Relatum's current span, which is empty if OpenTelemetry could not start it. Never the application's span."""
 
 
 @contextmanager
 def span(part: Part, describe: Callable[[], Description]) -> Iterator[Span]:
-    """Open a span around a block, if there is tracing.
+    """Open a span around a block if the part makes spans.
 
     An `Exception` that leaves the block becomes the span's error: its class and, if a server failed, its text.
-    `describe` is called only if there is a span.
+    `describe` is called only if the part makes spans.
     """
     tracer = _tracer_of(part)
     if tracer is None:
@@ -204,36 +204,36 @@ def span(part: Part, describe: Callable[[], Description]) -> Iterator[Span]:
     from opentelemetry import context
     from opentelemetry.trace import set_span_in_context
 
-    begun = _begun(tracer, describe)
-    opened = Span(part, begun)
-    ours = _current.set(opened)
-    theirs = None if begun is None else context.attach(set_span_in_context(begun))
+    started = _started_span(tracer, describe)
+    opened = Span(part, started)
+    current_token = _current.set(opened)
+    context_token = None if started is None else context.attach(set_span_in_context(started))
     try:
         yield opened
     except Exception as error:
         opened.failed(error)
         raise
     finally:
-        if theirs is not None:
-            context.detach(theirs)
+        if context_token is not None:
+            context.detach(context_token)
             with _harmless("a span does not end"):
-                begun.end()
-        with suppress(ValueError):  # Closed in another context, as an abandoned generator.
-            _current.reset(ours)
+                started.end()
+        with suppress(ValueError):  # Python closes an abandoned generator in another context.
+            _current.reset(current_token)
 
 
 @_harmless("a span is missing")
-def _begun(tracer: Tracer, describe: Callable[[], Description]) -> Any:
+def _started_span(tracer: Tracer, describe: Callable[[], Description]) -> Any:
     from opentelemetry.trace import SpanKind
 
     described = describe()
     kind = SpanKind.CONSUMER if described.kind == "consumer" else SpanKind.INTERNAL
-    given: dict[str, Any] = {"attributes": described.attributes, "links": described.links}
-    return tracer.start_span(described.name, kind=kind, record_exception=False, set_status_on_exception=False, **given)
+    extra: dict[str, Any] = {"attributes": described.attributes, "links": described.links}
+    return tracer.start_span(described.name, kind=kind, record_exception=False, set_status_on_exception=False, **extra)
 
 
 def note(part: Part, attributes: Callable[[], Attributes]) -> None:
-    """Add attributes to the current span, if it belongs to this part."""
+    """Add attributes to the current span if it belongs to this part."""
     current = _current.get()
     if current.part is part:
         current.tell(attributes)
@@ -243,13 +243,13 @@ def note(part: Part, attributes: Callable[[], Attributes]) -> None:
 
 
 def links_of(messages: Iterable[Any], most: int = LINKS_MAX) -> list[Link]:
-    """Return links to the spans that sent messages, read by the application's propagators.
+    """Return links to the spans that sent the messages, found by the application's propagators in their headers.
 
-    Call this only if there is tracing (`is_on`). The first `most` messages are checked (`relatum.reading.Message`).
+    Call this only if the part makes spans (`is_on`). It checks the first `most` messages (`relatum.reading.Message`).
     """
-    fields = _header_names() or frozenset()
-    # One by one: a message that raises does not affect the others' links.
-    found = (_link_of(message, fields) for message in islice(messages, most))
+    names = _header_names() or frozenset()
+    # Separate calls: a message that raises does not affect the links of others.
+    found = (_link_of(message, names) for message in islice(messages, most))
     return [link for link in found if link is not None]
 
 
@@ -261,16 +261,16 @@ def _header_names() -> frozenset[str]:
 
 
 @_harmless("a link is left out")
-def _link_of(message: Any, fields: frozenset[str]) -> Link | None:
+def _link_of(message: Any, names: frozenset[str]) -> Link | None:
     from opentelemetry import propagate, trace
     from opentelemetry.context import Context
 
     raw = message.raw
-    if raw is not None and not any(name.encode() in raw for name in fields):
-        return None  # Decoding the message takes ten times as long.
-    # Any publisher can write headers: pass only short texts to propagators.
-    said = {name: message.headers.get(name) for name in fields}
-    carrier = {name: value for name, value in said.items() if type(value) is str and len(value) <= _HEADER_MAX}
+    if raw is not None and not any(name.encode() in raw for name in names):
+        return None  # Decoding the message would take ten times as long.
+    # Publishers may write any header: pass only short texts to propagators.
+    values = {name: message.headers.get(name) for name in names}
+    carrier = {name: value for name, value in values.items() if type(value) is str and len(value) <= _HEADER_MAX}
     if not carrier:
         return None
     sender = trace.get_current_span(propagate.extract(carrier, Context())).get_span_context()

@@ -1,6 +1,6 @@
 """The outcomes of collected messages, by message id, from any process: queries, waits and handlers.
 
-Collectors (`relatum.collecting`) store outcomes. This module only reads them, and does not depend on collectors.
+Collectors (`relatum.collecting`) store outcomes. This module only reads outcomes, and does not import collectors.
 """
 
 import asyncio
@@ -34,16 +34,16 @@ WAIT_S: Final = 10.0
 
 
 class OutcomeStatus(Enum):
-    """The status of a message, least advanced first: failures come before successes."""
+    """The status of a message, least advanced first; failures come before successes."""
 
     UNKNOWN = "unknown"
-    """No collector has taken the message yet, its type has no executor, or it was deleted after `keep_s`."""
+    """No collector has stored the message yet, its type has no executor, or its row was deleted after `keep_s`."""
     COLLECTED = "collected"
-    """The message is stored and waits for an executor; for a retry if `attempts` is above 0."""
+    """The message is stored and waits for an executor, or for a retry if `attempts` is above 0."""
     FORWARDED = "forwarded"
     """The executor is processing the message."""
     FAILED = "failed"
-    """All attempts failed, or retention dropped the message; it is in no dead-letter stream. Final."""
+    """All attempts failed, or retention dropped the message; no dead-letter stream has it. Final."""
     DEAD = "dead"
     """All attempts failed; the message is in the dead-letter stream. Final."""
     SUCCEEDED = "succeeded"
@@ -97,7 +97,7 @@ class Outcome:
 
 
 _IDS_MAX: Final = 10_000
-"""Maximum ids in one query; more ids take several queries."""
+"""Maximum ids in one query."""
 
 OUTCOMES: Final = sql("""
     SELECT message_id, state, collector.name, type, stream, stream_offset, attempts, reason,
@@ -119,17 +119,17 @@ def read_outcomes(
     collector_id: int | None = None,
     collector: str | None = None,
 ) -> dict[str, Outcome]:
-    """Return the outcome of each id, in one collector or in all; UNKNOWN for ids that are not found."""
+    """Return the outcome of each id, in one collector or in all; with status UNKNOWN for ids that are not found."""
     ids = list(dict.fromkeys(message_ids))
-    named = {"in_collector": collector_id, "of_collector": collector}
+    filters = {"in_collector": collector_id, "of_collector": collector}
     found: dict[str, list[Outcome]] = {message_id: [] for message_id in ids}
     for start in range(0, len(ids), _IDS_MAX):
-        # No message has an id with a NUL, since PostgreSQL cannot store it.
-        asked = [message_id for message_id in ids[start : start + _IDS_MAX] if "\0" not in message_id]
-        for message_id, state, *facts in connection.execute(OUTCOMES, {"ids": asked, **named}):
-            found[message_id].append(Outcome(message_id, OutcomeStatus(state), *facts))
+        # PostgreSQL cannot store a NUL, so no message has such an id.
+        batch = [message_id for message_id in ids[start : start + _IDS_MAX] if "\0" not in message_id]
+        for message_id, state, *columns in connection.execute(OUTCOMES, {"ids": batch, **filters}):
+            found[message_id].append(Outcome(message_id, OutcomeStatus(state), *columns))
     for outcomes in found.values():
-        # The least advanced first: a success means that all messages have succeeded.
+        # Least advanced first: the result is a success only if all messages have succeeded.
         outcomes.sort(key=lambda outcome: (_RANKS[outcome.status], outcome.stream, outcome.offset))
     return {
         message_id: replace(each[0], others=tuple(each[1:])) if each else Outcome(message_id, OutcomeStatus.UNKNOWN)
@@ -137,13 +137,13 @@ def read_outcomes(
     }
 
 
-_WHO: Final = "asking for outcomes that handlers wait for"
+_HANDLER_QUERIES: Final = "asking for outcomes that handlers wait for"
 _THREADS: Final = "relatum-outcomes"
 
 
 @dataclass(frozen=True, slots=True)
-class _Awaited:
-    """A message whose outcome is awaited; `reported`: status and attempts of a handler's last call, None for a wait."""
+class _Query:
+    """A query for an outcome. `reported`: status and attempts that the handler was called with; None for a wait."""
 
     message_id: str
     collector: str | None
@@ -153,7 +153,7 @@ class _Awaited:
 def call_handler(
     handler: Callable[[Outcome], object], outcome: Outcome, *, caught: type[BaseException] = Exception
 ) -> None:
-    """Call a result handler, and log its exception. By default exits are not caught: they end an event loop."""
+    """Call a result handler, and log its exception. By default, exits are raised, so that they end an event loop."""
     try:
         handler(outcome)
     except caught:
@@ -161,7 +161,7 @@ def call_handler(
 
 
 class Outcomes(Closing):
-    """The outcomes of messages, for producers and all others who know the ids. Thread-safe.
+    """The outcomes of messages, for any process that knows their ids. Thread-safe.
 
     Args:
         database: PostgreSQL's URL, or a `Database`, which the caller closes. The user needs the role
@@ -172,10 +172,10 @@ class Outcomes(Closing):
         self._ending = Deadline(None)
         self._database = Database(database, refusing=None, ending=self._ending, pool_size=2)
         self._outages = Outages(logger, database=self._database.address.name)
-        # A weak reference, so that an object that is dropped without closing is freed at once.
+        # A weak reference, so that an object that is dropped without `close` can be freed.
         this = weakref.proxy(self)
-        self._waits = SharedWait(partial(Outcomes._finals, this), _THREADS, first_s=0)
-        self._handlers = SharedWait(partial(Outcomes._news, this), _THREADS, first_s=0)
+        self._waits = SharedWait(partial(Outcomes._final_outcomes, this), _THREADS, first_s=0)
+        self._handlers = SharedWait(partial(Outcomes._new_outcomes, this), _THREADS, first_s=0)
         self._calls = Threads(1, _THREADS)
 
     def close(self) -> None:
@@ -195,19 +195,19 @@ class Outcomes(Closing):
             collector: A collector's name. None (default): all collectors.
 
         Returns:
-            The outcome. If several messages have the id, or several collectors took it, the least advanced outcome,
-            with the others in `others`. The status is UNKNOWN if no collector has taken the message, or if it was
-            finished longer ago than its collector keeps it (`keep_s`).
+            The outcome. If several messages have the id, or several collectors stored the message, the least advanced
+            outcome, with the others in `others`. The status is UNKNOWN if no collector has stored the message, or if
+            its final outcome is older than its collector's `keep_s`.
 
         Raises:
             NotFound: There is no collector with this name.
             DatabaseUnavailable: PostgreSQL is unavailable; safe to retry.
-            ConfigurationError: The object was closed.
+            UsedAfterClose: The object was closed.
         """
         return self.of_many([message_id], collector=collector)[message_id]
 
     def of_many(self, message_ids: Iterable[str], *, collector: str | None = None) -> dict[str, Outcome]:
-        """Return the current outcomes of messages, by id in the given order; see `of`."""
+        """Return the current outcomes of messages by id, in the order of the ids; see `of`."""
         ids = _checked(message_ids, collector)
         self._require_open()
         with self._database.transaction() as connection:
@@ -215,37 +215,37 @@ class Outcomes(Closing):
             # If nothing was found, the name may be misspelt.
             is_unknown = all(each.status is OutcomeStatus.UNKNOWN for each in found.values())
             if collector and is_unknown and connection.execute(_COLLECTOR, {"name": collector}).first() is None:
-                raise NotFound(f"there is no collector {collector!r}: its first member creates it")
+                raise NotFound(f"there is no collector {collector!r}: check the name, or start its first member")
             return found
 
-    def _answers(self, asked: Sequence[_Awaited]) -> Iterator[tuple[int, Outcome]]:
-        """Yield outcomes that end waits or are new to handlers. A missing collector is no error: it may start later."""
-        for collector in {each.collector for each in asked}:
-            ids = {number: each.message_id for number, each in enumerate(asked) if each.collector == collector}
+    def _answers(self, queries: Sequence[_Query]) -> Iterator[tuple[int, Outcome]]:
+        """Yield outcomes that end waits or are new to handlers. A missing collector may start later: no error."""
+        for collector in {each.collector for each in queries}:
+            ids = {number: each.message_id for number, each in enumerate(queries) if each.collector == collector}
             with self._database.transaction() as connection:
                 found = read_outcomes(connection, ids.values(), collector=collector)
             for number, message_id in ids.items():
-                outcome, reported = found[message_id], asked[number].reported
+                outcome, reported = found[message_id], queries[number].reported
                 if outcome.is_final if reported is None else reported != (outcome.status, outcome.attempts):
                     yield number, outcome
 
-    def _finals(self, asked: Sequence[_Awaited]) -> Iterator[tuple[int, Outcome]]:
+    def _final_outcomes(self, queries: Sequence[_Query]) -> Iterator[tuple[int, Outcome]]:
         # Waits continue while PostgreSQL is unavailable.
         with suppress(Transient):
-            yield from self._answers(asked)
+            yield from self._answers(queries)
 
-    def _news(self, asked: Sequence[_Awaited]) -> list[tuple[int, Outcome]]:
+    def _new_outcomes(self, queries: Sequence[_Query]) -> list[tuple[int, Outcome]]:
         try:
-            news = list(self._answers(asked))
+            outcomes = list(self._answers(queries))
         except RelatumError as error:
-            self._outages.failed(_WHO, error)
+            self._outages.failed(_HANDLER_QUERIES, error)
             return []
-        self._outages.over(_WHO)
-        return news
+        self._outages.over(_HANDLER_QUERIES)
+        return outcomes
 
     def _require_open(self) -> None:
         if self._ending.has_passed:
-            raise UsedAfterClose("these outcomes were closed: create new ones, or ask inside the `with` block")
+            raise UsedAfterClose("this Outcomes object was closed: create another one, or query in its `with` block")
 
     def wait(self, message_id: str, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
         """Wait until the outcomes of all messages with this id are final; return the outcome as `of` does.
@@ -261,19 +261,19 @@ class Outcomes(Closing):
             DatabaseUnavailable: PostgreSQL is unavailable at the end of the wait.
         """
         until = time.monotonic() + checked_seconds("timeout_s", timeout_s)
-        outcome = self._waits.wait(self._ask(self._waits, _Awaited(message_id, collector)), until)
+        outcome = self._waits.wait(self._submit(self._waits, _Query(message_id, collector)), until)
         if outcome is not None:
             return outcome
-        # A query at the end is made in any case: without the outer deadline.
+        # The outer deadline does not apply to the last query.
         with within(Deadline(LEAST_S)):
             return self._at_end(message_id, timeout_s, collector)
 
-    def _ask(self, waits: "SharedWait[_Awaited, Outcome]", asked: _Awaited) -> "Future[Outcome | None]":
-        _checked([asked.message_id], asked.collector)
+    def _submit(self, waits: "SharedWait[_Query, Outcome]", query: _Query) -> "Future[Outcome | None]":
+        _checked([query.message_id], query.collector)
         self._require_open()
-        future = waits.ask(asked)
+        future = waits.ask(query)
         if self._ending.has_passed:
-            # `close` may have ended the waits just before this one began.
+            # `close` may have ended the waits just before this wait began.
             waits.end()
         return future
 
@@ -282,7 +282,7 @@ class Outcomes(Closing):
         if outcome.is_final:
             return outcome
         hints = {
-            OutcomeStatus.UNKNOWN: "no collector has taken it: check that one runs (`relatum status --collector`)",
+            OutcomeStatus.UNKNOWN: "no collector has stored it: check that one runs (`relatum status --collector`)",
             OutcomeStatus.COLLECTED: "it waits for its executor",
             OutcomeStatus.FORWARDED: "its executor has it",
         }
@@ -297,9 +297,9 @@ class Outcomes(Closing):
     ) -> None:
         """Call a handler with each new status of a message, from `collected` to the final one.
 
-        A thread of this object calls the handlers. It queries the table twenty times a second for all of them: a status
-        that lasts for less may be skipped, but never the final one. A handler's exception is logged. If the status is
-        final already, the handler is called once.
+        A thread of this object calls all handlers. Another one queries the table for them twenty times a second, so a
+        status that lasts for less may be skipped, but never the final one. A handler's exception is logged. If the
+        status is already final, the handler is called once.
 
         Args:
             handler: Called with the `Outcome`.
@@ -308,28 +308,28 @@ class Outcomes(Closing):
 
         Raises:
             InvalidInput: An argument has the wrong type.
-            ConfigurationError: The object was closed.
+            UsedAfterClose: The object was closed.
         """
         checked_callable("handler", handler)
         checked_name("message_id", message_id)
-        self._listen(handler, _Awaited(message_id, collector, (OutcomeStatus.UNKNOWN, 0)))
+        self._watch(handler, _Query(message_id, collector, (OutcomeStatus.UNKNOWN, 0)))
 
-    def _listen(self, handler: Callable[[Outcome], object], asked: _Awaited) -> None:
+    def _watch(self, handler: Callable[[Outcome], object], query: _Query) -> None:
         def answered(future: "Future[Outcome | None]") -> None:
             outcome = future.result()
             # The threads refuse calls after `close`.
             with suppress(RuntimeError):
                 if outcome is not None:
-                    self._calls.submit(self._call, handler, asked, outcome)
+                    self._calls.submit(self._call, handler, query, outcome)
 
-        self._ask(self._handlers, asked).add_done_callback(answered)
+        self._submit(self._handlers, query).add_done_callback(answered)
 
-    def _call(self, handler: Callable[[Outcome], object], asked: _Awaited, outcome: Outcome) -> None:
-        # This includes exits, which would end this thread.
+    def _call(self, handler: Callable[[Outcome], object], query: _Query, outcome: Outcome) -> None:
+        # Also catches exits, which would end this thread.
         call_handler(handler, outcome, caught=BaseException)
         if not outcome.is_final:
             with suppress(UsedAfterClose):
-                self._listen(handler, replace(asked, reported=(outcome.status, outcome.attempts)))
+                self._watch(handler, replace(query, reported=(outcome.status, outcome.attempts)))
 
 
 class AsyncOutcomes(AsyncClosing):
@@ -355,13 +355,13 @@ class AsyncOutcomes(AsyncClosing):
         return await in_thread(None, partial(self._outcomes.of_many, message_ids, collector=collector))
 
     async def wait(self, message_id: str, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
-        """Wait until the outcome of a message is final; see `Outcomes.wait`. A cancelled call leaves nothing behind."""
+        """Wait until the outcome of a message is final; see `Outcomes.wait`. Cancelling the task ends the wait."""
         return await outcome_in_task(self._outcomes, message_id, timeout_s, collector)
 
     def register_result_handler(
         self, handler: Callable[[Outcome], object], message_id: str, *, collector: str | None = None
     ) -> None:
-        """Call a handler in the running loop; see `Outcomes.register_result_handler`. It must not block."""
+        """Call a handler in the running loop; see `Outcomes.register_result_handler`. The handler must not block."""
         loop = asyncio.get_running_loop()
 
         def in_loop(outcome: Outcome) -> None:
@@ -374,13 +374,13 @@ class AsyncOutcomes(AsyncClosing):
 
 
 async def outcome_in_task(outcomes: Outcomes, message_id: str, timeout_s: float, collector: str | None) -> Outcome:
-    """Like `Outcomes.wait`, but for a task, without a thread while it waits."""
+    """Wait like `Outcomes.wait`, but in a task, which needs no thread while it waits."""
     until = time.monotonic() + checked_seconds("timeout_s", timeout_s)
-    asked = outcomes._ask(outcomes._waits, _Awaited(message_id, collector))
-    outcome = await outcomes._waits.wait_in_task(asked, until)
+    future = outcomes._submit(outcomes._waits, _Query(message_id, collector))
+    outcome = await outcomes._waits.wait_in_task(future, until)
     if outcome is not None:
         return outcome
-    # The limit includes the wait for a free thread, so that many waits together end in time.
+    # The limit includes the wait for a free thread, so that many simultaneous waits end in time.
     with within(LEAST_S):
         return await in_thread(None, outcomes._at_end, message_id, timeout_s, collector)
 
@@ -393,7 +393,7 @@ def _checked(message_ids: Iterable[str], collector: str | None) -> list[str]:
         raise InvalidInput(f"message_ids= takes several ids, not {shown(message_ids)}: use `of` for one")
     ids = list(message_ids)
     for message_id in ids:
-        # An id that no message can have is UNKNOWN, not an error, since others choose ids.
+        # Other programs choose ids, so an id that no message can have is UNKNOWN, not an error.
         if not isinstance(message_id, str) or not message_id:
             raise InvalidInput(f"message_id= takes text that is not empty, not {shown(message_id)}")
     return ids

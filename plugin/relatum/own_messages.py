@@ -1,6 +1,6 @@
-"""Publishes Relatum's own messages directly to streams, each confirmed: control messages, and dead letters.
+"""Publishes Relatum's own messages, control messages and dead letters, directly to streams, each with a confirm.
 
-Dead letters are messages given up, which are published to another stream with the reason as a header.
+A dead letter is a copy of a message that could not be processed. A header contains the reason.
 """
 
 import logging
@@ -43,22 +43,23 @@ from relatum.reading import GOODBYE_S, BrokerAddress, Message, blocking_connecti
 logger = logging.getLogger("relatum.dead_letters")
 
 REASON_HEADER: Final = "relatum_dead_reason"
-"""Header: why the message was given up."""
+"""Header: why the message became a dead letter."""
 
 STREAM_HEADER: Final = "relatum_dead_stream"
 """Header: the name of the message's stream."""
 
 OFFSET_HEADER: Final = "relatum_dead_offset"
-"""Header: the message's offset in its stream. The two identify a dead letter that was published twice."""
+"""Header: the message's offset in its stream. Stream and offset identify a dead letter that was published twice."""
 
 LEFT_OUT_HEADER: Final = "relatum_dead_left_out"
-"""Header: the properties and headers that do not fit or cannot be sent: "correlation_id, header trace"."""
+"""Header: names of properties and headers that were left out, since they do not fit or cannot be sent:
+"correlation_id, header trace"."""
 
 REASON_CHARACTERS_MAX: Final = 1000
-"""Characters of a reason; the rest is cut off."""
+"""Maximum characters of a reason; the rest is cut off."""
 
 _NAME_CHARACTERS_MAX: Final = 60
-"""Characters of a header's name in the list of omissions."""
+"""Maximum characters of a header's name in `relatum_dead_left_out`."""
 
 _PROPERTIES: Final = (
     "content_type",
@@ -72,17 +73,17 @@ _PROPERTIES: Final = (
     "type",
     "app_id",
 )
-"""Properties a dead letter keeps: not `expiration`, ignored by streams, nor `user_id`, allowed only to that user."""
+"""Properties that a dead letter copies: not `expiration`, which streams ignore, nor the publisher's `user_id`."""
 
 DIRECT_TIMEOUT_S: Final = 10.0
 """Seconds until a silent broker counts as unavailable."""
 
 MALFORMED: Final = frozenset({FRAME_ERROR, SYNTAX_ERROR, UNEXPECTED_FRAME})
-"""Reply codes by which the broker closes the connection over a frame of a wrong order, size or content. It drops all
+"""Reply codes with which the broker closes a connection after a frame of wrong order, size or content. It drops all
 later frames of the connection."""
 
 _FRAME_BYTES: Final = 8 + 12
-"""Bytes of a header frame besides its properties: the frame's header and end, then class, weight and body size.
+"""Bytes of a header frame without its properties: the frame's header and end, then class, weight and body size.
 
 Source: AMQP 0-9-1, 2.3.5 and 2.3.5.2. RabbitMQ compares the whole frame with the negotiated size.
 """
@@ -93,8 +94,8 @@ class DirectPublisher(Closing):
 
     The first message opens the connection; after a loss, the next message opens another. If the connection ends before
     a confirm and the caller retries, the message may be published twice. `what` names a message in errors: "a dead
-    letter". After `timeout_s`, to connect and then for each message, a broker that is silent or blocks publishers is
-    `BrokerUnavailable`.
+    letter". `timeout_s` limits connecting and then each message: after that, a broker that is silent or blocks
+    publishers raises `BrokerUnavailable`.
     """
 
     def __init__(self, address: BrokerAddress, what: str, *, timeout_s: float = DIRECT_TIMEOUT_S) -> None:
@@ -120,24 +121,24 @@ class DirectPublisher(Closing):
         Raises:
             PublishUnroutable: the stream does not exist.
             PublishNacked: the broker refused the message.
-            PublishRejected: the broker never accepts this message: it is too large, or malformed.
+            PublishRejected: the broker will never accept this message, which is too large or malformed.
             InvalidInput: the properties cannot be encoded; nothing was sent.
-            HeadersRefused: the properties exceed a frame (field `bytes_max`: the room for them); nothing was sent.
+            HeadersRefused: the properties exceed a frame (field `bytes_max`: their maximum); nothing was sent.
             BrokerUnavailable: the broker does not answer, or the connection ended before the confirm.
-            AccessRefused: the broker refuses the user, or does not let it write to the default exchange.
+            AccessRefused: the broker refuses the login, or the user may not write to the default exchange.
         """
         size = _encoded_bytes(properties)
         with self._lock:
             try:
                 connection = self._connected()
-                most = connection._impl.params.frame_max
-                if most and size + _FRAME_BYTES > most:
+                frame_max = connection._impl.params.frame_max
+                if frame_max and size + _FRAME_BYTES > frame_max:
                     # The broker would close the connection.
                     raise HeadersRefused(
-                        f"the properties of {self._what} take {size} bytes; the connection negotiated frames of "
-                        f"{most}; nothing was sent",
+                        f"the properties of {self._what} take {size} bytes, and a frame of this connection has at "
+                        f"most {frame_max}; nothing was sent",
                         reason="too_large",
-                        bytes_max=most - _FRAME_BYTES,
+                        bytes_max=frame_max - _FRAME_BYTES,
                     )
                 with in_time(connection, self._timeout_s):
                     if self._channel is None:
@@ -151,15 +152,17 @@ class DirectPublisher(Closing):
             except (AMQPError, OSError) as error:
                 self._drop()
                 code = error.reply_code if isinstance(error, ChannelClosedByBroker | ConnectionClosedByBroker) else None
-                why = str(error) or type(error).__name__
+                reason_text = str(error) or type(error).__name__
                 if isinstance(error, ChannelClosedByBroker) and code == ACCESS_REFUSED:
                     raise AccessRefused(
-                        f"the broker does not let user {self._address.user!r} publish {self._what} to {stream!r} by "
-                        "the default exchange: grant the permission to write to 'amq.default'"
+                        f"user {self._address.user!r} may not publish {self._what} to {stream!r} through the default "
+                        "exchange: grant the user permission to write to 'amq.default'"
                     ) from error
                 if code == PRECONDITION_FAILED or code in MALFORMED:  # too large, or invalid
-                    raise PublishRejected(f"the broker does not accept {self._what} for {stream!r}: {why}") from error
-                raise BrokerUnavailable(f"{self._what} could not be published to {stream!r}: {why}") from error
+                    raise PublishRejected(
+                        f"the broker does not accept {self._what} for {stream!r}: {reason_text}"
+                    ) from error
+                raise BrokerUnavailable(f"{self._what} could not be published to {stream!r}: {reason_text}") from error
 
     def _connected(self) -> BlockingConnection:
         if self._connection is not None:
@@ -168,7 +171,7 @@ class DirectPublisher(Closing):
             if self._channel is None or not self._channel.is_open:
                 self._drop()
         if self._connection is None:
-            # No heartbeats: none are answered between messages, and the next publish notices a lost connection.
+            # No heartbeats: nothing would answer them between messages. The next publish notices a lost connection.
             self._connection = blocking_connection(self._address, timeout_s=self._timeout_s, heartbeat_s=0)
         return self._connection
 
@@ -180,7 +183,7 @@ class DirectPublisher(Closing):
 
     @own_connection()
     def close(self) -> None:
-        """Close the connection. Publishing again opens another."""
+        """Close the connection. The next message opens another."""
         with self._lock:
             self._drop()
 
@@ -190,14 +193,14 @@ def _encoded_bytes(properties: BasicProperties) -> int:
     try:
         return sum(map(len, properties.encode()))
     except Exception as error:
-        # pika's encoder raises AssertionError, struct.error, RecursionError and its own errors.
+        # pika's encoder raises AssertionError, struct.error and RecursionError as well as its own errors.
         raise InvalidInput(f"AMQP 0.9.1 cannot encode the properties: {error or type(error).__name__}") from error
 
 
 class DeadLetters(Closing):
-    """Publishes given-up messages to a stream or other queue, each confirmed. Like `DirectPublisher`.
+    """Publishes dead letters to a stream or another queue. Connects, retries and times out like `DirectPublisher`.
 
-    A letter that was published twice has the same `relatum_dead_stream` and `relatum_dead_offset` each time.
+    Duplicates of a dead letter have the same `relatum_dead_stream` and `relatum_dead_offset`.
     """
 
     def __init__(self, address: BrokerAddress, stream: str, *, timeout_s: float = DIRECT_TIMEOUT_S) -> None:
@@ -205,26 +208,28 @@ class DeadLetters(Closing):
         self._publisher = DirectPublisher(address, "a dead letter", timeout_s=timeout_s)
 
     def publish(self, message: Message, reason: str, **headers: str | int | bool) -> None:
-        """Publish a message and wait for the confirm.
+        """Publish a message as a dead letter and wait for the confirm.
 
-        A dead letter has the message's body, properties and headers, and the headers `relatum_dead_reason`,
+        The dead letter has the message's body, properties and headers, the given `headers`, and `relatum_dead_reason`,
         `relatum_dead_stream` and `relatum_dead_offset`. Properties and headers that AMQP 0.9.1 cannot send (a
         correlation id over 255 bytes, headers larger than a frame) are left out and named in `relatum_dead_left_out`.
 
         Raises:
-            InvalidInput, DataError: the message can never be a dead letter, and was not sent.
-            RelatumError: as for `DirectPublisher.publish`.
+            InvalidInput, DataError: the message cannot become a dead letter; nothing was sent.
+            RelatumError: as `DirectPublisher.publish`.
         """
         added: dict[str, Any] = {REASON_HEADER: reason[:REASON_CHARACTERS_MAX], **headers}
         added |= {STREAM_HEADER: message.stream, OFFSET_HEADER: message.offset}
         fields = {name: getattr(message.properties, name) for name in _PROPERTIES}
         if fields["timestamp"] is not None:
             fields["timestamp"] = int(fields["timestamp"].timestamp())
-        own = {name: value for name, value in message.headers.items() if name not in added}
+        own_headers = {name: value for name, value in message.headers.items() if name not in added}
         try:
-            self._publisher.publish(self.stream, message.body, BasicProperties(headers={**own, **added}, **fields))
+            self._publisher.publish(
+                self.stream, message.body, BasicProperties(headers={**own_headers, **added}, **fields)
+            )
         except InvalidInput as refused:
-            reduced = _reduced(fields, own, added, getattr(refused, "bytes_max", HEADERS_BYTES_MAX))
+            reduced = _reduced(fields, own_headers, added, getattr(refused, "bytes_max", HEADERS_BYTES_MAX))
             self._publisher.publish(self.stream, message.body, reduced)
             extra = {"stream": message.stream, "offset": message.offset, "left_out": added[LEFT_OUT_HEADER]}
             logger.warning("a dead letter was published without some of its properties: %s", refused, extra=extra)
@@ -235,47 +240,47 @@ class DeadLetters(Closing):
 
 
 class DeadLetterPublisher:
-    """Publishes dead letters. A retry does not publish confirmed letters again."""
+    """Publishes several dead letters. A retry skips those that were confirmed."""
 
     def __init__(
         self, dead_letters: DeadLetters, letters: Iterable[tuple[Message, str]], **headers: str | int | bool
     ) -> None:
         self._dead_letters = dead_letters
-        self._left = deque(letters)
+        self._pending = deque(letters)
         self._headers = headers
         self._refused: dict[MessageId, str] = {}
 
     def run(self) -> dict[MessageId, str]:
-        """Publish the remaining messages; return those that can never be dead letters, with the reasons.
+        """Publish the remaining messages; return the places of those that cannot become dead letters, with reasons.
 
         Raises:
             Transient, AccessRefused, PublishNacked, PublishUnroutable: the broker may accept them later; call again.
         """
-        while self._left:
-            message, reason = self._left[0]
+        while self._pending:
+            message, reason = self._pending[0]
             try:
                 self._dead_letters.publish(message, reason, **self._headers)
             except Exception as error:
                 if may_repeat(error) or may_be_mended(error):
                     raise
-                # It would fail again and block the next ones.
+                # A retry would fail again and block the following messages.
                 extra = {"stream": message.stream, "offset": message.offset}
                 log_failure(logger, error, f"message {message.id} cannot become a dead letter", extra=extra)
                 self._refused[message.id] = ended(error)
-            self._left.popleft()
+            self._pending.popleft()
         return self._refused
 
 
 def _reduced(
     fields: Mapping[str, Any], headers: Mapping[str, Any], added: dict[str, Any], bytes_max: int
 ) -> BasicProperties:
-    """Return the properties and headers that can be sent and fit into `bytes_max`; name the others in `added`."""
-    # Less the added headers and the list of omissions, at four bytes a character.
+    """Return the properties and headers that can be sent and fit into `bytes_max`; list the others in `added`."""
+    # The added headers and the list of the others, with up to four bytes a character, also need room.
     room: float = bytes_max - _encoded_bytes(BasicProperties(headers=added)) - 5 * REASON_CHARACTERS_MAX
-    kept: dict[str, dict[str, Any]] = {"": {}, "header ": {}}
+    included: dict[str, dict[str, Any]] = {"": {}, "header ": {}}
     left_out: list[str] = []
-    for kind, given in (("", fields), ("header ", headers)):
-        for name, value in given.items():
+    for kind, items in (("", fields), ("header ", headers)):
+        for name, value in items.items():
             try:
                 size: float = _encoded_bytes(BasicProperties(**({"headers": {name: value}} if kind else {name: value})))
             except InvalidInput:
@@ -284,13 +289,13 @@ def _reduced(
                 left_out.append(kind + name[:_NAME_CHARACTERS_MAX])
             else:
                 room -= size
-                kept[kind][name] = value
+                included[kind][name] = value
     added[LEFT_OUT_HEADER] = ", ".join(left_out)[:REASON_CHARACTERS_MAX]
-    return BasicProperties(headers={**kept["header "], **added}, **kept[""])
+    return BasicProperties(headers={**included["header "], **added}, **included[""])
 
 
 def _check_depth(value: Any, levels: int) -> None:
-    """Refuse headers nested so deep that the broker accepts them, but every pika consumer crashes."""
+    """Raise `InvalidInput` for headers nested so deep that pika crashes when it reads them. The broker accepts them."""
     if isinstance(value, Mapping | list | tuple):
         if levels <= 0:
             raise InvalidInput(f"headers are nested deeper than {HEADERS_DEPTH_MAX} levels")

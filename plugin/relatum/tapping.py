@@ -1,7 +1,7 @@
 """Taps: a stream gets a copy of each message of an exchange, and publishers need no change. See docs/adr/0032.
 
-Taps are stored in the database, since a broker does not list its bindings to ordinary users. A tap is stored before it
-is bound, so that no binding is forgotten.
+Taps are stored in the database, since a broker does not list its bindings to ordinary users. A tap is stored before its
+stream is bound, so that no binding is unknown to the database.
 """
 
 import re
@@ -36,13 +36,13 @@ from relatum.superstreams.layout import checked_stream_name
 __all__ = ["Tap", "defined_taps", "tap", "untap"]
 
 ARGUMENTS: Final = {"x-match": "all", "x-relatum": "tap"}
-"""Arguments of a tap's bindings: they distinguish them from others with the same key, which stay when a tap is removed.
+"""Arguments of a tap's binding, which distinguish it from other bindings with the same key: `untap` removes only taps.
 
-A headers exchange ignores arguments that begin with "x-", and so copies all messages.
+A headers exchange ignores arguments that begin with "x-", so it copies all messages.
 """
 
 _TYPE: Final = re.compile(r"inequivalent arg 'type'.* but current is '+([^']+)'")
-"""Names with a hyphen have two pairs of quotes in the broker's text."""
+"""Finds an exchange's type in the broker's text, which has two pairs of quotes around a name with a hyphen."""
 
 SHARING: Final = frozenset({"x-consistent-hash", "x-modulus-hash", "x-random", "x-local-random", "x-super-stream"})
 """Exchange types that route each message to one binding only: a tap would take messages from other queues."""
@@ -87,10 +87,10 @@ def tap(
     binding_keys: Sequence[str] = (),
     options: StreamOptions = KEPT,
 ) -> list[Tap]:
-    """Copy each message of exchanges to a stream. Idempotent.
+    """Tap exchanges: the broker copies each of their messages to a stream. Return the taps. Idempotent.
 
-    Publishers, exchanges, queues, policies and bindings of others are not changed. An existing stream is bound
-    unchanged. If a tap is refused, everything made before is removed.
+    Publishers, exchanges, queues, policies and other bindings are not changed. An existing stream is bound unchanged.
+    If a tap is refused, everything that this call created is removed.
 
     Args:
         broker: The broker's URL, or a `Broker`.
@@ -105,9 +105,9 @@ def tap(
 
     Raises:
         NotFound: There is no such exchange; nothing was changed.
-        InvalidInput: An exchange of this type cannot be tapped in this way; nothing was changed.
-        NotAStream: There is a queue with the stream's name; nothing was changed.
-        AccessRefused: The broker refuses the user; what was made has been removed.
+        InvalidInput: The exchange cannot be tapped, or not with these keys; nothing was changed.
+        NotAStream: A queue has the stream's name; nothing was changed.
+        AccessRefused: The user lacks a permission. New taps and streams were removed; if that failed, taps stay stored.
         BrokerUnavailable, DatabaseUnavailable: A server is unavailable; safe to retry.
     """
     names = checked_names("exchanges", (exchanges,) if isinstance(exchanges, str) else exchanges, least=1)
@@ -116,30 +116,30 @@ def tap(
         checked_stream_name(stream, "The stream's name")
     address = BrokerAddress.of(broker)
     with as_engine(database) as engine, blocking_connection(address, address) as connection:
-        wanted: list[Tap] = []
+        requested: list[Tap] = []
         for exchange in dict.fromkeys(names):
             kind = _kind_of(connection, exchange)
-            into = stream or checked_stream_name(f"tap.{exchange}", "The stream's name (choose one by --stream)")
+            target = stream or checked_stream_name(f"tap.{exchange}", "The stream's name (choose one by --stream)")
             if kind in ("direct", None):
-                _check_no_super_stream(engine, connection, address, exchange, into)
-            wanted += [Tap(exchange, kind, into, key) for key in _keys_of(exchange, kind, keys)]
-        return _tapped(engine, address, connection, wanted, options)
+                _check_no_super_stream(engine, connection, address, exchange, target)
+            requested += [Tap(exchange, kind, target, key) for key in _keys_of(exchange, kind, keys)]
+        return _tapped(engine, address, connection, requested, options)
 
 
 def _check_no_super_stream(
-    engine: sa.Engine, connection: BlockingConnection, address: BrokerAddress, exchange: str, into: str
+    engine: sa.Engine, connection: BlockingConnection, address: BrokerAddress, exchange: str, target: str
 ) -> None:
-    """Refuse an exchange of a super stream: the streams bound to it are not taps.
+    """Refuse an exchange of a super stream: one to which streams are bound that are not taps.
 
-    Clients treat all bound streams as partitions, and hash over their number: a tap among them would send keys to
-    other partitions than before, and consumers would get messages twice.
+    Clients treat all bound streams as partitions, and hash over their number. With a tap among them, they would send
+    keys to other partitions than before, and consumers would get messages twice.
     """
-    ours = {each.stream for each in _stored(engine, address.vhost).values() if each.exchange == exchange}
-    theirs = [name for name in bound_streams(connection, address, exchange) if name not in {into, *ours}]
-    if theirs:
+    tapped = {each.stream for each in _stored(engine, address.vhost).values() if each.exchange == exchange}
+    partitions = [name for name in bound_streams(connection, address, exchange) if name not in {target, *tapped}]
+    if partitions:
         raise InvalidInput(
-            f"Stream {theirs[0]!r} is bound to exchange {exchange!r}, like a partition of a super stream: clients "
-            "would use a tap as another partition. Its messages are in streams already: use relatum record "
+            f"Stream {partitions[0]!r} is bound to exchange {exchange!r}, like a partition of a super stream: clients "
+            "would use a tap as another partition. The exchange's messages are already in streams: use relatum record "
             f"{exchange}; nothing was changed."
         )
 
@@ -151,7 +151,7 @@ def untap(
     *,
     stream: str | None = None,
 ) -> list[Tap]:
-    """Remove taps. The copies remain in the stream, and their records in the database.
+    """Remove taps, and return them. The copies remain in the stream, and their records in the database.
 
     Args:
         broker: The broker's URL, or a `Broker`.
@@ -164,37 +164,37 @@ def untap(
 
     Raises:
         NotFound: An exchange is not tapped, or not to this stream; nothing was changed.
-        AccessRefused, BrokerUnavailable, DatabaseUnavailable: Taps that are still stored may be bound; safe to retry.
+        AccessRefused, BrokerUnavailable, DatabaseUnavailable: Some taps may remain, and stay stored; safe to retry.
     """
     names = checked_names("exchanges", (exchanges,) if isinstance(exchanges, str) else exchanges, least=1)
     address = BrokerAddress.of(broker)
     with as_engine(database) as engine:
-        going = {
-            number: each
-            for number, each in _stored(engine, address.vhost).items()
+        removed = {
+            tap_id: each
+            for tap_id, each in _stored(engine, address.vhost).items()
             if each.exchange in names and (stream is None or each.stream == stream)
         }
         for exchange in names:
-            if not any(each.exchange == exchange for each in going.values()):
+            if not any(each.exchange == exchange for each in removed.values()):
                 what = f"Exchange {exchange!r}" if stream is None else f"Exchange {exchange!r}, into {stream!r},"
                 raise NotFound(f"{what} is not tapped in virtual host {address.vhost!r}: see relatum tap --list")
         with blocking_connection(address, address) as connection:
-            for each in going.values():
+            for each in removed.values():
                 _unbind(connection, each)
         with transaction(engine) as stored:
-            stored.execute(REMOVE, {"numbers": list(going)})
-    return list(going.values())
+            stored.execute(REMOVE, {"numbers": list(removed)})
+    return list(removed.values())
 
 
 def _checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
-    """Return the binding keys without duplicates; the empty key selects messages published without a key."""
-    named = [key for key in keys if key != ""] if isinstance(keys, list | tuple) else keys
-    found = checked_names("binding_keys", named)
-    return tuple(dict.fromkeys(found if len(found) == len(keys) else ("", *found)))
+    """Return the binding keys without duplicates. The empty key is valid: it selects messages without a routing key."""
+    nonempty = [key for key in keys if key != ""] if isinstance(keys, list | tuple) else keys
+    names = checked_names("binding_keys", nonempty)
+    return tuple(dict.fromkeys(names if len(names) == len(keys) else ("", *names)))
 
 
 def _keys_of(exchange: str, kind: str | None, keys: Sequence[str]) -> Sequence[str]:
-    """Return the keys of a stream's bindings to an exchange. Raises `InvalidInput` if a tap is impossible."""
+    """Return the binding keys for an exchange. Raises `InvalidInput` if it cannot be tapped, or not with these keys."""
     if kind in SHARING:
         raise InvalidInput(
             f"Exchange {exchange!r} is of type {kind}, which routes each message to one binding only: a tap would "
@@ -209,7 +209,7 @@ def _keys_of(exchange: str, kind: str | None, keys: Sequence[str]) -> Sequence[s
             f"Exchange {exchange!r} is of type {kind}, which has no key for all messages: select some by "
             "--binding-key KEY, once for each key."
         )
-    # Of an unknown type: this key works for topic, fanout and headers exchanges.
+    # If the type is unknown, this key copies all messages of topic, fanout and headers exchanges.
     return keys or ("#",)
 
 
@@ -217,33 +217,33 @@ def _tapped(
     engine: sa.Engine,
     address: BrokerAddress,
     connection: BlockingConnection,
-    wanted: Sequence[Tap],
+    requested: Sequence[Tap],
     options: StreamOptions,
 ) -> list[Tap]:
-    """Store taps, then bind them; if one is refused, undo all."""
+    """Store taps, then bind their streams; undo everything if a tap is refused."""
     if not isinstance(options, StreamOptions):
         raise InvalidInput(f"options= takes StreamOptions, not {shown(options)}")
-    streams = dict.fromkeys(each.stream for each in wanted)
-    lacking = [name for name in streams if not stream_exists(connection, address, name)]
+    streams = dict.fromkeys(each.stream for each in requested)
+    missing = [name for name in streams if not stream_exists(connection, address, name)]
     new: dict[int, Tap] = {}
     with transaction(engine) as stored:
-        for each in wanted:
-            # No number: it was stored before.
-            if (number := stored.execute(STORE, {"vhost": address.vhost, **asdict(each)}).scalar()) is not None:
-                new[number] = each
-        known = {each: each for each in _read(stored, address.vhost).values()}
+        for each in requested:
+            # A tap that was stored before returns no number.
+            if (tap_id := stored.execute(STORE, {"vhost": address.vhost, **asdict(each)}).scalar()) is not None:
+                new[tap_id] = each
+        stored_taps = {each: each for each in _read(stored, address.vhost).values()}
     declared: list[str] = []
     try:
-        for name in lacking:
+        for name in missing:
             declare_stream(connection, name, options)
             declared.append(name)
-        for each in wanted:
+        for each in requested:
             _bind(connection, each)
     except Exception:
         # A tap that cannot be undone now remains stored, so that it can be untapped.
         with suppress(Exception):
             for each in new.values():
-                # A user without permission to bind may not unbind either.
+                # A user that may not bind may not unbind either.
                 with suppress(ChannelClosedByBroker):
                     _unbind(connection, each)
             for name in declared:
@@ -252,8 +252,8 @@ def _tapped(
             with transaction(engine) as stored:
                 stored.execute(REMOVE, {"numbers": list(new)})
         raise
-    # One that was stored with an unknown type may differ.
-    return [known.get(each, each) for each in wanted]
+    # A tap that was stored when its exchange's type was unknown is not equal to the wanted one.
+    return [stored_taps.get(each, each) for each in requested]
 
 
 def defined_taps(database: AnyDatabase, *, vhost: str = "/") -> list[Tap]:
@@ -277,10 +277,10 @@ def _stored(engine: sa.Engine, vhost: str) -> dict[int, Tap]:
 
 
 def _read(connection: sa.Connection, vhost: str) -> dict[int, Tap]:
-    return {number: Tap(*fields) for *fields, number in connection.execute(TAPS, {"vhost": vhost})}
+    return {tap_id: Tap(*fields) for *fields, tap_id in connection.execute(TAPS, {"vhost": vhost})}
 
 
-# --- the broker: each call uses a separate channel, which the broker closes if the answer is no ---------------------
+# --- requests to the broker: each uses its own channel, since the broker closes a channel when it refuses a request ---
 
 
 def _kind_of(connection: BlockingConnection, exchange: str) -> str | None:
@@ -290,18 +290,18 @@ def _kind_of(connection: BlockingConnection, exchange: str) -> str | None:
     internal, durable, auto-deleted and of type direct.
     """
     if exchange.startswith(BROKERS_OWN):
-        raise InvalidInput(f"Exchange {exchange!r} is the broker's own, and cannot be tapped.")
+        raise InvalidInput(f"Exchange {exchange!r} is one of the broker's own, and cannot be tapped.")
     if not exchange_exists(connection, exchange):
-        raise NotFound(f"There is no exchange {exchange!r}; nothing was changed. Its publishers declare it, not a tap.")
+        raise NotFound(f"There is no exchange {exchange!r}: its publishers must declare it first; nothing was changed.")
     try:
         with connection.channel() as channel:
             channel.exchange_declare(exchange, "direct", durable=True, auto_delete=True, internal=True)
     except ChannelClosedByBroker as error:
         if error.reply_code == ACCESS_REFUSED:
             return None
-        found = _TYPE.search(error.reply_text)
-        if found is not None:
-            return found[1]
+        match = _TYPE.search(error.reply_text)
+        if match is not None:
+            return match[1]
         if error.reply_code != PRECONDITION_FAILED:
             raise
     return "direct"
@@ -326,7 +326,7 @@ def _bind(connection: BlockingConnection, tap: Tap) -> None:
 
 
 def _unbind(connection: BlockingConnection, tap: Tap) -> None:
-    """Remove a tap's binding. No effect if the binding, the exchange or the stream is gone."""
+    """Remove a tap's binding. Idempotent, also if the exchange or the stream is gone."""
     if not (exchange_exists(connection, tap.exchange) and queue_exists(connection, tap.stream)):
         return
     with connection.channel() as channel:

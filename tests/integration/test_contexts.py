@@ -211,7 +211,7 @@ def test_what_cannot_be_moved_is_refused(contexts: SerializationContexts) -> Non
     for call, arguments, error, said in (
         (contexts.move, ([*names, "nobody"], f"{contexts.super_stream}-1"), PlacementNotFound, "'nobody'"),
         (contexts.move, (names, "elsewhere"), StreamNotFound, "'elsewhere'"),
-        (contexts.resume, ("12345",), InvalidInput, "move_id= takes a number"),
+        (contexts.resume, ("12345",), InvalidInput, "move_id= takes an integer"),
         (contexts.resume, (12345,), NotFound, "no move 12345"),
         (contexts.assign, (names[0], f"{contexts.super_stream}-2"), Conflict, "move it"),
     ):

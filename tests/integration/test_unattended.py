@@ -145,7 +145,7 @@ def test_keys_are_told_as_they_are_defined(place: Place, relatum: Relatum, caplo
     assert "--source property:correlation_id" in ended.stderr
     ended = relatum.run("keys", "add", "call", "--source", "property:correlation_id")
     assert ended.returncode == 2
-    assert "as header:correlation_id, text, and now requested as property:correlation_id, text" in ended.stderr
+    assert "as header:correlation_id, text, not as property:correlation_id, text" in ended.stderr
     assert "KeyDefinition('call', source='header:correlation_id')" in ended.stderr
     assert "relatum record STREAM" in relatum.ok("backfill")
 

@@ -52,7 +52,7 @@ def test_each_use_of_a_parents_object_is_refused() -> None:
         assert one.name == "mine"
         assert isinstance(one, _Single)
         for use in (one.use, lambda: asyncio.run(one.use_later()), lambda: list(one), one.__enter__):
-            with pytest.raises(UsedAfterFork, match="a thing was made before"):
+            with pytest.raises(UsedAfterFork, match="a thing was created before"):
                 use()
         assert one.close() is True
         assert not one.__exit__(KeyError, KeyError(), None)

@@ -1,7 +1,7 @@
-"""Checks of the arguments of public calls, made before any I/O, with one form of `InvalidInput` for each kind.
+"""Checks the arguments of public calls before any I/O. Each check returns the value, or raises `InvalidInput`.
 
-PostgreSQL has 64-bit integers and texts without NUL characters, the broker's names are UTF-8, and a wait of very many
-seconds overflows.
+The limits are those of the servers and of Python: PostgreSQL has 64-bit integers and texts without NUL characters,
+the broker's names are UTF-8, and very long waits overflow.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -13,23 +13,23 @@ from relatum.common.headers import NAME_BYTES_MAX
 from relatum.errors import ConfigurationError, InvalidInput
 
 COUNT_MAX: Final = 1_000_000_000
-"""The largest count a caller may request: more objects do not fit into memory."""
+"""The largest count that a caller may request: more objects would not fit into memory."""
 
 SECONDS_MAX: Final = 2**31 - 1
 """Seconds of the longest wait, 68 years: locks and sockets overflow beyond it."""
 
 
 def checked_count(argument: str, value: Any, *, least: int = 1, most: int = COUNT_MAX, otherwise: str = "") -> int:
-    """Return a count. `otherwise`: Text that names other possible values in the error."""
+    """Return an integer from `least` to `most`. `otherwise`: The error's text for other valid values: ", or None"."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InvalidInput(f"{argument}= takes a number from {least:,} to {most:,}{otherwise}, not {shown(value)}")
+        raise InvalidInput(f"{argument}= takes an integer from {least:,} to {most:,}{otherwise}, not {shown(value)}")
     return value
 
 
 def checked_seconds(
     argument: str, value: Any, *, least: float = 0.0, most: float = SECONDS_MAX, zero: bool = True
 ) -> float:
-    """Return a finite number of seconds. `zero`: Whether 0 is allowed."""
+    """Return a finite number of seconds from `least` to `most`. `zero`: Whether 0 is valid."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     # Comparisons with NaN are false.
     if not is_number or not least <= value <= most or value == float("inf") or (value == 0 and not zero):
@@ -51,7 +51,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def size_text(count: float | None) -> str:
-    """Return a number of bytes as text."""
+    """Return a number of bytes as text, in powers of 1,000; "–" for None."""
     if count is None:
         return "–"
     for unit in ("B", "kB", "MB", "GB"):
@@ -62,7 +62,7 @@ def size_text(count: float | None) -> str:
 
 
 def checked_name(argument: str, value: Any) -> str:
-    """Return the name of a stream, a super stream or a key. The broker may not even answer if it is too long."""
+    """Return the name of a stream, a super stream or a key. The broker may not answer a request with a longer name."""
     if len(_encoded(argument, value, least=1, what="a name")) > NAME_BYTES_MAX:
         raise InvalidInput(f"{argument}= takes a name of {NAME_BYTES_MAX} bytes at most; {value[:40]!a}… is longer")
     name: str = value
@@ -89,7 +89,7 @@ def _encoded(argument: str, value: Any, *, least: int, what: str) -> bytes:
 
 
 def checked_names(argument: str, value: Any, *, least: int = 0) -> tuple[str, ...]:
-    """Return names. A single text is refused: its characters would be taken for names."""
+    """Return at least `least` names. A single text is refused: its characters would be taken as names."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise InvalidInput(f"{argument}= takes a list of names, not {shown(value)}")
     names = tuple(value)
@@ -101,14 +101,14 @@ def checked_names(argument: str, value: Any, *, least: int = 0) -> tuple[str, ..
 
 
 def checked_weights(argument: str, value: Any) -> dict[str, float]:
-    """Return weights by name."""
+    """Return finite weights of at least 0, by the name of a stream."""
     if not isinstance(value, Mapping):
         raise InvalidInput(f"{argument}= takes a mapping of streams' names to numbers, not {shown(value)}")
     for name, weight in value.items():
         checked_name(f"{argument}= by stream; a stream", name)
         is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not is_number or not 0 <= weight < float("inf"):
-            raise InvalidInput(f"{argument}= takes a number from 0 for {shown(name)}, not {shown(weight)}")
+            raise InvalidInput(f"{argument}= takes a number of at least 0 for {shown(name)}, not {shown(weight)}")
     return dict(value)
 
 
@@ -121,14 +121,14 @@ def checked_callable(argument: str, value: Any) -> Callable[..., Any]:
 
 
 def checked_event(argument: str, value: Any) -> None:
-    """Check an Event of threading, asyncio or multiprocessing."""
+    """Check that a value is an Event of threading, asyncio or multiprocessing."""
     if not callable(getattr(value, "is_set", None)) or not callable(getattr(value, "wait", None)):
         raise InvalidInput(f"{argument}= takes an Event, not {shown(value)}")
 
 
 @contextmanager
 def as_options() -> Iterator[None]:
-    """Raise `InvalidInput` of the block as `ConfigurationError`: the arguments are options of a new object."""
+    """Raise the block's `InvalidInput` as `ConfigurationError`, for the options of a new object."""
     try:
         yield
     except InvalidInput as error:
@@ -143,11 +143,11 @@ def checked_choice(argument: str, value: Any, choices: Collection[str]) -> str:
 
 
 def checked_host(host: str, where: str) -> None:
-    """Check that a host's name can be resolved: otherwise Python would raise a `UnicodeError`.
+    """Check that a host's name can be encoded for DNS: otherwise, Python would raise a `UnicodeError` when connecting.
 
     Raises:
         ConfigurationError: a part between dots is empty, or longer than 63 characters. The error does not show the
-            name, which may be part of an unquoted password.
+            name, which may be part of a password that is not percent-encoded.
     """
     try:
         host.encode("idna")
@@ -165,13 +165,13 @@ def checked_body(value: Any) -> bytes | str:
 
 
 def meant(name: str, known: Iterable[str | None]) -> str:
-    """Return a suffix for errors that suggests the most similar known name; "" if none is similar."""
-    alike = get_close_matches(name, {each for each in known if each}, n=1)
-    return f" (did you mean {shown(alike[0])}?)" if alike else ""
+    """Return a suffix for an error that suggests the most similar known name; "" if no known name is similar."""
+    similar = get_close_matches(name, {each for each in known if each}, n=1)
+    return f" (did you mean {shown(similar[0])}?)" if similar else ""
 
 
 def shown(value: Any) -> str:
-    """Return the beginning of a value in ASCII, for errors."""
+    """Return at most 80 ASCII characters that describe a value in an error."""
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return f"an integer of {value.bit_length()} bits"
     return ascii(value)[:80]

@@ -1,4 +1,4 @@
-"""Close at the end of a `with` block, or when the owner is garbage-collected; repeat a call in a thread."""
+"""Closes objects at the end of a `with` block or when they are garbage-collected, and repeats calls in a thread."""
 
 import threading
 import weakref
@@ -12,9 +12,9 @@ _Owner = TypeVar("_Owner")
 
 
 def close_when_dropped(owner: object, close: Callable[[], None]) -> None:
-    """Call `close` once the owner is garbage-collected, at the latest when the process ends.
+    """Call `close` when the owner is garbage-collected, at the latest when the process ends.
 
-    `close` runs in its own thread: the collector may run in any thread, even one that holds a lock `close` needs.
+    `close` runs in a new thread: garbage collection may run in any thread, even in one with a lock that `close` needs.
 
     Args:
         owner: The object, held weakly.
@@ -24,9 +24,9 @@ def close_when_dropped(owner: object, close: Callable[[], None]) -> None:
 
 
 def close_within(close: Callable[[], None], timeout_s: float, *, name: str) -> None:
-    """Call `close` in its own thread, and wait at most `timeout_s` seconds: a frozen server does not answer.
+    """Call `close` in a new thread, and wait at most `timeout_s` seconds: a frozen server does not answer.
 
-    If no thread can be started, as at the end of the interpreter with Python 3.12, `close` is not called.
+    If no thread can start, as at interpreter shutdown from Python 3.12 on, `close` is not called.
     """
     closing = threading.Thread(target=close, name=name, daemon=True)
     with suppress(RuntimeError):
@@ -36,10 +36,10 @@ def close_within(close: Callable[[], None], timeout_s: float, *, name: str) -> N
 
 def _close_in_thread(close: Callable[[], None]) -> None:
     if threading.main_thread().is_alive():
-        # Not a `Thread`: its start takes locks and waits.
+        # `Thread.start` would take locks and wait.
         start_new_thread(close, ())
     else:
-        # At the end of the interpreter, this thread is idle, and another one would not finish.
+        # At interpreter shutdown, a new thread would not finish, and this one has nothing else to do.
         close()
 
 
@@ -72,34 +72,34 @@ class AsyncClosing(ABC):
 
 
 class Keeper:
-    """A daemon thread that calls a function with an object every `every_s` seconds.
+    """A daemon thread that calls `call(owner)` every `every_s` seconds.
 
-    It ends with `end`, or when the object is garbage-collected. A forked child does not have the thread.
+    It ends when `end` is called or the owner is garbage-collected. A forked child does not have the thread.
 
     Args:
         owner: The object, held weakly.
-        call: A function of the object's class that raises nothing.
+        call: A function of the owner's class that raises nothing.
     """
 
     def __init__(self, owner: _Owner, call: Callable[[_Owner], None], *, every_s: float, name: str) -> None:
-        self._ended = threading.Event()
-        arguments = (weakref.ref(owner), call, every_s, self._ended)
+        self._stop = threading.Event()
+        arguments = (weakref.ref(owner), call, every_s, self._stop)
         self._thread = threading.Thread(target=_repeat, args=arguments, name=name, daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """End the thread. Waits for a running call, unless that call ends the thread."""
-        self._ended.set()
+        """End the thread. Waits for a running call, unless that call calls this method."""
+        self._stop.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
 
 
 def _repeat(
-    owner: "weakref.ref[_Owner]", call: Callable[[_Owner], None], every_s: float, ended: threading.Event
+    owner: "weakref.ref[_Owner]", call: Callable[[_Owner], None], every_s: float, stop: threading.Event
 ) -> None:
-    while not ended.wait(every_s):
-        held = owner()
-        if held is None:
+    while not stop.wait(every_s):
+        referent = owner()
+        if referent is None:
             return
-        call(held)
-        del held
+        call(referent)
+        del referent

@@ -1,4 +1,4 @@
-"""Converts values to plain JSON, for `--json` of the command, the page's API and agents' tools. Pure."""
+"""Converts values to JSON for the command's `--json`, the page's API and the tools for agents. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
@@ -9,18 +9,18 @@ from typing import Any
 
 
 def document(value: Any, text: Callable[[str], str] = str) -> Any:  # noqa: PLR0911
-    """Convert a value to JSON: dataclasses and named tuples by field, times as ISO 8601, the rest as text.
+    """Return a value as JSON objects: dataclasses and named tuples by field, times in ISO 8601, other types as text.
 
     Args:
         value: The value.
-        text: A function applied to each text.
+        text: Converts each text in the result. Default: no conversion.
     """
     if isinstance(value, Enum):
         value = value.value
     if isinstance(value, str):
         return text(value)
     if isinstance(value, float) and not isfinite(value):
-        return text(str(value))  # JSON has no such number.
+        return text(str(value))  # JSON has neither NaN nor infinity.
     if value is None or isinstance(value, int | float):
         return value
     if isinstance(value, datetime):

@@ -1,4 +1,4 @@
-"""Lazy imports of a package's names, so that unused modules do not slow the start."""
+"""Imports a package's names when they are first used, so that unused modules do not delay the start."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -6,22 +6,22 @@ from importlib import import_module
 from typing import Any
 
 
-def imported_later(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+def imported_later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """Return a `__getattr__` for a package.
 
     Args:
         package: The package's `__name__`.
-        homes: The module that defines each name to import later.
+        modules: The module that defines each name, by name.
 
     Returns:
-        A function that imports a name at its first use and stores it in the package.
+        A function that imports a name and stores it in the package.
     """
 
     def imported(name: str) -> Any:
-        home = homes.get(name)
-        if home is None:
+        module = modules.get(name)
+        if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(home), name)
+        value = getattr(import_module(module), name)
         setattr(sys.modules[package], name, value)
         return value
 

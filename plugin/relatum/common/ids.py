@@ -1,4 +1,4 @@
-"""A message's place, and how Relatum recognises a stream and a broker."""
+"""The place of a message, and the identities by which Relatum recognises streams and brokers."""
 
 import zlib
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ IDENTITY_STREAM: Final = "relatum.broker"
 class MessageId(NamedTuple):
     """The place of a message: the stream's name and the offset in it.
 
-    The AMQP property `message_id` is something else, and is always called by its full name.
+    It is not the AMQP property `message_id`, which Relatum always calls by that name.
     """
 
     stream: str
@@ -23,17 +23,17 @@ class MessageId(NamedTuple):
 
 
 def fingerprint(message_id: str | None, body: bytes) -> int:
-    """Return a 32-bit checksum of the AMQP property `message_id` and the body, the same for records and deliveries.
+    """Return a 32-bit checksum of the AMQP property `message_id` and the body, the same over both protocols.
 
-    Two messages may have the same fingerprint (1 in 4 billion, or equal messages without `message_id`): also compare
-    offsets and, if both are known, chunk times.
+    Two messages may have the same fingerprint (by chance of 1 in 4 billion, or if they are equal and have no
+    `message_id`): also compare offsets and, if both are known, chunk times.
     """
     return zlib.crc32(body, zlib.crc32((message_id or "").encode("utf-8", "surrogatepass") + b"\0"))
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A message read at an offset, which identifies the stream.
+    """A message that was read at an offset. A stream that still has the message there is the same stream.
 
     Attributes:
         offset: The offset.
@@ -46,7 +46,7 @@ class Position:
     chunk_ms: int | None
 
     def agrees(self, fingerprint: int, chunk_ms: int | None) -> bool:
-        """Return whether a message matches. Chunk times are compared if both are known."""
+        """Return whether the message now at the offset is the same. Chunk times are compared if both are known."""
         same_chunk = None in (chunk_ms, self.chunk_ms) or chunk_ms == self.chunk_ms
         return same_chunk and fingerprint == self.fingerprint
 
@@ -64,9 +64,9 @@ class BrokerIdentity:
     cluster_name: str
 
     def __str__(self) -> str:
-        # The first digits distinguish a few brokers with one name.
-        known = "its id is not known" if self.broker_id is None else self.broker_id.hex[:8]
-        return f"{self.cluster_name!r} ({known})"
+        # Eight digits distinguish brokers that have the same name.
+        id_text = "its id is not known" if self.broker_id is None else self.broker_id.hex[:8]
+        return f"{self.cluster_name!r} ({id_text})"
 
     def contradicts(self, other: "BrokerIdentity") -> bool:
         """Return whether both ids are known and differ."""
@@ -74,7 +74,7 @@ class BrokerIdentity:
 
 
 def broker_id_of(body: bytes) -> UUID | None:
-    """Return the id in a message's body; None if the body is not an id."""
+    """Return the broker's id in the body of a message of `relatum.broker`; None if the body is not an id."""
     try:
         return UUID(body.decode())
     except ValueError:

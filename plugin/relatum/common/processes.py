@@ -1,13 +1,13 @@
-"""Fork safety of objects with threads, sockets or an identity; and the name of a process.
+"""Makes objects with threads, sockets or an identity fork-safe, and names this process as a holder of leases.
 
-A forked child has only the forking thread. Sockets are shared with the parent, and a lock that another thread held
+A forked child has only the thread that forked. It shares the parent's sockets, and a lock that another thread held
 stays locked forever. So each such object behaves in a child in one of two ways:
 
 - It works: `after_fork` makes it create new locks and forget its connections without using them.
 - It ends: after `of_one_process`, calls raise `UsedAfterFork`, and closing it does nothing. The parent continues to use
   its threads, leases, numbers and connections.
 
-This costs nothing without a fork, or in the parent. Other ways to start processes copy no objects.
+A process that does not fork, and a parent, pay nothing. Other ways to start processes copy no objects.
 """
 
 import functools
@@ -22,58 +22,59 @@ from weakref import WeakKeyDictionary
 from relatum.errors import UsedAfterFork
 
 _ENDINGS: Final = frozenset({"close", "aclose", "release", "__exit__", "__aexit__"})
-"""Methods that end an object. In a child they do nothing and return True, as if it had ended already."""
+"""Methods that end an object. In a child they do nothing and return True, as if the object had already ended."""
 
 _USES: Final = frozenset(
     {"__call__", "__enter__", "__aenter__", "__iter__", "__aiter__", "__next__", "__anext__", "__getitem__"}
 )
+"""Special methods that use an object. In a child, they raise `UsedAfterFork` like public methods."""
 
-_renewed: "WeakKeyDictionary[Any, Callable[[Any], None]]" = WeakKeyDictionary()
-_single: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
-_left: list[Any] = []
-"""Objects of the parent, kept so that the child does not finalise them."""
+_renewals: "WeakKeyDictionary[Any, Callable[[Any], None]]" = WeakKeyDictionary()
+_not_fork_safe: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
+_parents_objects: list[Any] = []
+"""Objects of the parent, referenced so that the child does not finalise them."""
 
 
 def after_fork(owner: Any, renew: Callable[[Any], None]) -> None:
     """Call `renew(owner)` in each forked child before other code runs there.
 
-    `renew` makes new locks and forgets connections, without taking locks, waiting or sending. It must not refer to the
-    owner, which is held weakly: pass a function of the class.
+    `renew` creates new locks and forgets connections; it must not take locks, wait or send. It must not refer to the
+    owner, which is held weakly: pass a function of the owner's class.
     """
-    _renewed[owner] = renew
+    _renewals[owner] = renew
 
 
 def of_one_process(owner: Any, what: str) -> None:
     """End an object in each forked child: its public methods raise `UsedAfterFork`, and closing it does nothing.
 
     Args:
-        owner: The object, held weakly. Its attributes do not change.
+        owner: The object, held weakly. A fork changes its class in the child, but none of its attributes.
         what: The object's name in the error, with an article: "a recorder".
     """
-    _single[owner] = what
+    _not_fork_safe[owner] = what
 
 
 def leave_to_parent(*objects: Any) -> None:
-    """Keep objects of the parent alive in the child: finalisers would send on the parent's sockets."""
-    _left.extend(objects)
+    """Keep the parent's objects alive in the child: their finalisers would send on the parent's sockets."""
+    _parents_objects.extend(objects)
 
 
 def _in_child() -> None:
-    for owner, what in list(_single.items()):
+    for owner, what in list(_not_fork_safe.items()):
         kind: Any = type(owner)
-        owner.__class__ = _ended(kind, what)
-    for owner, renew in list(_renewed.items()):
+        owner.__class__ = _refusing_class(kind, what)
+    for owner, renew in list(_renewals.items()):
         renew(owner)
 
 
 @functools.cache
-def _ended(kind: Any, what: str) -> Any:
-    """Return the class that a parent's object gets in a child."""
+def _refusing_class(kind: Any, what: str) -> Any:
+    """Return the class of a parent's object in a child: its public methods raise `UsedAfterFork`."""
 
     def refuse(*_args: Any, **_options: Any) -> Any:
         raise UsedAfterFork(
-            f"{what} was made before a fork, and works only in the process that made it: create one in this process; "
-            "nothing was sent or written"
+            f"{what} was created before a fork, and works only in the process that created it: create one in this "
+            "process; nothing was sent or written"
         )
 
     body: dict[str, Any] = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
@@ -82,18 +83,18 @@ def _ended(kind: Any, what: str) -> Any:
     for name in dir(kind):
         method = inspect.getattr_static(kind, name)
         if inspect.isfunction(method) and (not name.startswith("_") or name in _ENDINGS | _USES):
-            end = _nothing_async if inspect.iscoroutinefunction(method) else _nothing
+            end = _no_op_async if inspect.iscoroutinefunction(method) else _no_op
             body[name] = end if name in _ENDINGS else refuse
     return type(kind.__name__, (kind,), body)
 
 
-def _nothing(_self: Any, *args: Any, **_options: Any) -> bool | None:
+def _no_op(_self: Any, *args: Any, **_options: Any) -> bool | None:
     # `__exit__` gets three arguments and must not suppress an error.
     return None if len(args) == len(("kind", "error", "trace")) else True
 
 
-async def _nothing_async(_self: Any, *args: Any, **_options: Any) -> bool | None:
-    return _nothing(_self, *args)
+async def _no_op_async(_self: Any, *args: Any, **_options: Any) -> bool | None:
+    return _no_op(_self, *args)
 
 
 # The standard library's hooks run first: by now, `threading` has forgotten the other threads.
@@ -101,5 +102,5 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def new_holder() -> str:
-    """Return a name for this process as a holder of leases: host, process id and random digits."""
+    """Return a unique name for a holder of leases: host, process id and random digits."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(6)}"

@@ -1,7 +1,7 @@
-"""Ids for messages without one. An id carries the message's time. Built of prepared parts, for a fast publish path.
+"""Generates ids, which contain the message's time, for messages without one. Precomputed parts keep publishing fast.
 
-An id ends with `MARK`, which tells readers that its time is the message's: other UUIDv7 may have any time.
-See docs/adr/0022-an-id-carries-the-time.md.
+An id ends with `MARK`, so that readers know that its time is the message's: the time of another UUIDv7 may mean
+anything. See docs/adr/0022-an-id-carries-the-time.md.
 """
 
 import os
@@ -12,7 +12,7 @@ from relatum.common.limits import TIME_US_MAX
 from relatum.common.processes import after_fork
 
 MARK: Final = "c53a9e"
-"""The end of each id, and by chance of one in 16 million others. Chosen at random, and part of the format."""
+"""The end of each id, and by chance of one in 16 million other UUIDs. A random value, and part of the format."""
 
 _FRACTIONS: Final = tuple(f"7{fraction:03x}-" for fraction in range(4096))
 """The version and the next 12 bits: the fraction of the millisecond."""
@@ -20,18 +20,18 @@ _FRACTIONS: Final = tuple(f"7{fraction:03x}-" for fraction in range(4096))
 _COUNTERS: Final = tuple(f"{count:03x}-" for count in range(4096))
 
 _moment: tuple[int, str] = (-1, "")
-"""A millisecond, and the beginning of its ids."""
+"""The latest millisecond, and the beginning of its ids."""
 
 _block: tuple[str, Iterator[str], str] = ("", iter(()), "")
-"""The variant with two random bits, the unused counters, and the end of the ids of this block."""
+"""The parts of a block of 4,096 ids: variant with two random bits, unused counters, and random digits with the mark."""
 
 
 def uuid7(time_ns: int) -> str:
     """Return a version 7 UUID of 36 characters. `time_us_of` returns its time.
 
     It has 48 bits of Unix milliseconds, 12 bits of their fraction, 26 random bits with a 12-bit counter between them,
-    and the mark. The random bits change every 4,096 ids and in a child process: a system call for each id would cost
-    more than the rest. Thread-safe: taking from an iterator and replacing a tuple are atomic.
+    and the mark. The random bits change every 4,096 ids and in a forked child: a system call for each id would take
+    longer than the rest. Thread-safe: taking from an iterator and replacing a tuple are atomic.
 
     Args:
         time_ns: The present time, from `time.time_ns()`.
@@ -39,24 +39,24 @@ def uuid7(time_ns: int) -> str:
     Source: RFC 9562, sections 5.7 and 6.2 (methods 1 and 3).
     """
     global _moment
-    milliseconds, rest = divmod(time_ns, 1_000_000)
-    known, head = _moment
-    if known != milliseconds:
+    milliseconds, rest_ns = divmod(time_ns, 1_000_000)
+    cached_ms, head = _moment
+    if cached_ms != milliseconds:
         text = f"{milliseconds:012x}"
         head = f"{text[:8]}-{text[8:]}-"
         _moment = (milliseconds, head)
-    fraction = _FRACTIONS[(rest << 12) // 1_000_000]
-    first, counters, tail = _block
+    fraction = _FRACTIONS[(rest_ns << 12) // 1_000_000]
+    variant, counters, tail = _block
     try:
-        return f"{head}{fraction}{first}{next(counters)}{tail}"
+        return f"{head}{fraction}{variant}{next(counters)}{tail}"
     except StopIteration:
         _begin_block()
-        first, counters, tail = _block
-        return f"{head}{fraction}{first}{next(counters)}{tail}"
+        variant, counters, tail = _block
+        return f"{head}{fraction}{variant}{next(counters)}{tail}"
 
 
 def time_us_of(message_id: Any) -> int | None:
-    """Return an id's time, microseconds since 1970, UTC, up to 1.25 us early. None if `uuid7` did not make it."""
+    """Return the time in an id made by `uuid7`: microseconds since 1970, UTC, up to 1.25 us early; None for others."""
     if type(message_id) is not str or not message_id.endswith(MARK) or len(message_id) != _LENGTH:
         return None
     try:
@@ -77,5 +77,5 @@ def _begin_block() -> None:
     _block = (f"{random >> 24 & 0x3 | 0x8:x}", iter(_COUNTERS), f"{random & 0xFFFFFF:06x}{MARK}")
 
 
-# With the parent's block, a child would make the parent's ids.
+# With its copy of the parent's block, a child would generate the parent's ids again.
 after_fork(uuid7, lambda _: _begin_block())

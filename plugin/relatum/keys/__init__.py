@@ -1,7 +1,7 @@
-"""Relationship keys: their definitions, and how their values compare. Pure.
+"""Relationship keys: their definitions, and the comparison of their values. Pure.
 
-`KeyDefinition` says where a key's values come from. `canonical` returns the form of values that interceptor, recorder,
-consumer and Spark share. `relatum.keys._canonical` has the table of equal values.
+`KeyDefinition` says where a key's values come from. `canonical` returns the form in which interceptor, recorder,
+consumer and Spark compare values. `relatum.keys._canonical` lists which values are equal.
 """
 
 from relatum.keys._canonical import (

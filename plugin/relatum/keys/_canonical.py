@@ -1,7 +1,7 @@
-"""The one form in which a key's values are stored, looked up and compared.
+"""Converts a key's values to their canonical form, in which they are stored, looked up and compared.
 
-A canonical value is always text, so one column and one index serve every key, and values that are equal in messages
-are equal in the table:
+A canonical value is always text, so one column and one index serve all keys. Equal values in messages are equal in the
+table:
 
 | key type | from | canonical form |
 | --- | --- | --- |
@@ -12,10 +12,10 @@ are equal in the table:
 | | `str` of an optional `-` and digits | the digits of that number: "042" is 42 |
 | `timestamp` | `datetime`; without a zone it is UTC | microseconds since 1970, UTC, in decimal |
 | | `int` | taken as microseconds since 1970, UTC |
-| | ISO 8601 text with a zone | as the `datetime` it names |
+| | ISO 8601 text with a zone | as the `datetime` that the text denotes |
 
-UTF-8 `bytes` are treated as their text, for every type. `None` is not a value: it makes no row and no error. All other
-values are invalid, each for a named reason.
+For every type, `bytes` count as the text that they encode in UTF-8. `None` is not a value: it makes no row and no
+error. All other values are invalid, each for a `SkipReason`.
 """
 
 import re
@@ -32,7 +32,7 @@ _INTEGER: Final = re.compile(r"-?[0-9]{1,32}\Z", re.ASCII)
 
 
 class KeyType(StrEnum):
-    """How a key's values compare."""
+    """The type of a key's values, which determines which values are equal."""
 
     TEXT = "text"
     INTEGER = "integer"
@@ -60,7 +60,7 @@ class SkipReason(StrEnum):
     NOT_TRACE_ID = "not_trace_id"
 
 
-_TAKEN: Final = {
+_VALID_FORMS: Final = {
     SkipReason.NOT_INTEGER: "an integer is digits, such as 42",
     SkipReason.NOT_TIMESTAMP: "a timestamp is ISO 8601 with a zone, such as 2026-11-23T14:00:00Z, or microseconds",
     SkipReason.FLOAT: "a floating-point number has no unique text: use text or an integer",
@@ -68,12 +68,12 @@ _TAKEN: Final = {
 
 
 def described(reason: SkipReason) -> str:
-    """Return an error text for a caller: the reason, and which values are valid."""
-    return f"{reason}: {_TAKEN[reason]}" if reason in _TAKEN else str(reason)
+    """Return the text of a reason for an error; for some reasons, with the valid values."""
+    return f"{reason}: {_VALID_FORMS[reason]}" if reason in _VALID_FORMS else str(reason)
 
 
 class InvalidValue(ValueError):
-    """A value that cannot be a key's value (field `reason`)."""
+    """The value is invalid for the key (field `reason`)."""
 
     def __init__(self, reason: SkipReason) -> None:
         super().__init__(reason.value)
@@ -81,9 +81,9 @@ class InvalidValue(ValueError):
 
 
 def microseconds(moment: datetime) -> int:
-    """Return a datetime as integer microseconds since 1970, UTC. Without a zone, it counts as UTC.
+    """Return a datetime as integer microseconds since 1970, UTC. A datetime without a zone counts as UTC.
 
-    A zone may move the result out of the range of `datetime`: see `timestamp_us`.
+    With a zone, the result may be out of the range of `datetime`: see `timestamp_us`.
     """
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
@@ -99,7 +99,7 @@ def canonical(value: Any, key_type: KeyType) -> str:
     """Return the canonical form of a value that is not None.
 
     Raises:
-        InvalidValue: the value is invalid for a key of that type (field `reason`).
+        InvalidValue: the value is invalid for a key of this type (field `reason`).
     """
     if type(value) is str and key_type is KeyType.TEXT:
         return checked_text(value)  # nearly all values
@@ -123,11 +123,11 @@ def _text(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, int):
         return _in_range(int(value))
-    raise InvalidValue(_why_not(value, SkipReason.UNSUPPORTED))
+    raise InvalidValue(_type_reason(value, SkipReason.UNSUPPORTED))
 
 
 def checked_text(value: str) -> str:
-    """Return the text, if a row and an index entry can hold it."""
+    """Return the text; raise `InvalidValue` if a row or an index entry cannot hold it."""
     if "\0" in value:
         raise InvalidValue(SkipReason.NUL)
     try:
@@ -146,7 +146,7 @@ def is_integer_text(value: Any) -> bool:
 
 def _integer(value: Any) -> str:
     if not is_integer_text(value) and (isinstance(value, bool) or not isinstance(value, int)):
-        raise InvalidValue(_why_not(value, SkipReason.NOT_INTEGER))
+        raise InvalidValue(_type_reason(value, SkipReason.NOT_INTEGER))
     return _in_range(int(value))
 
 
@@ -165,19 +165,19 @@ def timestamp_us(value: Any) -> int:
     if isinstance(value, str):
         with suppress(ValueError):
             parsed = datetime.fromisoformat(value)
-            # Text without a zone is refused: it may mean any.
+            # Text without a zone is refused: its zone is unknown.
             value = value if parsed.tzinfo is None else parsed
     if isinstance(value, datetime):
         value = microseconds(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidValue(_why_not(value, SkipReason.NOT_TIMESTAMP))
+        raise InvalidValue(_type_reason(value, SkipReason.NOT_TIMESTAMP))
     if not TIME_US_MIN <= value <= TIME_US_MAX:
         raise InvalidValue(SkipReason.OUT_OF_RANGE)
     return int(value)
 
 
-def _why_not(value: Any, otherwise: SkipReason) -> SkipReason:
-    """Return the reason for a value that no key accepts because of its type; else `otherwise`."""
+def _type_reason(value: Any, otherwise: SkipReason) -> SkipReason:
+    """Return the reason why no key accepts values of this type; `otherwise` if some key does."""
     if isinstance(value, float):
         return SkipReason.FLOAT
     if isinstance(value, (dict, list, tuple, set)):
@@ -186,7 +186,7 @@ def _why_not(value: Any, otherwise: SkipReason) -> SkipReason:
 
 
 def join_components(components: list[str]) -> str:
-    r"""Return the canonical form of a composite: components joined by `|`, with `|` and `\` in them escaped by `\`.
+    r"""Return the canonical form of a composite: its components, joined by `|`, each with `\` before every `|` and `\`.
 
     Raises:
         InvalidValue: the result is longer than a value may be.

@@ -1,4 +1,4 @@
-"""Key definitions: a key's name, the places of its values in a message, and its type. Pure."""
+"""Key definitions: a key's name, the places of its values in a message, and the values' type. Pure."""
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from relatum.keys._canonical import InvalidValue, KeyType, SkipReason, canonical
 from relatum.keys._places import PROPERTIES, Component, Content, Place, check_name, invalid
 
 VALUES_MAX: Final = 64
-"""Values of one key in one message. Further ones are dropped and counted as an error."""
+"""Maximum values of one key in one message. More values are dropped, and counted as an error."""
 
 BodyFunction: TypeAlias = Callable[[bytes], Any]
 Source: TypeAlias = "str | Sequence[str] | BodyFunction | None"
@@ -36,10 +36,11 @@ class KeyDefinition:
         type: `"text"` (default), `"integer"` or `"timestamp"`; see `relatum.keys` for which values are equal.
         names: The name of another key: a value of this key refers to the earlier message that has the same value of
             that key (a reply's `correlation_id` to a request's `message_id`). Both keys have the same type and number
-            of parts. None (default): messages that share the value are related.
-        masked: Whether the values are secret: the page shows digests of them. False (default) accepts either setting.
+            of components. None (default): messages that share the value are related.
+        masked: Whether the values are secret: the page shows digests of them. False (default) does not unmask a key
+            that is in force.
         since: When the key was defined; set by the database.
-        key_id: The key's id in the database, which sets it; 0 before that.
+        key_id: The key's id, set by the database; 0 before that.
 
     Raises:
         InvalidKeyDefinition: `name`, `source`, `type` or `names` is invalid.
@@ -54,7 +55,7 @@ class KeyDefinition:
     from_body: BodyFunction | None = field(init=False, compare=False, default=None)
     names: str | None = field(default=None, kw_only=True)
     masked: bool = field(default=False, kw_only=True)
-    _one: Place | None = field(init=False, compare=False, repr=False, default=None)
+    _only_place: Place | None = field(init=False, compare=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         check_name(self.name, key=self.name)
@@ -69,8 +70,8 @@ class KeyDefinition:
             raise invalid(self.name, f"masked= takes True or False, not {shown(self.masked)}")
         components = self._components()
         object.__setattr__(self, "components", components)
-        is_one = len(components) == 1 == len(components[0].places) and not self.is_many
-        object.__setattr__(self, "_one", components[0].places[0] if is_one else None)
+        has_one_place = len(components) == 1 == len(components[0].places) and not self.is_many
+        object.__setattr__(self, "_only_place", components[0].places[0] if has_one_place else None)
         if self.names is not None:
             check_name(self.names, key=self.name)
             if self.names == self.name:
@@ -87,17 +88,17 @@ class KeyDefinition:
             raise invalid(self.name, "its source must be text, a sequence of texts, or a function")
         components = tuple(Component.parse(text, key=self.name) for text in texts)
         if len(components) > 1 and any(component.is_many for component in components):
-            raise invalid(self.name, "[*] has several values, and each part of a composite has one: use an index")
+            raise invalid(self.name, "[*] has several values, and a component of a composite has one: use an index")
         return components
 
     @property
     def sources(self) -> list[str]:
-        """The components as the database stores them, in order: equal components have equal texts."""
+        """The components' texts, in order, as the database stores them: equal components have equal texts."""
         return [str(component) for component in self.components]
 
     @property
     def meaning(self) -> str:
-        """A one-line description: source, type, the key it names, and whether it is masked."""
+        """A description in one line: source, type, the key that this key names, and whether it is masked."""
         names = "" if self.names is None else f", names {self.names!r}"
         return f"{' + '.join(self.sources)}, {self.value_type}{names}{', masked' if self.masked else ''}"
 
@@ -112,7 +113,7 @@ class KeyDefinition:
 
     @property
     def hint(self) -> str:
-        """A hint if a bare name, which means a header, is also a property's name; else ""."""
+        """A hint if the source is a bare name, which means a header, and a property has that name; else ""."""
         source = self.name if self.source is None else self.source
         for text in [source] if isinstance(source, str) else () if callable(source) else source:
             # The misspelt `propety:type` counts as a header's name.
@@ -124,7 +125,7 @@ class KeyDefinition:
 
     @property
     def value_type(self) -> KeyType:
-        """The type as the enumeration's member."""
+        """The type as a `KeyType`."""
         return cast(KeyType, self.type)  # faster than `KeyType(…)`
 
     @property
@@ -134,12 +135,12 @@ class KeyDefinition:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """All places of the value or of its parts."""
+        """All places of all components."""
         return tuple(place for component in self.components for place in component.places)
 
     @property
     def is_plain(self) -> bool:
-        """Whether each part is a whole header or property, without alternatives."""
+        """Whether each component is a whole header or property, without alternatives."""
         return all(component.lone for component in self.components)
 
     @property
@@ -149,10 +150,10 @@ class KeyDefinition:
 
     def values_of(self, message: Any) -> list[str]:
         """Return the key's recordable canonical values in a `Message`: at most one, unless `is_many`."""
-        place = self._one
+        place = self._only_place
         if place is None or not place.is_plain:
             return self.read(bases_of(message))[0]
-        # The usual case, three times as fast.
+        # The usual case, three times as fast as `read`.
         value = message.headers.get(place.name) if place.kind == "header" else getattr(message.properties, place.name)
         try:
             return [] if value is None else [canonical(value, self.value_type)]
@@ -160,7 +161,7 @@ class KeyDefinition:
             return []
 
     def parts_of(self, message: Any) -> list[Any]:
-        """Return the raw value of each component in a `Message`; None if it has none."""
+        """Return the raw value of each component in a `Message`; None for a component without a value."""
         base_of = bases_of(message)
         return [next(iter(component.read(base_of)), None) for component in self.components]
 
@@ -168,10 +169,10 @@ class KeyDefinition:
         """Return the key's distinct canonical values in a message, in order, and the reasons why others are invalid.
 
         Args:
-            base_of: Returns the header, property, or JSON of the body that contains a place; None if missing.
+            base_of: Returns the header, the property or the body's JSON that contains a place; None if it is missing.
         """
         try:
-            place = self._one
+            place = self._only_place
             if place is not None:
                 found = place.within(base_of(place))
                 return ([canonical(found[0], self.value_type)] if found else []), []
@@ -209,12 +210,13 @@ class KeyDefinition:
         return join_components([canonical(value, key_type) for value in values])
 
     def canonical_query(self, value: Any) -> str:
-        """Return the canonical form of a queried value; for a composite, of a sequence of its components' values.
+        """Return the canonical form of a value to look up; for a composite, pass a sequence of its components' values.
 
-        A value in canonical form is accepted, too: for a timestamp, its microseconds as text.
+        A value may already be in canonical form: a timestamp may be the text of its microseconds.
 
         Raises:
             InvalidValue: no message can have that value.
+            InvalidKeyDefinition: the number of values is wrong, or a value is None.
         """
         if not self.is_composite:
             if isinstance(value, list | tuple):
@@ -226,13 +228,13 @@ class KeyDefinition:
             raise invalid(self.name, f"it has {len(self.components)} components: pass a tuple with one value for each")
         found = self.canonical_of(value)
         if found is None:
-            raise invalid(self.name, "None cannot be searched for")
+            raise invalid(self.name, "None is not a value: pass a value for each component")
         return found
 
 
 def bases_of(message: Any) -> Callable[[Place], Any]:
-    """Return a function that returns a `Message`'s header, property or JSON for a place. It parses a body once."""
-    # A message that is not AMQP consists of a body; nothing of it is recorded.
+    """Return `base_of` of `KeyDefinition.read` for a `Message`. The function parses the body once."""
+    # A message that is not AMQP is only a body, and no key is recorded from it.
     return bases(
         message.headers, partial(getattr, message.properties), lambda: message.body if message.is_amqp else b""
     )
@@ -241,7 +243,7 @@ def bases_of(message: Any) -> Callable[[Place], Any]:
 def bases(
     headers: Mapping[str, Any], get_property: Callable[[str], Any], get_body: Callable[[], bytes]
 ) -> Callable[[Place], Any]:
-    """Like `bases_of`, but for a message's parts."""
+    """Like `bases_of`, but for the parts of a message."""
     content: Content | None = None
 
     def base_of(place: Place) -> Any:
@@ -258,10 +260,10 @@ def bases(
 
 
 def as_definitions(keys: Iterable["str | KeyDefinition"]) -> list[KeyDefinition]:
-    """Return key definitions from names and definitions. A name means the header of that name, as text.
+    """Return key definitions for names and definitions. A name means a text key from the header of that name.
 
     Raises:
-        InvalidKeyDefinition: a definition is invalid, or a name occurs twice with different meanings.
+        InvalidKeyDefinition: a definition is invalid, or one name has two different definitions.
     """
     if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
         raise InvalidKeyDefinition(f"keys= takes names and definitions, not {shown(keys)}", key=str(keys))
@@ -269,16 +271,16 @@ def as_definitions(keys: Iterable["str | KeyDefinition"]) -> list[KeyDefinition]
     for key in keys:
         definition = key if isinstance(key, KeyDefinition) else KeyDefinition(key)
         if definitions.setdefault(definition.name, definition) != definition:
-            raise invalid(definition.name, "it is defined twice")
+            raise invalid(definition.name, "it has two different definitions: pass one")
     return list(definitions.values())
 
 
 def masked_places(definitions: Iterable[KeyDefinition], names: Collection[str] = ()) -> dict[Place, KeyType]:
-    """Return the places and types of masked keys, and of keys that refer to these and so share their values.
+    """Return the places and types of masked keys, and of keys that share their values through `names`.
 
     Args:
         definitions: All definitions in force.
-        names: Further masked keys, regardless of their definitions.
+        names: Keys to mask in addition to those that are masked by definition.
     """
     by_name = {each.name: each for each in definitions}
     masked = [each for each in by_name.values() if each.masked or each.name in names]
@@ -299,7 +301,7 @@ def masked_places(definitions: Iterable[KeyDefinition], names: Collection[str] =
 
 
 def units_of(components: Iterable[Component]) -> tuple[Place, ...]:
-    """Return the places to mask for a value: the whole header or property; in a body, the path in every array item."""
+    """Return the places to mask: a whole header or property; in a body, the path with every item of its arrays."""
     places = (place for component in components for place in component.places)
     return tuple(
         Place(each.kind, each.name, tuple(None if isinstance(step, int) else step for step in each.path))
@@ -316,7 +318,7 @@ AGREE_S: Final = 1.0
 
 
 class KeyAgreement:
-    """Whether the database defines a publisher's keys as the publisher does. Thread-safe.
+    """Whether the database's key definitions agree with a publisher's. Thread-safe.
 
     Attributes:
         conflict: The permanent conflict: `KeyDefinitionConflict`, or `InvalidKeyDefinition` if there are too many keys.
@@ -325,21 +327,21 @@ class KeyAgreement:
 
     def __init__(self) -> None:
         self.conflict: RelatumError | None = None
-        self._asked = threading.Event()
+        self._queried = threading.Event()
 
     @property
     def is_asked(self) -> bool:
         """Whether the database was queried once, even if it did not answer."""
-        return self._asked.is_set()
+        return self._queried.is_set()
 
     def tell(self, conflict: RelatumError | None) -> None:
-        """Store the latest answer; None if the database agrees, or is unavailable and no conflict was known before."""
+        """Store the latest result; None if the database agrees, or is unavailable and no conflict was known before."""
         self.conflict = conflict
-        self._asked.set()
+        self._queried.set()
 
     def wait(self, timeout_s: float = AGREE_S) -> None:
         """Wait until the database was queried once, for at most this many seconds."""
-        self._asked.wait(max(0.0, timeout_s))
+        self._queried.wait(max(0.0, timeout_s))
 
     def check(self) -> None:
         """Check that no conflict is known.

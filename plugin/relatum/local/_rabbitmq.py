@@ -16,11 +16,11 @@ from relatum.errors import InvalidInput, ServerStartFailed
 from relatum.local._server import LAST_LINES, LocalServer, write_private
 
 PACKAGED_SERVER: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-"""The server script of the packages for Debian and Ubuntu. `/usr/sbin/rabbitmq-server` is Debian's wrapper, which only
-accepts the users root and rabbitmq, and changes to the latter."""
+"""The server script of the packages for Debian and Ubuntu. Debian's wrapper `/usr/sbin/rabbitmq-server` accepts only
+the users root and rabbitmq, and runs the server as rabbitmq."""
 
 SERVER_VARIABLE: Final = "RELATUM_RABBITMQ_SERVER"
-"""Environment variable for another server script, such as the one in RabbitMQ's generic Unix archive."""
+"""Environment variable with the path of another server script, such as that of RabbitMQ's generic Unix archive."""
 
 USER: Final = "relatum"
 """The broker's only user, an administrator."""
@@ -32,23 +32,23 @@ DISTRIBUTION_OFFSET: Final = 1
 """Distance from the AMQP port to the port of Erlang's distribution."""
 
 CRASH_REPORT_LINES: Final = 200
-"""Last lines to search for the reason of a failed boot; Erlang's reports after it had 30 to 60 lines."""
+"""Last lines that are searched for the reason of a failed boot. Erlang's crash reports after it had 30 to 60 lines."""
 
 REASON_LINES: Final = 6
-"""Lines of the reason, from the headline "BOOT FAILED"."""
+"""Lines of the reason, beginning with "BOOT FAILED"."""
 
 
 class LocalRabbitMQ(LocalServer):
-    """A private RabbitMQ with the stream plugin, for any user, next to others on the machine.
+    """A private RabbitMQ with the stream plugin. Any user can run it; other RabbitMQ servers do not affect it.
 
-    It does not start epmd, Erlang's port mapper: this daemon outlives its starter, and other nodes would share it.
-    Instead, `-erl_epmd_port` tells the node its distribution port (since Erlang 23.1); `rabbitmqctl` needs the same
-    option to reach it.
+    It does not start epmd, Erlang's port mapper: epmd would outlive the server, and other nodes would share it.
+    Instead, `-erl_epmd_port` sets the node's distribution port (since Erlang 23.1); `rabbitmqctl` needs the same
+    option to reach the node.
 
     Args:
-        directory: The directory for everything it stores; created if missing, accessible to this user only.
-        configuration: Additional settings of rabbitmq.conf by name, written at each start; you may change them between
-            starts. None (default): no settings.
+        directory: The directory for all of the server's files; created if missing, accessible to this user only.
+        configuration: Additional settings of rabbitmq.conf by name. Each start writes them, so you may change them
+            between starts. None (default): no settings.
         plugins: Names of the plugins to enable. Default: `rabbitmq_stream`.
         start_timeout_s: Maximum seconds of a start, above 0. Default: 120; a start usually takes 3 to 4.
 
@@ -57,7 +57,7 @@ class LocalRabbitMQ(LocalServer):
 
     name = "RabbitMQ"
     _port_offsets: ClassVar[Sequence[int]] = (0, STREAM_OFFSET, DISTRIBUTION_OFFSET)
-    _abandon_signal = signal.SIGKILL  # leaves nothing outside its directory
+    _abandon_signal = signal.SIGKILL  # the server leaves nothing outside its directory
 
     def __init__(
         self,
@@ -107,20 +107,20 @@ class LocalRabbitMQ(LocalServer):
         write_private(self.directory / "rabbitmq-env.conf", "")
 
     def _command(self) -> list[str]:
-        named = os.environ.get(SERVER_VARIABLE)
-        script = Path(named) if named else PACKAGED_SERVER
+        configured = os.environ.get(SERVER_VARIABLE)
+        script = Path(configured) if configured else PACKAGED_SERVER
         if not script.exists():
             raise ServerStartFailed(
                 f"RabbitMQ is not installed ({script} is missing). Install it "
-                "(Debian, Ubuntu: apt-get install --no-install-recommends rabbitmq-server), name its server script in "
-                f"{SERVER_VARIABLE}, or use Docker: docker compose -f docker/compose.yaml up."
+                "(Debian, Ubuntu: apt-get install --no-install-recommends rabbitmq-server), set "
+                f"{SERVER_VARIABLE} to its server script, or use Docker: docker compose -f docker/compose.yaml up."
             )
         return [str(script)]
 
     def _environment(self) -> dict[str, str]:
-        # No setting of the machine's RabbitMQ or of another Erlang node may affect this one.
-        foreign = ("RABBITMQ_", "ERL_", "NOTIFY_SOCKET")
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        # Settings of the machine's RabbitMQ or of another Erlang node must not affect this node.
+        excluded = ("RABBITMQ_", "ERL_", "NOTIFY_SOCKET")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(excluded)}
         distribution_port = self.port + DISTRIBUTION_OFFSET
         return {
             **inherited,
@@ -136,7 +136,7 @@ class LocalRabbitMQ(LocalServer):
             "RABBITMQ_LOGS": "-",
             "RABBITMQ_DIST_PORT": str(distribution_port),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
-                # With a name given here, RabbitMQ finds the distribution running and does not call epmd.
+                # A name here starts Erlang's distribution before RabbitMQ, which then does not call epmd.
                 f"-sname relatum@localhost -start_epmd false -erl_epmd_port {distribution_port}"
                 " -kernel inet_dist_use_interface {127,0,0,1}"
             ),
@@ -147,7 +147,7 @@ class LocalRabbitMQ(LocalServer):
         try:
             if "rabbitmq_stream" in self._plugins:
                 socket.create_connection(("127.0.0.1", self.stream_port), timeout=1.0).close()
-            socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()  # cheaper than pika's error
+            socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()  # fails faster than pika
             parameters = pika.URLParameters(self.broker_url)
             parameters.socket_timeout = parameters.stack_timeout = parameters.blocked_connection_timeout = 5.0
             with own_connection():
@@ -156,8 +156,8 @@ class LocalRabbitMQ(LocalServer):
             return False
         return True
 
-    def _last_words(self) -> str:
-        # The reason is next to "BOOT FAILED"; Erlang's crash reports, which repeat it at length, follow.
+    def _failure_output(self) -> str:
+        # The reason follows "BOOT FAILED". After it, Erlang's crash reports repeat it at length.
         lines = self.last_lines(CRASH_REPORT_LINES).splitlines()
-        failed = [number for number, line in enumerate(lines) if "BOOT FAILED" in line]
-        return "\n".join(lines[: failed[-1] + REASON_LINES][-LAST_LINES:]) if failed else self.last_lines()
+        headlines = [number for number, line in enumerate(lines) if "BOOT FAILED" in line]
+        return "\n".join(lines[: headlines[-1] + REASON_LINES][-LAST_LINES:]) if headlines else self.last_lines()

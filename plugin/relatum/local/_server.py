@@ -1,4 +1,4 @@
-"""The base of both private servers: ports and password, start, stop, kill, freeze, and wait until they answer."""
+"""The base class of private servers: chooses ports and password; starts, stops, kills, freezes and awaits a server."""
 
 import fcntl
 import json
@@ -23,34 +23,33 @@ from relatum.errors import ServerStartFailed
 from relatum.local import _supervisor
 
 LAST_LINES = 20
-"""Lines of a server's output in the error of a failed start."""
+"""Lines of a server's output that the error of a failed start shows."""
 
 ANSWER_POLL_S = 0.05
 """Seconds between attempts to connect to a starting server; an attempt takes about a millisecond."""
 
 LOCK_WAIT_S = 5.0
-"""Seconds to wait for a directory whose last owner was killed: its supervisor takes at most 3."""
+"""Seconds to wait for a directory's lock. If the last owner was killed, its supervisor ends within 3."""
 
 STOP_WAIT_S = 15.0
-"""Seconds beyond the grace period after which a supervisor that has not ended is an error."""
-
+"""Seconds after the grace period within which a supervisor must end."""
 
 PORT_MIN: Final = 15_200
 PORT_MAX: Final = 32_000
-"""Below 32,768, from which Linux assigns ports to outgoing connections."""
+"""Below the ports that Linux assigns to outgoing connections, which begin at 32,768."""
 
 PORT_TRIES_MAX: Final = 500
-"""Random ports to try before an error."""
+"""Random ports that are tried before an error."""
 
 
 class LocalServer(ABC):
-    """A private server in its own directory, on its own ports of 127.0.0.1, which stay the same.
+    """A private server in its own directory, on ports of 127.0.0.1 that stay the same.
 
-    A context manager: entering starts it, leaving stops it. It never outlives this process. Its data remains in the
-    directory for a later start. Not thread-safe.
+    A context manager: entering starts the server, leaving stops it. The server never outlives this process. Its data
+    remains in the directory for a later start. Not thread-safe.
 
     Args:
-        directory: The directory for everything it stores; created if missing, accessible to this user only.
+        directory: The directory for all of the server's files; created if missing, accessible to this user only.
         start_timeout_s: Maximum seconds of a start, above 0. Default: 120.
     """
 
@@ -84,7 +83,7 @@ class LocalServer(ABC):
 
     @property
     def data(self) -> Path:
-        """The directory with only the server's data. Copy it only while the server is stopped or killed."""
+        """The directory of the server's data. Copy it only while the server does not run."""
         return self.directory / "data"
 
     @property
@@ -94,7 +93,7 @@ class LocalServer(ABC):
 
     @property
     def port(self) -> int:
-        """The server's port, RabbitMQ's for AMQP 0.9.1. It stays the same after the first start."""
+        """The server's port; RabbitMQ's is for AMQP 0.9.1. It stays the same after the first start."""
         return self._identity.port
 
     @property
@@ -104,13 +103,13 @@ class LocalServer(ABC):
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the server's processes, the main one first; empty if it is not running."""
+        """The ids of the server's processes, the main process first; empty if the server is not running."""
         if self._supervisor is None or not self.running:
             return []
         return _supervisor.descendants(self._supervisor.pid)
 
     def last_lines(self, count: int = LAST_LINES) -> str:
-        """Return the last lines of the latest start's output, at most `count`; empty if there was no start."""
+        """Return at most `count` last lines of output since the latest start; "" if this object has not started it."""
         checked_count("count", count, least=0)
         if self._supervisor is None:
             return ""
@@ -124,7 +123,7 @@ class LocalServer(ABC):
 
         Raises:
             ServerStartFailed: The server is not installed, ended, or did not answer in time. The message ends with the
-                server's last lines; none of its processes is left, and you can start it again.
+                server's last lines. No process of the server is left, and you can start it again.
         """
         self.launch()
         self.await_answer()
@@ -154,14 +153,14 @@ class LocalServer(ABC):
                     env=self._environment(),
                     cwd=self.directory,
                     pass_fds=[lock],
-                    start_new_session=True,  # Ctrl-C at a terminal is for the parent, which then stops the server
+                    start_new_session=True,  # Ctrl-C at a terminal must only reach the parent, which stops the server
                 )
         except OSError as error:
-            at = f" at {error.filename}" if error.filename and str(error.filename) != str(self.directory) else ""
-            why = f"{error.strerror or error}{at}"
+            location = f" at {error.filename}" if error.filename and str(error.filename) != str(self.directory) else ""
+            reason = f"{error.strerror or error}{location}"
             raise ServerStartFailed(
-                f"{self.directory} cannot be used for {self.name}'s data: {why}. Choose a directory that this user may "
-                "write to."
+                f"{self.directory} cannot be used for {self.name}'s data: {reason}. Choose a directory that this user "
+                "may write to."
             ) from error
 
     def await_answer(self) -> None:
@@ -170,18 +169,18 @@ class LocalServer(ABC):
         Raises:
             ServerStartFailed: As `start`.
         """
-        limit = time.monotonic() + self._start_timeout_s
+        deadline = time.monotonic() + self._start_timeout_s
         while not self._answers():
             if not self.running:
                 status = None if self._supervisor is None else self._supervisor.returncode
-                raise self._failed(f"exited with status {status}")
-            if time.monotonic() > limit:
+                raise self._start_failed(f"exited with status {status}")
+            if time.monotonic() > deadline:
                 self.kill()
-                raise self._failed(f"did not answer within {seconds_text(self._start_timeout_s)}")
+                raise self._start_failed(f"did not answer within {seconds_text(self._start_timeout_s)}")
             time.sleep(ANSWER_POLL_S)
 
     def stop(self) -> None:
-        """Shut the server down gracefully, kill what is left after 20 s, and wait. Idempotent."""
+        """Shut the server down gracefully, and wait; its processes are killed after 20 s. Idempotent."""
         if self._supervisor is not None:
             if self.running:
                 self._supervisor.terminate()
@@ -191,8 +190,8 @@ class LocalServer(ABC):
         """Kill all processes of the server with SIGKILL, and wait until they are gone."""
         if self._supervisor is None:
             return
-        limit = time.monotonic() + STOP_WAIT_S
-        while self.running and time.monotonic() < limit:
+        deadline = time.monotonic() + STOP_WAIT_S
+        while self.running and time.monotonic() < deadline:
             self._signal(signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):
                 self._supervisor.wait(0.02)
@@ -202,7 +201,7 @@ class LocalServer(ABC):
         """Stop the server if it is running, then start it with the same ports and data.
 
         Raises:
-            ServerStartFailed: As `start`; also if another process has taken one of the ports.
+            ServerStartFailed: As `start`, also if another process listens on one of the ports.
         """
         self.stop()
         self.start()
@@ -222,22 +221,22 @@ class LocalServer(ABC):
     @property
     def _identity(self) -> "Identity":
         if self._kept is None:
-            raise RuntimeError(f"{self.name} has no ports before its first start; start it first")
+            raise RuntimeError(f"{self.name} has no ports and no password before its first start: start it first")
         return self._kept
 
     def _choose_ports(self) -> None:
         while self._kept is None:
-            kept = Identity.of(self.directory / "identity.json", offsets=self._port_offsets)
-            with suppress(OSError):  # Another server chose them at the same moment.
-                self._claims.enter_context(claim(kept.port, self._port_offsets))
-                self._kept = kept
+            identity = Identity.of(self.directory / "identity.json", offsets=self._port_offsets)
+            with suppress(OSError):  # Another server has just claimed the same ports.
+                self._claims.enter_context(claim(identity.port, self._port_offsets))
+                self._kept = identity
 
-    def _failed(self, what: str) -> ServerStartFailed:
-        lines = self._last_words() or "(no output)"
+    def _start_failed(self, what: str) -> ServerStartFailed:
+        lines = self._failure_output() or "(no output)"
         return ServerStartFailed(f"{self.name} in {self.directory} {what}. Its last lines:\n{lines}")
 
-    def _last_words(self) -> str:
-        """Return the lines of output that explain a failed start."""
+    def _failure_output(self) -> str:
+        """Return the lines of output that explain why a start failed."""
         return self.last_lines()
 
     @abstractmethod
@@ -259,16 +258,16 @@ class LocalServer(ABC):
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[int]:
-    """Hold a directory's lock; a supervisor that gets the descriptor holds it until the supervisor ends."""
+    """Hold a directory's lock in the block; a supervisor that inherits the descriptor holds it until it ends."""
     descriptor = os.open(directory / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
-        limit = time.monotonic() + LOCK_WAIT_S
+        deadline = time.monotonic() + LOCK_WAIT_S
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > limit:
+                if time.monotonic() > deadline:
                     raise ServerStartFailed(
                         f"Another server runs in {directory}. Stop it, or choose another directory."
                     ) from None
@@ -278,23 +277,23 @@ def _locked(directory: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-# --- what a server keeps between starts -------------------------------------------------------------------------------
+# --- ports and password, which are the same for each start ------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A server's password, and its base port, to which offsets are added for other ports."""
+    """A server's password and base port; offsets from it lead to the server's other ports."""
 
     port: int
     password: str
 
     @classmethod
     def of(cls, file: Path, *, offsets: Sequence[int]) -> "Identity":
-        """Return the identity stored in `file`, with other ports if its ports are taken; or a new one."""
-        kept = cls(**json.loads(file.read_text())) if file.exists() else None
-        if kept is not None and _is_free(kept.port, offsets):
-            return kept
-        identity = cls(free_port(offsets), kept.password if kept else secrets.token_hex(16))
+        """Return the identity stored in `file`, with another port if its ports are in use; or store a new one."""
+        stored = cls(**json.loads(file.read_text())) if file.exists() else None
+        if stored is not None and _is_free(stored.port, offsets):
+            return stored
+        identity = cls(free_port(offsets), stored.password if stored else secrets.token_hex(16))
         write_private(file, json.dumps(asdict(identity)))
         return identity
 
@@ -302,9 +301,9 @@ class Identity:
 def claim(port: int, offsets: Sequence[int]) -> ExitStack:
     """Keep other private servers from choosing the free loopback ports `port + offset`, until the result is closed.
 
-    So a stopped or killed server can start again on its ports. A name in Linux's abstract namespace belongs to one
-    process, is visible where the loopback interface is, and ends with the process. Raises `OSError` if one of the ports
-    is claimed already, or something listens on it.
+    So a stopped or killed server can start again on its ports. A claim is a name in Linux's abstract namespace, which
+    belongs to one process, is visible where the loopback interface is, and ends with the process. Raises `OSError` if
+    one of the ports is already claimed, or a process listens on it.
     """
     with ExitStack() as claims:
         for offset in set(offsets):
@@ -316,12 +315,12 @@ def claim(port: int, offsets: Sequence[int]) -> ExitStack:
 
 
 def free_port(offsets: Sequence[int]) -> int:
-    """Return a port for which each `port + offset` could be claimed."""
+    """Return a random base port for which each `port + offset` can be claimed."""
     for _ in range(PORT_TRIES_MAX):
         port = PORT_MIN + secrets.randbelow(PORT_MAX - PORT_MIN)
         if _is_free(port, offsets):
             return port
-    raise ServerStartFailed(f"No free ports on 127.0.0.1 between {PORT_MIN} and {PORT_MAX}.")
+    raise ServerStartFailed(f"No free ports on 127.0.0.1 between {PORT_MIN} and {PORT_MAX}: stop other programs there.")
 
 
 def _is_free(port: int, offsets: Sequence[int]) -> bool:
@@ -333,12 +332,12 @@ def _is_free(port: int, offsets: Sequence[int]) -> bool:
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that only this user can read at any time. If the process is killed, the file is whole or missing."""
-    unfinished = file.with_name(f"{file.name}.new")
-    descriptor = os.open(unfinished, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as out:
-        out.write(text)
-    unfinished.replace(file)
+    """Write a file that only this user can ever read. If the process is killed, the file is complete or missing."""
+    temporary = file.with_name(f"{file.name}.new")
+    descriptor = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as stream:
+        stream.write(text)
+    temporary.replace(file)
 
 
 def checked_directory(directory: Any) -> Path:

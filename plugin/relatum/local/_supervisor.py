@@ -1,11 +1,11 @@
-"""Runs one server for a parent process, and ends all of the server's processes when the parent is gone.
+"""Runs one server for a parent process, and ends all of the server's processes when the parent has ended.
 
-Run as a script, by path, with the standard library alone, so that it starts in milliseconds:
+It runs as a script, by path and with the standard library alone, so that it starts in milliseconds:
 
     _supervisor.py PARENT_PID STOP_SIGNAL ABANDON_SIGNAL GRACE_S LOCK_FD COMMAND...
 
-On SIGTERM, it sends STOP_SIGNAL to the server and waits GRACE_S seconds; after the parent's death, it sends
-ABANDON_SIGNAL and waits ABANDONED_GRACE_S. Then it kills what is left. It exits with the server's status.
+On SIGTERM, it sends STOP_SIGNAL to the server and waits GRACE_S seconds. When the parent has ended, it sends
+ABANDON_SIGNAL and waits ABANDONED_GRACE_S. Then it kills all remaining processes, and exits with the server's status.
 
 PR_SET_PDEATHSIG on the server is not enough: the kernel sends it when the starting *thread* ends, clears it when the
 server changes its user, and does not set it for children of Erlang and PostgreSQL.
@@ -20,13 +20,13 @@ import time
 from pathlib import Path
 
 POLL_S = 0.25
-"""Seconds between checks whether the parent is alive."""
+"""Seconds between checks that the parent is alive."""
 
 ABANDONED_GRACE_S = 2.0
-"""Seconds for a server to remove its shared memory after the parent's death."""
+"""Seconds that a server has to remove its shared memory after the parent has ended."""
 
 PR_SET_CHILD_SUBREAPER = 36
-"""From linux/prctl.h: orphaned descendants become our children, so none can escape."""
+"""From linux/prctl.h: the supervisor adopts orphaned descendants, so it can kill all of them."""
 
 
 def descendants(ancestor: int) -> list[int]:
@@ -38,12 +38,12 @@ def descendants(ancestor: int) -> list[int]:
         try:
             state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
         except OSError:
-            continue  # ended between listing and reading
+            continue  # the process has just ended
         if state not in "ZX":
             children.setdefault(int(parent), []).append(int(entry.name))
     found = list(children.get(ancestor, ()))
     for process in found:
-        found.extend(children.get(process, ()))  # grows during the iteration: a breadth-first search
+        found.extend(children.get(process, ()))  # a breadth-first search: the list grows during the iteration
     return found
 
 
@@ -56,20 +56,20 @@ def send(process: int, number: int) -> None:
 
 
 def supervise(command: list[str], *, parent: int, stop: int, abandon: int, grace_s: float) -> int:
-    """Run the server until it has ended, by itself or by a stop; return its exit status."""
-    waited = {signal.SIGCHLD, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    """Run the server until it ends or is stopped; return its exit status."""
+    signals = {signal.SIGCHLD, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     server = os.posix_spawn(command[0], command, os.environ, setsigmask=[], setsigdef=[signal.SIGINT, signal.SIGPIPE])
     deadline, abandoned = math.inf, False
 
     def end(number: int, grace_s: float) -> float:
         send(server, number)
         for process in descendants(os.getpid()):
-            send(process, signal.SIGCONT)  # a frozen server could not use its grace period
+            send(process, signal.SIGCONT)  # a frozen server could not handle the signal
         return time.monotonic() + grace_s
 
     while True:
-        received = signal.sigtimedwait(waited, POLL_S)
+        received = signal.sigtimedwait(signals, POLL_S)
         status = _reap(server)
         if status is None and time.monotonic() > deadline:
             status = 128 + signal.SIGKILL
@@ -84,7 +84,7 @@ def supervise(command: list[str], *, parent: int, stop: int, abandon: int, grace
 
 
 def _reap(server: int) -> int | None:
-    """Collect ended children; return the server's status if it is among them."""
+    """Reap ended children; return the server's exit status if it has ended, else None."""
     while True:
         try:
             process, status = os.waitpid(-1, os.WNOHANG)
@@ -111,7 +111,7 @@ def main(arguments: list[str]) -> int:
     """Run the supervisor with these arguments; return its exit status."""
     parent, stop, abandon = (int(argument) for argument in arguments[:3])
     grace_s, lock, command = float(arguments[3]), int(arguments[4]), arguments[5:]
-    os.set_inheritable(lock, False)  # only this process holds the lock, so it is free when we are gone
+    os.set_inheritable(lock, False)  # the server must not inherit the lock: only this process holds it
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
     return supervise(command, parent=parent, stop=stop, abandon=abandon, grace_s=grace_s)

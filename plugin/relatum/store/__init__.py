@@ -1,6 +1,6 @@
-"""PostgreSQL: the schema `relatum` with key definitions, streams and coverage, and how rows are written.
+"""Accesses PostgreSQL: key definitions, streams and coverage in the schema `relatum`, and fast writing of rows.
 
-The names here are for programs that define keys; other packages of Relatum import from the defining module.
+The names here are for programs that define keys. Other packages of Relatum import names from the defining module.
 """
 
 from relatum.store.catalog import add_keys

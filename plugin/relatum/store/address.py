@@ -1,4 +1,4 @@
-"""The database's URL, parsed by libpq, with several hosts, sockets, services, and Relatum's own options."""
+"""Parses the database's URL with libpq: several hosts, sockets, services, and Relatum's own options."""
 
 import math
 import re
@@ -18,32 +18,32 @@ from relatum.errors import ConfigurationError
 _SCHEMES: Final = ("postgresql", "postgres")
 
 POOLER: Final = "pgbouncer"
-"""Option: true if a pooler assigns sessions by transaction, so that no statement may be prepared; false if not."""
+"""Option: whether a pooler assigns sessions by transaction, so that statements must not be prepared."""
 
 STATEMENT: Final = "statement_timeout_s"
 """Option: maximum seconds of a statement; 0: no limit."""
 
-_OFF: Final = frozenset({"", "0", "none", "off", "false", "no"})
+_FALSE_TEXTS: Final = frozenset({"", "0", "none", "off", "false", "no"})
 
-_NO_URL: Final = "the database must be a URL like postgresql://user@host:5432/name"
+_NOT_A_URL: Final = "the database must be a URL like postgresql://user@host:5432/name"
 
-_NO_CHARACTERS: Final = "the database's URL contains a NUL character or a lone surrogate, which PostgreSQL refuses"
+_INVALID_CHARACTERS: Final = "the database's URL contains a NUL character or a lone surrogate, which PostgreSQL refuses"
 
-_NUMBERS: Final = (
+_INTEGER_OPTIONS: Final = (
     "connect_timeout", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout",
 )  # fmt: skip
-"""Options of libpq that are whole numbers. libpq checks only some of them, and only when it connects."""
+"""libpq's options that are whole numbers. libpq itself checks only some of them, and only when it connects."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseAddress:
-    """The address of a database, and how to log in.
+    """The address of a database, with the login.
 
     Attributes:
         parameters: libpq's parameters in the URL, by libpq's names; several hosts and ports are separated by commas.
             Missing parameters come from the environment, a service or libpq's defaults.
-        is_pooled: Whether a pooler assigns sessions by transaction; None to find out when connecting.
-        statement_s: Maximum seconds of a statement in the URL; 0: no limit. None: the URL has none.
+        is_pooled: Whether a pooler assigns sessions by transaction. None: each connection detects it.
+        statement_s: The URL's maximum seconds of a statement; 0: no limit. None: the URL does not set it.
     """
 
     parameters: Mapping[str, str] = field(repr=False)
@@ -51,7 +51,7 @@ class DatabaseAddress:
     statement_s: float | None = None
 
     def hosts(self) -> list[tuple[str, int | None]]:
-        """Return each host with its port, in the order they are tried; a port of None is libpq's default.
+        """Return each host with its port, in the order of attempts to connect. A port of None is libpq's default.
 
         Raises:
             ConfigurationError: the numbers of hosts and ports do not match.
@@ -65,7 +65,7 @@ class DatabaseAddress:
         return [(host, int(port) if port else None) for host, port in zip(hosts, ports, strict=True)]
 
     def url(self) -> URL:
-        """Return SQLAlchemy's form. Hosts are in its query, where there may be several."""
+        """Return the address for SQLAlchemy. Its query contains the hosts, since there may be several."""
         return URL.create(
             "postgresql+psycopg",
             username=self.parameters.get("user"),
@@ -78,7 +78,7 @@ class DatabaseAddress:
 
     @property
     def name(self) -> str:
-        """Hosts, ports and the database, without user and password, for logs."""
+        """Hosts, ports and database for logs, without user and password."""
         hosts = ",".join(host if port is None else f"{host}:{port}" for host, port in self.hosts())
         return f"{hosts}/{self.parameters.get('dbname', '')}"
 
@@ -86,25 +86,25 @@ class DatabaseAddress:
 def parse_database(database: str | URL) -> DatabaseAddress:
     """Parse a URL like `postgresql://user:password@h1:5432,h2/name?target_session_attrs=read-write`.
 
-    libpq itself parses the URL, so all its options are valid. In addition, `?pgbouncer=` says whether statements may
-    not be prepared, and `?statement_timeout_s=` limits statements. SQLAlchemy's scheme `postgresql+psycopg://` and its
-    URL objects are accepted, too.
+    libpq itself parses the URL, so all of libpq's options are valid. `?pgbouncer=true` says that a pooler assigns
+    sessions by transaction, and `?statement_timeout_s=` limits each statement. SQLAlchemy's scheme
+    `postgresql+psycopg://` and its URL objects are also valid.
 
     Raises:
-        ConfigurationError: it is not a valid PostgreSQL URL; the message does not contain the URL.
+        ConfigurationError: the value is not a valid PostgreSQL URL; the message does not contain the URL.
     """
     if isinstance(database, URL):
         base, question, query = database.render_as_string(hide_password=False).partition("?")
         database = f"{base}{question}{query.replace('+', '%20')}"
     if not isinstance(database, str):
         raise ConfigurationError(f"database= takes PostgreSQL's URL, or a Database, not {shown(database)}")
-    # libpq would stop at a NUL, and psycopg cannot encode a lone surrogate.
+    # libpq would ignore everything after a NUL, and psycopg cannot encode a lone surrogate.
     if "\0" in database or database != database.encode(errors="ignore").decode():
-        raise ConfigurationError(_NO_CHARACTERS)
+        raise ConfigurationError(_INVALID_CHARACTERS)
     scheme, separator, rest = database.strip().partition("://")
     kind = scheme.partition("+")[0].lower()
     if not separator:
-        raise ConfigurationError(_NO_URL)
+        raise ConfigurationError(_NOT_A_URL)
     if kind not in _SCHEMES:
         raise ConfigurationError(f"Relatum needs PostgreSQL, not {kind!r}")
     base, _, query = rest.partition("?")
@@ -113,11 +113,13 @@ def parse_database(database: str | URL) -> DatabaseAddress:
     for name, count in Counter(name for name, _ in options).items():
         if count > 1:
             raise ConfigurationError(f"the database's URL has {name} more than once (hosts are one list: h1:5432,h2)")
-    ours = {name: value for name, value in options if name in (POOLER, STATEMENT)}
-    theirs = [(name, value) for name, value in options if name not in ours]
-    parameters = _parsed(f"postgresql://{base}{'?' if theirs else ''}{urlencode(theirs, quote_via=quote)}")
-    is_pooled = ours[POOLER].lower() not in _OFF if POOLER in ours else None
-    address = DatabaseAddress(parameters, is_pooled, _seconds(ours.get(STATEMENT)))
+    own_options = {name: value for name, value in options if name in (POOLER, STATEMENT)}
+    libpq_options = [(name, value) for name, value in options if name not in own_options]
+    parameters = _parsed(
+        f"postgresql://{base}{'?' if libpq_options else ''}{urlencode(libpq_options, quote_via=quote)}"
+    )
+    is_pooled = own_options[POOLER].lower() not in _FALSE_TEXTS if POOLER in own_options else None
+    address = DatabaseAddress(parameters, is_pooled, _seconds(own_options.get(STATEMENT)))
     _check(address)
     return address
 
@@ -127,12 +129,12 @@ def _parsed(url: str) -> dict[str, str]:
         return {name: str(value) for name, value in conninfo_to_dict(url).items()}
     except psycopg.ProgrammingError as error:
         if "forbidden value %00" in str(error):
-            raise ConfigurationError(_NO_CHARACTERS) from None
-        # Among libpq's messages, only this one contains no part of a password, unless that has a question mark.
+            raise ConfigurationError(_INVALID_CHARACTERS) from None
+        # Only this message of libpq quotes no part of a password, except of one with a question mark.
         unknown = str(error).strip()
         if unknown.startswith("invalid URI query parameter") and "@" not in url.partition("?")[2].replace("%40", "@"):
             raise ConfigurationError(f"the database's URL has an option that libpq does not know: {unknown}") from None
-        raise ConfigurationError(_NO_URL) from None
+        raise ConfigurationError(_NOT_A_URL) from None
 
 
 def _seconds(text: str | None) -> float | None:
@@ -148,20 +150,20 @@ def _seconds(text: str | None) -> float | None:
 
 
 def _check(address: DatabaseAddress) -> None:
-    """Refuse `@`, `/` or `?` in a password if it is not percent-encoded: later errors would be misleading."""
-    for name in _NUMBERS:
+    """Refuse passwords with `@`, `/` or `?` that are not percent-encoded: later errors would be misleading."""
+    for name in _INTEGER_OPTIONS:
         if not re.fullmatch(r"\s*[+-]?\d{1,9}\s*", address.parameters.get(name, "0"), re.ASCII):
             raise ConfigurationError(f"{name} in the database's URL must be a whole number")
     if "@" in address.parameters.get("host", "").removeprefix("@"):
-        raise ConfigurationError("in the database's URL, write @ in a user's name or a password as %40")
+        raise ConfigurationError("the database's URL has an @ in its user's name or password: write it as %40")
     for host in address.parameters.get("host", "").split(","):
         if host.count(":") == 1:
-            raise ConfigurationError("in the database's URL, write a port after its host, or in ?port=1,2")
+            raise ConfigurationError("the database's URL has a port in ?host=: write it after its host, or in ?port=")
         if not host.startswith(("/", "@")):
             checked_host(host, "the database's URL")
     ports = address.parameters.get("port", "")
     if not all(port.isdecimal() and int(port) < 65_536 for port in ports.split(",") if port):
         raise ConfigurationError(
-            f"{_NO_URL}: its port is not a number up to 65535 (write / in a password as %2F, ? as %3F)"
+            f"{_NOT_A_URL}: its port is not a number up to 65535 (write / in a password as %2F, ? as %3F)"
         )
     address.hosts()

@@ -1,7 +1,7 @@
-"""Key definitions and streams in the database, which all processes share.
+"""Reads and writes key definitions and streams in the database, which all processes share.
 
-Tables and columns are defined only in `relatum_migrations/sql/schema.sql`. Statements that change several kinds of rows
-must lock them in this order, to avoid deadlocks: placements by name, the row of `super_streams`, partitions by id.
+Tables and columns are defined only in `relatum_migrations/sql/schema.sql`. To avoid deadlocks, transactions that change
+several kinds of rows lock them in this order: placements by name, the row of `super_streams`, partitions by id.
 """
 
 import logging
@@ -29,12 +29,12 @@ from relatum.store.database import sql, transaction
 logger = logging.getLogger("relatum.keys")
 
 FORGOTTEN: Final = "forgotten"
-"""The state of a stream that was forgotten, and whose rows are being deleted."""
+"""The state of a stream that was forgotten while its rows are being deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """One generation of a stream, as stored."""
+    """A row of `relatum.streams`: one generation of a stream."""
 
     stream_id: int
     vhost: str
@@ -53,7 +53,7 @@ KEYS_IN_FORCE: Final = sql("""
     FROM relatum.keys key LEFT JOIN relatum.keys named ON key.names_key_id = named.key_id
     WHERE key.removed_at IS NULL
     ORDER BY key.key_id""")
-"""Selects rows for `definitions_of`. A removed key's name is included, and means the next key of that name."""
+"""Selects rows for `definitions_of`. `names` may name a removed key; it then means the next key of that name."""
 
 _ADD_KEYS: Final = sql("""
     INSERT INTO relatum.keys (name, sources, type, masked)
@@ -72,7 +72,7 @@ _REMOVE: Final = sql(f"UPDATE relatum.keys SET removed_at = now() {_OF_KEY} RETU
 
 _SECRET: Final = sql("SELECT secret FROM relatum.masking")
 
-# Rows of a forgotten generation may still exist, so the generation continues from the greatest.
+# Rows of forgotten generations may still exist, so a new generation follows the greatest existing one.
 _ADD_STREAMS: Final = sql("""
     INSERT INTO relatum.streams (vhost, name, super_stream, generation)
     SELECT :vhost::text, new.name, new.super_stream, (
@@ -107,7 +107,7 @@ _LOCK, _LOCK_KEY_SHARE = (
 
 
 def definitions_of(rows: Iterable[Sequence[Any]]) -> list[KeyDefinition]:
-    """Return the definitions from rows of `KEYS_IN_FORCE`."""
+    """Return the definitions in rows of `KEYS_IN_FORCE`."""
     return [
         KeyDefinition(name, tuple(sources), key_type, since, key_id, names=names, masked=masked)
         for key_id, name, sources, key_type, since, names, masked in rows
@@ -120,13 +120,13 @@ def key_definitions(connection: sa.Connection) -> list[KeyDefinition]:
 
 
 def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[KeyDefinition]:
-    """Define keys. Recorders notice within two seconds; older messages need a back-fill.
+    """Define keys. Recorders notice within two seconds; keys in older messages need a back-fill.
 
-    `wanted`: Names (each for the header of that name, as text) or definitions.
+    `wanted`: Definitions, or names, each of which defines a text key from the header of that name.
 
     Returns:
-        The stored definitions, in the order given. An equal definition in force is kept; `names` and `masked` are added
-        to it if it lacks them, since no row depends on them.
+        The stored definitions, in the order given. An equal definition in force stays. If it lacks `names` or `masked`,
+        they are added, since no row depends on them.
 
     Raises:
         KeyDefinitionConflict: a key in force has another definition; nothing was written.
@@ -137,9 +137,9 @@ def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[K
     missing: list[KeyDefinition] = []
     with transaction(engine) as connection:
         in_force = _in_force(connection, definitions)
-        # Usually no key is new, and no lock is taken: hundreds of publishers may start at once.
-        if not all(_is_said(definition, in_force.get(definition.name)) for definition in definitions):
-            # Two processes that define the same key at once wait for each other here.
+        # Usually no key is new, so no lock is needed: hundreds of publishers may start at the same time.
+        if not all(_is_satisfied(definition, in_force.get(definition.name)) for definition in definitions):
+            # Processes that define the same key at the same time wait for each other here.
             connection.execute(sql("LOCK TABLE relatum.keys IN SHARE ROW EXCLUSIVE MODE"))
             missing = _write_keys(connection, definitions, _in_force(connection, definitions))
             in_force = _in_force(connection, definitions)
@@ -150,19 +150,19 @@ def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[K
 
 
 def backfill_command(names: Iterable[str]) -> str:
-    """Return the command that records keys of messages that were recorded before the keys were defined."""
+    """Return the command that back-fills keys: it records them in messages that are older than the keys."""
     return shlex.join(["relatum", "backfill", *(word for name in names for word in ("--keys", name))])
 
 
 def _write_keys(
     connection: sa.Connection, definitions: Sequence[KeyDefinition], in_force: dict[str, KeyDefinition]
 ) -> list[KeyDefinition]:
-    """Store what is missing; return the new definitions."""
+    """Store new definitions, and missing `names` and masks of definitions in force; return the new definitions."""
     missing = [definition for definition in definitions if definition.name not in in_force]
     if len(in_force) + len(missing) > KEYS_MAX:
         raise InvalidKeyDefinition(f"at most {KEYS_MAX} keys can be in force", key=missing[-1].name)
-    _check_named(definitions, {key.name: key for key in missing} | in_force)
-    changed = [key for key in definitions if not _is_said(key, in_force.get(key.name))]
+    _check_references(definitions, {key.name: key for key in missing} | in_force)
+    changed = [key for key in definitions if not _is_satisfied(key, in_force.get(key.name))]
     rows = [
         {"name": key.name, "sources": list(key.sources), "type": str(key.type), "masked": key.masked} for key in missing
     ]
@@ -177,7 +177,7 @@ def _write_keys(
 
 
 def check_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> None:
-    """Check that no key in force contradicts one of these. Undefined keys are accepted.
+    """Check that these keys, if they are in force, have these definitions. Undefined keys are valid.
 
     Raises:
         KeyDefinitionConflict: a key in force has another definition.
@@ -188,39 +188,39 @@ def check_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> None
 
 
 def _in_force(connection: sa.Connection, wanted: Iterable[KeyDefinition]) -> dict[str, KeyDefinition]:
-    """Read the keys in force, by name; raise if one contradicts a wanted key."""
+    """Read the keys in force, by name; raise `KeyDefinitionConflict` if one of `wanted` has another definition."""
     in_force = {definition.name: definition for definition in key_definitions(connection)}
     for each in wanted:
         existing = in_force.get(each.name, each)
         names_other = None not in (each.names, existing.names) and each.names != existing.names
         if (each.sources, each.type) != (existing.sources, existing.type) or names_other:
             raise KeyDefinitionConflict(
-                f"key {each.name!r} is already defined as {existing.meaning}, and now requested as {each.meaning}: "
-                f"write {existing.code} to use it, choose another name, or remove it first (`relatum keys remove`)",
+                f"key {each.name!r} is already defined as {existing.meaning}, not as {each.meaning}: pass "
+                f"{existing.code} to use it, choose another name, or remove it first (`relatum keys remove`)",
                 key=each.name,
             )
     return in_force
 
 
-def _is_said(wanted: KeyDefinition, existing: KeyDefinition | None) -> bool:
-    """Return whether a definition in force already names and masks what the wanted one does."""
+def _is_satisfied(wanted: KeyDefinition, existing: KeyDefinition | None) -> bool:
+    """Return whether a definition in force already has the `names` and the mask of the wanted definition."""
     return existing is not None and wanted.names in (None, existing.names) and wanted.masked <= existing.masked
 
 
-def _check_named(wanted: Iterable[KeyDefinition], known: Mapping[str, KeyDefinition]) -> None:
+def _check_references(wanted: Iterable[KeyDefinition], known: Mapping[str, KeyDefinition]) -> None:
     for key in wanted:
         if key.names is None:
             continue
-        named = known.get(key.names)
-        if named is None:
+        referenced = known.get(key.names)
+        if referenced is None:
             raise InvalidKeyDefinition(
-                f"key {key.name!r} names {key.names!r}, which is not a key{meant(key.names, known)}: define that, too",
+                f"key {key.name!r} names {key.names!r}, which is not a key{meant(key.names, known)}: define it first",
                 key=key.name,
             )
-        if (named.value_type, len(named.components)) != (key.value_type, len(key.components)):
+        if (referenced.value_type, len(referenced.components)) != (key.value_type, len(key.components)):
             raise InvalidKeyDefinition(
-                f"key {key.name!r} ({key.meaning}) cannot name {named.name!r} ({named.meaning}): "
-                "both need the same type, and the same number of parts",
+                f"key {key.name!r} ({key.meaning}) cannot name {referenced.name!r} ({referenced.meaning}): "
+                "both need the same type and the same number of parts",
                 key=key.name,
             )
 
@@ -230,35 +230,35 @@ def remove_key(engine: sa.Engine, name: str) -> None:
 
     Raises:
         KeyNotDefined: no key of that name is in force.
-        KeyDefinitionConflict: the key is masked, and its values would be shown in messages; nothing was written.
+        KeyDefinitionConflict: the key is masked, and pages would then show its values; nothing was written.
     """
     checked_name("name", name)
     with transaction(engine) as connection:
-        if _one_of(connection.execute(_REMOVE, {"key": name}).scalar(), name):
+        if _was_masked(connection.execute(_REMOVE, {"key": name}).scalar(), name):
             raise KeyDefinitionConflict(
-                f"key {name!r} is masked, and its values would be shown once it is removed: unmask it first, if they "
-                f"may be shown (`relatum keys mask {name} --off`)",
+                f"key {name!r} is masked, and removing it would show its values: if they may be shown, unmask it first "
+                f"(`relatum keys mask {name} --off`)",
                 key=name,
             )
 
 
 def mask_key(engine: sa.Engine, name: str, *, on: bool) -> None:
-    """Show a key's values as digests, or in clear; pages follow within two seconds.
+    """Mask a key, so that pages show digests of its values, or unmask it. Pages follow within two seconds.
 
     Raises:
         KeyNotDefined: no key of that name is in force.
     """
     checked_name("name", name)
     with transaction(engine) as connection:
-        _one_of(connection.execute(_MASK, {"key": name, "masked": on}).scalar(), name)
+        _was_masked(connection.execute(_MASK, {"key": name, "masked": on}).scalar(), name)
     logger.info("key %r is %s", name, "masked" if on else "not masked any more")
 
 
-def _one_of(is_masked: bool | None, name: str) -> bool:
-    """Return whether the key that was written is masked.
+def _was_masked(is_masked: bool | None, name: str) -> bool:
+    """Return whether an updated key is masked.
 
     Raises:
-        KeyNotDefined: no key was written.
+        KeyNotDefined: no row was updated.
     """
     if is_masked is None:
         raise KeyNotDefined(f"no key {name!r} is defined", key=name)
@@ -266,7 +266,7 @@ def _one_of(is_masked: bool | None, name: str) -> bool:
 
 
 def mask_secret(connection: sa.Connection) -> bytes:
-    """Read the secret of the digests of masked values. Users that may read values may read it: see ADR 0030."""
+    """Read the secret for digests of masked values. Each user that may read values may read it: see ADR 0030."""
     return bytes(connection.execute(_SECRET).scalar_one())
 
 
@@ -275,11 +275,11 @@ _MAY_RECORD: Final = sql("SELECT has_table_privilege('relatum.relationships', 'I
 
 def check_may_record(connection: sa.Connection) -> None:
     """Check that the user may write a recorder's rows; raise `AccessRefused` if not."""
-    may, user = connection.execute(_MAY_RECORD).one()
-    if not may:
+    may_record, user = connection.execute(_MAY_RECORD).one()
+    if not may_record:
         raise AccessRefused(
-            f"the PostgreSQL user {user!r} may not record: grant it the role (GRANT relatum_recorder TO its_name), "
-            "or use the URL of another user"
+            f"the PostgreSQL user {user!r} may not record: grant it the role relatum_recorder (GRANT relatum_recorder "
+            "TO its_name), or use the URL of another user"
         )
 
 
@@ -291,10 +291,10 @@ def current_stream(connection: sa.Connection, vhost: str, name: str) -> StreamRo
 def ensure_stream(connection: sa.Connection, vhost: str, name: str, super_stream: str | None = None) -> StreamRow:
     """Return the stream's present generation; create it if it is missing. Safe to call concurrently.
 
-    Call it only for names that the broker has confirmed to be streams: only `forget` deletes the row.
+    Call this only for names that the broker has confirmed to be streams: only `forget` deletes the row.
 
     Raises:
-        CoverageConflict: the stream was forgotten at this very moment; try again.
+        CoverageConflict: the stream is being forgotten; try again.
     """
     found = ensure_streams(connection, vhost, {name: super_stream})
     if not found:
@@ -303,9 +303,9 @@ def ensure_stream(connection: sa.Connection, vhost: str, name: str, super_stream
 
 
 def ensure_streams(connection: sa.Connection, vhost: str, super_streams: Mapping[str, str | None]) -> list[StreamRow]:
-    """Like `ensure_stream`, for many streams, given by name with their super streams. Forgotten streams are left out.
+    """Like `ensure_stream`, for many streams: names with their super streams. Forgotten streams are left out.
 
-    Rows are created in one order, so that two processes that create the same streams do not deadlock.
+    All processes create rows in the order of names, so that they do not deadlock.
     """
     if not super_streams:
         return []
@@ -322,10 +322,10 @@ def ensure_streams(connection: sa.Connection, vhost: str, super_streams: Mapping
 def lock_stream(connection: sa.Connection, stream_id: int, *, key_share: bool = False) -> None:
     """Block back-fills, cuts, repairs and `forget` of this stream until the transaction ends. Live recording continues.
 
-    `key_share`: Other transactions may insert rows that refer to the stream.
+    `key_share`: Whether other transactions may insert rows that refer to the stream.
 
     Raises:
-        CoverageConflict: the stream was forgotten in the meantime; write nothing more for it.
+        CoverageConflict: the stream was forgotten; write nothing more for it.
     """
     found = connection.execute(_LOCK_KEY_SHARE if key_share else _LOCK, {"stream_id": stream_id}).one_or_none()
     if found is None or found.state == FORGOTTEN:
@@ -336,9 +336,9 @@ def lock_stream(connection: sa.Connection, stream_id: int, *, key_share: bool = 
 def streams_named(
     connection: sa.Connection, vhost: str | None, names: Sequence[str] | None, *, partitions: bool = True
 ) -> list[StreamRow]:
-    """Read the present generations of named streams and of partitions of named super streams; `names` None: all.
+    """Read the present generations of named streams and of partitions of named super streams.
 
-    `vhost`: None for all virtual hosts.
+    `vhost`: None for all virtual hosts. `names`: None for all streams.
     `partitions`: If False, partitions of a named super stream are included only if they are named themselves.
     """
     parameters = {"vhost": vhost, "names": None if names is None else list(names), "partitions": partitions}
@@ -346,7 +346,7 @@ def streams_named(
 
 
 def check_recorded(connection: sa.Connection, vhost: str | None, names: Collection[str]) -> None:
-    """Check that each name is a recorded stream, or a super stream with a recorded partition. vhost None: any.
+    """Check that each name is a recorded stream, or a super stream with a recorded partition. `vhost`: None for any.
 
     Raises:
         StreamNotFound: a name is not recorded; the message suggests the most similar name.
@@ -358,18 +358,19 @@ def check_recorded(connection: sa.Connection, vhost: str | None, names: Collecti
     for name in names:
         if name not in recorded:
             raise StreamNotFound(
-                f"no stream {name!r} is recorded{meant(name, recorded)}: `relatum record {name}` records it, "
-                "if it exists",
+                f"no stream {name!r} is recorded{meant(name, recorded)}: if it exists, `relatum record {name}` records "
+                "it",
                 stream=name,
             )
 
 
 def set_record_time(engine: sa.Engine, vhost: str, name: str, *, on: bool) -> None:
-    """Switch the recording of a stream's times on or off, from now on. Recorders notice within two seconds.
+    """Switch the recording of a stream's times on or off for new messages. Recorders notice within two seconds.
+
+    `relatum.recording.set_record_time` also checks on the broker that the stream exists.
 
     Raises:
-        StreamNotFound: no such stream is recorded. `relatum.recording.set_record_time` also checks on the
-            broker that the stream exists.
+        StreamNotFound: no such stream is recorded.
     """
     with transaction(engine) as connection:
         if connection.execute(_SET_RECORD_TIME, {"vhost": vhost, "name": name, "on": on}).rowcount == 0:

@@ -1,9 +1,9 @@
-"""Connections to PostgreSQL with limits on every wait.
+"""Connections to PostgreSQL with a time limit for every wait.
 
-psycopg waits as long as the connection lives. A suspended server, a locked table or a silent proxy keeps it alive: the
-kernel answers, so no TCP time-out fires. Here each wait ends at its statement's limit or at the deadline of the call
-(`relatum.common.waiting`). The connection is then closed, since a late answer would be taken for the next statement's;
-the pool opens another. The server is also asked to cancel the statement.
+psycopg waits until the connection ends. A connection to a suspended server, a locked table or a silent proxy does not
+end: the kernel acknowledges packets, so no TCP time-out expires. Here each wait ends at its statement's limit or at the
+call's deadline (`relatum.common.waiting`). The connection is then closed, since a late answer would be taken for the
+answer to the next statement, and the pool opens another one. A cancel request for the statement is sent to the server.
 """
 
 import math
@@ -23,14 +23,13 @@ from relatum.common.checks import seconds_text
 from relatum.common.waiting import LOOK_S, Deadline, current, left_s
 
 ROLLBACK_S: Final = 0.5
-"""Seconds for a rollback after a call's deadline: a healthy server needs less, and the connection is kept."""
+"""Seconds for a rollback after a call's deadline. A healthy server needs less, so its connection can be reused."""
 
 CANCEL_S: Final = 2.0
 """Seconds to send a cancel request, in the background."""
 
 CANCELS_MAX: Final = 4
-"""Maximum cancel requests at the same time; further statements are not cancelled."""
-
+"""Maximum simultaneous cancel requests; further statements are not cancelled."""
 
 _cancelling: Final = threading.BoundedSemaphore(CANCELS_MAX)
 
@@ -41,17 +40,17 @@ class NoAnswerInTime(psycopg.OperationalError):
     """PostgreSQL did not answer in time; the connection was closed."""
 
 
-def _ended(
+def _limited(
     steps: Generator[Any, Any, _Result], until: float, deadline: Deadline | None, limit_s: float | None
 ) -> Generator[Any, Any, _Result]:
-    """Run the steps of a wait until a moment, or until a deadline, which may be brought forward."""
+    """Run the steps of a wait until a moment, or until a deadline, which may be shortened during the wait."""
     try:
-        wanted = next(steps)
+        state = next(steps)
         while True:
-            answer = yield wanted
-            wanted = steps.send(answer)
-            # Finished steps do not get here, so an answer just in time is accepted.
-            if time.monotonic() >= until or (not answer and deadline is not None and deadline.has_passed):
+            ready = yield state
+            state = steps.send(ready)
+            # The last step raises StopIteration above, so an answer that came just in time is accepted.
+            if time.monotonic() >= until or (not ready and deadline is not None and deadline.has_passed):
                 raise _no_answer(deadline, limit_s)
     except StopIteration as end:
         result: _Result = end.value
@@ -59,59 +58,59 @@ def _ended(
 
 
 def _no_answer(deadline: Deadline | None, limit_s: float | None) -> NoAnswerInTime:
-    is_over = deadline is not None and deadline.has_passed
-    reason = str(deadline) if is_over or limit_s is None else seconds_text(limit_s)
+    has_passed = deadline is not None and deadline.has_passed
+    reason = str(deadline) if has_passed or limit_s is None else seconds_text(limit_s)
     return NoAnswerInTime(f"no answer in time ({reason}); it is safe to repeat")
 
 
 def check(deadline: Deadline | None) -> None:
-    """Raise `NoAnswerInTime` if no time is left."""
+    """Raise `NoAnswerInTime` if the deadline has passed."""
     if deadline is not None and deadline.has_passed:
         raise _no_answer(deadline, None)
 
 
 class TimedConnection(psycopg.Connection[Any]):
-    """A connection whose waits end at the deadline of the current call, and each after `statement_s`.
+    """A connection that limits each of its waits to `statement_s` and to the deadline of the current call.
 
     Attributes:
-        statement_s: Seconds for one statement, or for a commit; None for no limit except the call's deadline.
-        ending: The deadline of the component that uses the connection; it ends waits, too.
+        statement_s: Maximum seconds of a statement or a commit; None for no limit except the call's deadline.
+        ending: The deadline of the component that uses the connection. Waits also end at it.
         idle_s: Seconds after which the server ends an idle transaction; None for never.
-        give_back: Called by `close` to return the connection to its pool. None if it has no pool.
-        is_used: Whether it was used before; its server may have been restarted since.
+        release: Returns the connection to its pool when `close` is called. None if the connection has no pool.
+        is_used: Whether the connection was used before; the server may have restarted since.
         generation: The pool's generation when the connection was opened.
     """
 
     statement_s: float | None = None
     ending: Deadline | None = None
     idle_s: float | None = None
-    give_back: "Callable[[TimedConnection], None] | None" = None
+    release: "Callable[[TimedConnection], None] | None" = None
     is_used = False
     generation = 0
     _step = ""
-    """"commit" or "rollback" while the connection waits for it."""
+    """"commit" or "rollback" while the connection waits for its answer."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._told: set[Any] = set()
-        """The notice handlers that were added."""
+        self._added_handlers: set[Any] = set()
+        """The notice handlers that were added before."""
 
     def close(self) -> None:
-        """Return it to its pool. SQLAlchemy calls this when it is done with a connection."""
-        if self.give_back is None:
+        """Return the connection to its pool. SQLAlchemy calls this when it no longer needs the connection."""
+        if self.release is None:
             self.end()
         else:
-            self.give_back(self)
+            self.release(self)
 
     def end(self) -> None:
-        """Close the connection itself."""
+        """Close the connection, also if it has a pool."""
         super().close()
 
     def begin(self) -> None:
-        """Begin a transaction that the server ends if this process is idle in it for longer than `idle_s`.
+        """Begin a transaction. The server ends it if this process is idle in it for longer than `idle_s`.
 
-        A suspended process keeps its connection alive, and with it its transaction's locks. The limit is sent in the
-        same round trip and is local to the transaction, so it works behind a pooler, too.
+        Otherwise, the connection of a suspended process would keep its transaction's locks. The limit is sent in the
+        same round trip and is local to the transaction, so it also works behind a pooler.
         """
         level = self.isolation_level
         isolation = "" if level is None else f" ISOLATION LEVEL {level.name.replace('_', ' ')}"
@@ -119,7 +118,7 @@ class TimedConnection(psycopg.Connection[Any]):
         command = f"BEGIN{isolation}{limit}".encode()
 
         def steps() -> Generator[Any, Any, Any]:
-            # Sent inside of the wait, so that nothing is sent if no time is left.
+            # Sent within the wait, so that nothing is sent if no time is left.
             self.pgconn.send_query(command)
             return (yield from generators.execute(self.pgconn))
 
@@ -128,16 +127,16 @@ class TimedConnection(psycopg.Connection[Any]):
                 raise psycopg.errors.error_from_result(result)
 
     def add_notice_handler(self, callback: Any) -> None:
-        """Add a handler once: SQLAlchemy adds the same one each time that it gets the connection."""
-        if callback not in self._told:
-            self._told.add(callback)
+        """Add a handler, once: SQLAlchemy adds the same handler each time that it gets the connection."""
+        if callback not in self._added_handlers:
+            self._added_handlers.add(callback)
             super().add_notice_handler(callback)
 
     def wait(self, gen: Any, interval: float = LOOK_S, *args: Any, **options: Any) -> Any:
-        """Wait as psycopg does, up to the limit.
+        """Wait as psycopg does, but only up to the limit and the deadline.
 
         Raises:
-            NoAnswerInTime: the limit has passed; the connection was closed, unless nothing had been sent yet.
+            NoAnswerInTime: the limit or the deadline has passed. If anything was sent, the connection was closed.
         """
         deadline = current() if self.ending is None else Deadline(None, current(), self.ending)
         now, limit_s = time.monotonic(), self.statement_s
@@ -149,7 +148,7 @@ class TimedConnection(psycopg.Connection[Any]):
         if deadline is not None:
             until = min(until, deadline.until)
         try:
-            return super().wait(_ended(gen, until, deadline, limit_s), min(interval, until - now), *args, **options)
+            return super().wait(_limited(gen, until, deadline, limit_s), min(interval, until - now), *args, **options)
         except NoAnswerInTime as error:
             # Never cancel a commit: if it waits for a standby, it would complete without the standby.
             if self._step != "commit" and self.pgconn.transaction_status == TransactionStatus.ACTIVE:
@@ -161,7 +160,7 @@ class TimedConnection(psycopg.Connection[Any]):
             raise
 
     def commit(self) -> None:
-        """Commit. Without an answer in time its outcome is unknown, as after any lost connection."""
+        """Commit. If no answer comes in time, the outcome is unknown, as after any lost connection."""
         self._step = "commit"
         try:
             super().commit()
@@ -169,7 +168,7 @@ class TimedConnection(psycopg.Connection[Any]):
             self._step = ""
 
     def rollback(self) -> None:
-        """Roll back, even if the call has no time left; if the server does not answer, the connection is closed."""
+        """Roll back, even if the call has no time left. If the server does not answer, the connection is closed."""
         if self.closed or self.pgconn.transaction_status == TransactionStatus.IDLE:
             return
         self._step = "rollback"
@@ -189,31 +188,33 @@ def _cancel(pgconn: Any) -> None:
     if not _cancelling.acquire(blocking=False):
         return
     try:
-        line = pgconn.cancel_conn()
+        cancel_connection = pgconn.cancel_conn()
     except psycopg.Error:
-        # Before libpq 17, only a call that may block can cancel.
+        # Before libpq 17, only a blocking call can cancel.
         _cancelling.release()
         return
-    threading.Thread(target=_say_cancel, args=(line,), name="relatum-cancel", daemon=True).start()
+    threading.Thread(target=_send_cancel, args=(cancel_connection,), name="relatum-cancel", daemon=True).start()
 
 
-def _say_cancel(line: Any) -> None:
+def _send_cancel(cancel_connection: Any) -> None:
     try:
         with suppress(psycopg.Error, OSError, ValueError):
-            line.start()
-            wait_conn(_ended(generators.cancel(line), time.monotonic() + CANCEL_S, None, CANCEL_S), LOOK_S)
+            cancel_connection.start()
+            wait_conn(
+                _limited(generators.cancel(cancel_connection), time.monotonic() + CANCEL_S, None, CANCEL_S), LOOK_S
+            )
     finally:
-        line.finish()
+        cancel_connection.finish()
         _cancelling.release()
 
 
 @contextmanager
 def patient(connection: sa.Connection, statement_s: float) -> Iterator[None]:
-    """Raise the statement limit in the block to `statement_s`, for statements of callers and other long ones."""
+    """Raise the limit of statements in the block to `statement_s`, for long statements and those of callers."""
     driver: Any = connection.connection.driver_connection
-    before = getattr(driver, "statement_s", None)
-    driver.statement_s = None if before is None else max(before, statement_s)
+    previous_s = getattr(driver, "statement_s", None)
+    driver.statement_s = None if previous_s is None else max(previous_s, statement_s)
     try:
         yield
     finally:
-        driver.statement_s = before
+        driver.statement_s = previous_s

@@ -1,7 +1,7 @@
-"""Coverage: which offsets of a stream are recorded, for which keys. Ranges of offsets are [from, to).
+"""Coverage: the ranges of offsets of a stream that are recorded, and for which keys. Ranges exclude their end.
 
-The range that grows with its stream is the tail. Tails of many streams are advanced, opened and closed together,
-with a compare-and-set for each.
+The range that grows with its stream is the tail. Tails of many streams are advanced, opened and closed in one
+statement, with a compare-and-set for each.
 """
 
 import json
@@ -17,13 +17,13 @@ from relatum.keys import timestamp_us
 from relatum.store.database import sql
 
 TIME: Final = 0
-"""The message's time among key ids; the ids of definitions begin at 1."""
+"""The id that stands for a message's time among ids of keys, which begin at 1."""
 
 Range = tuple[int, int]
 
 
 class CoverageRow(NamedTuple):
-    """A range of offsets, and the keys recorded for it. The last message is in it, or before it."""
+    """A range of offsets, the keys recorded for it, and the last message in it or before it."""
 
     stream_id: int
     from_offset: int
@@ -33,7 +33,7 @@ class CoverageRow(NamedTuple):
     kind: str = "recorded"
     is_tail: bool = False
     over_amqp: bool = False
-    """Whether release 0.4 recorded it over AMQP 0.9.1, which may miss messages: absent rows prove nothing."""
+    """Whether release 0.4 recorded the range over AMQP 0.9.1, which may miss messages: absent rows prove nothing."""
     last_offset: int | None = None
     last_fingerprint: int | None = None
     last_chunk_ms: int | None = None
@@ -43,9 +43,9 @@ class CoverageRow(NamedTuple):
 
     @property
     def mark(self) -> int:
-        """The last message's fingerprint, or when the row was written: identifies the row if its id is reused.
+        """The last message's fingerprint, or else the time of writing. It distinguishes rows that get the same id.
 
-        A standby that was promoted without the last commits assigns their ids again, also to other streams.
+        A standby that is promoted without the last commits assigns their ids again, also to rows of other streams.
         """
         if self.last_fingerprint is not None:
             return self.last_fingerprint
@@ -53,22 +53,22 @@ class CoverageRow(NamedTuple):
 
     @property
     def position(self) -> Position | None:
-        """The position of the last recorded message; None if nothing was recorded yet."""
+        """The position of the last message in or before the range; None if there is none yet."""
         if self.last_offset is None or self.last_fingerprint is None:
             return None
         return Position(self.last_offset, self.last_fingerprint, self.last_chunk_ms)
 
     def known_by(self, last: Position | None) -> "CoverageRow":
-        """Return the range with another last message."""
+        """Return the range with this last message; None for no message."""
         offset, fingerprint, chunk_ms = (last.offset, last.fingerprint, last.chunk_ms) if last else (None, None, None)
         return self._replace(last_offset=offset, last_fingerprint=fingerprint, last_chunk_ms=chunk_ms)
 
     def joins(self, row: "CoverageRow") -> bool:
-        """Return whether a finished range with the same columns is directly before or after this one."""
-        mine = (self.kind, self.key_ids, self.with_time, self.over_amqp)
+        """Return whether a range can be merged with this one: adjacent, not a tail, and recorded for the same keys."""
+        own_columns = (self.kind, self.key_ids, self.with_time, self.over_amqp)
         return (
             not row.is_tail
-            and mine == (row.kind, row.key_ids, row.with_time, row.over_amqp)
+            and own_columns == (row.kind, row.key_ids, row.with_time, row.over_amqp)
             and (row.to_offset == self.from_offset or row.from_offset == self.to_offset)
         )
 
@@ -90,7 +90,7 @@ COVERAGE_OF: Final = sql(f"""
 
 
 def row_of(row: sa.Row[tuple[object, ...]]) -> CoverageRow:
-    """Return a range from its columns."""
+    """Return the range in a row with `COLUMNS`."""
     found = CoverageRow._make(row)
     return found._replace(key_ids=tuple(found.key_ids))
 
@@ -114,23 +114,23 @@ def tail_of(connection: sa.Connection, stream_id: int) -> CoverageRow | None:
 
 
 def last_position(rows: Iterable[CoverageRow]) -> Position | None:
-    """Return the last recorded position. A log only grows at its end: if this message agrees, all earlier ones do."""
+    """Return the last recorded position. A stream only grows at its end: if this message agrees, all before it do."""
     positions = [row.position for row in rows if row.position is not None]
     return max(positions, key=lambda position: position.offset, default=None)
 
 
 def covered(rows: Iterable[CoverageRow], key_id: int) -> list[Range]:
-    """Return the offsets recorded for a key (or `TIME`), as disjoint ranges in order, without empty ranges."""
+    """Return the offsets recorded for a key, or for `TIME`, as disjoint ranges in order, without empty ranges."""
     return merged((row.from_offset, row.to_offset) for row in rows if row.holds(key_id))
 
 
 def proven(rows: Iterable[CoverageRow], key_id: int) -> list[Range]:
-    """Return the offsets whose values of a key (or `TIME`) are all known: `covered`, without AMQP 0.9.1 recordings."""
+    """Return the ranges in which absent rows of a key, or of `TIME`, prove that there are no values; see `proves`."""
     return merged((row.from_offset, row.to_offset) for row in rows if row.proves(key_id))
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
-    """Join ranges that touch or overlap; return them in order, without empty ones."""
+    """Return the union of ranges: disjoint, in order, without empty ranges."""
     result: list[Range] = []
     for start, end in sorted(ranges):
         if start >= end:
@@ -143,19 +143,19 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 
 def missing(within: Range, ranges: Sequence[Range]) -> list[Range]:
-    """Return the parts of a range that disjoint, ordered ranges leave out."""
+    """Return the parts of the range `within` that are in none of the ranges, which are disjoint and in order."""
     gaps: list[Range] = []
-    at, end = within
+    position, end = within
     for start, stop in ranges:
-        if stop <= at:
+        if stop <= position:
             continue
         if start >= end:
             break
-        if start > at:
-            gaps.append((at, start))
-        at = max(at, stop)
-    if at < end:
-        gaps.append((at, end))
+        if start > position:
+            gaps.append((position, start))
+        position = max(position, stop)
+    if position < end:
+        gaps.append((position, end))
     return gaps
 
 
@@ -163,16 +163,16 @@ def missing(within: Range, ranges: Sequence[Range]) -> list[Range]:
 
 
 def new_tail(
-    stream_id: int, at: int, key_ids: Iterable[int], *, with_time: bool, position: Position | None = None
+    stream_id: int, start: int, key_ids: Iterable[int], *, with_time: bool, position: Position | None = None
 ) -> CoverageRow:
-    """Return a tail that begins at an offset; `position` is the message before it."""
-    return CoverageRow(stream_id, at, at, tuple(sorted(key_ids)), with_time, is_tail=True).known_by(position)
+    """Return an empty tail that begins at offset `start`; `position` is the message before it."""
+    return CoverageRow(stream_id, start, start, tuple(sorted(key_ids)), with_time, is_tail=True).known_by(position)
 
 
 _NEW_FIELDS: Final = CoverageRow._fields[: CoverageRow._fields.index("coverage_id")]
 _NEW_COLUMNS: Final = ", ".join(_NEW_FIELDS)
 
-# 2,000 tails are opened in one statement.
+# The rows are one JSON parameter, so that one statement can open 2,000 tails.
 _ADD_RANGES: Final = sql(f"""
     INSERT INTO relatum.coverage ({_NEW_COLUMNS})
     SELECT {_NEW_COLUMNS} FROM jsonb_populate_recordset(NULL::relatum.coverage, :new::jsonb)
@@ -193,17 +193,17 @@ _DELETE: Final = sql("DELETE FROM relatum.coverage WHERE coverage_id = ANY (:ids
 
 
 def join_range(connection: sa.Connection, rows: Iterable[CoverageRow], new: CoverageRow) -> None:
-    """Write a range, merged with those of `rows` that it joins: each lookup reads the coverage, so it is kept short.
+    """Write a range, merged with those of `rows` that it joins: every lookup reads the coverage, which must stay short.
 
-    The caller holds `lock_stream`, so that no other transaction joins ranges at the same time.
+    The caller holds `lock_stream`, so that no other transaction merges ranges at the same time.
 
     Raises:
-        CoverageConflict: a range to join was pruned; roll the transaction back.
+        CoverageConflict: a range to merge was pruned; roll the transaction back.
     """
     joined = [row for row in rows if new.joins(row)]
     if joined:
-        gone = connection.execute(_DELETE, {"ids": [row.coverage_id for row in joined]})
-        if gone.rowcount != len(joined):
+        deleted = connection.execute(_DELETE, {"ids": [row.coverage_id for row in joined]})
+        if deleted.rowcount != len(joined):
             raise CoverageConflict("a range was pruned; nothing was written", stream="")
     parts = [new, *joined]
     start, end = min(part.from_offset for part in parts), max(part.to_offset for part in parts)
@@ -213,9 +213,9 @@ def join_range(connection: sa.Connection, rows: Iterable[CoverageRow], new: Cove
 # --- tails ------------------------------------------------------------------------------------------------------------
 
 _MARK: Final = "coalesce(c.last_fingerprint, (extract(epoch FROM c.recorded_at) * 1000000)::bigint)"
-"""`CoverageRow.mark` in PostgreSQL."""
+"""`CoverageRow.mark` in SQL."""
 
-# The arrays are sent as texts, which PostgreSQL casts once.
+# Arrays are sent as text, which PostgreSQL casts once.
 ADVANCE_ALL: Final = sql(f"""
     WITH free AS MATERIALIZED (
         SELECT coverage_id FROM relatum.coverage
@@ -231,33 +231,31 @@ ADVANCE_ALL: Final = sql(f"""
         AND c.to_offset = m.expected AND m.mark = {_MARK} AND c.is_tail
     RETURNING c.coverage_id""")
 
-_NOW: Final = sql(f"""
+_CURRENT: Final = sql(f"""
     SELECT c.coverage_id, c.to_offset, {_MARK} FROM relatum.coverage c
     WHERE c.coverage_id = ANY (:ids::bigint[]) AND c.is_tail""")
 
-_AS_LEFT: Final = f"""unnest(:ids::bigint[], :expected::bigint[], :marks::bigint[]) AS tail(id, expected, mark)
+_UNCHANGED: Final = f"""unnest(:ids::bigint[], :expected::bigint[], :marks::bigint[]) AS tail(id, expected, mark)
     WHERE c.coverage_id = tail.id AND c.to_offset = tail.expected AND tail.mark = {_MARK} AND c.is_tail"""
 
 _DROP_EMPTY: Final = sql(f"""
-    DELETE FROM relatum.coverage c USING {_AS_LEFT} AND c.from_offset = c.to_offset
+    DELETE FROM relatum.coverage c USING {_UNCHANGED} AND c.from_offset = c.to_offset
     RETURNING c.stream_id""")
 
 _CLOSE_TAILS: Final = sql(f"""
-    UPDATE relatum.coverage c SET is_tail = false FROM {_AS_LEFT}
+    UPDATE relatum.coverage c SET is_tail = false FROM {_UNCHANGED}
     RETURNING c.stream_id""")
 
 
 def advance_all(connection: sa.Connection, moves: Sequence[tuple[CoverageRow, Position]]) -> tuple[set[int], set[int]]:
-    """Advance many tails, with a compare-and-set for each: the heart of promise 2.
+    """Advance many tails, with a compare-and-set for each. See docs/adr/0002.
 
-    A stream that loses its race does not affect the others.
+    Rows are locked in the order of ids, and rows that another session has locked are skipped: recorders that compete
+    for streams do not wait for each other, and a long transaction for one stream delays no other stream.
 
-    Rows are locked in one order, and rows that another session has locked are skipped: two recorders that compete for
-    streams do not wait for each other, and a long transaction about one stream delays no other stream.
-
-    `moves` are tails as last seen, each with the message up to which it grows. Returns the ids of the advanced tails,
-    whose rows alone may be written, and of unchanged tails that are locked just now. All others were advanced, closed
-    or replaced by another recorder.
+    `moves` are tails as last read, each with its new last message. Returns the ids of the advanced tails, for which
+    alone rows may be written, and the ids of unchanged tails that are locked. Another recorder has advanced, closed or
+    replaced all other tails.
     """
     columns = {
         "ids": _array([row.coverage_id for row, _ in moves]),
@@ -268,23 +266,23 @@ def advance_all(connection: sa.Connection, moves: Sequence[tuple[CoverageRow, Po
         "fingerprints": _array([last.fingerprint for _, last in moves]),
         "chunks_ms": _array([last.chunk_ms for _, last in moves]),
     }
-    moved = set(connection.execute(ADVANCE_ALL, columns).scalars())
-    left = {row.coverage_id: (row.to_offset, row.mark) for row, _ in moves if row.coverage_id not in moved}
-    if not left:
-        return moved, set()
-    now = connection.execute(_NOW, {"ids": list(left)})
-    return moved, {coverage_id for coverage_id, *at in now if left[coverage_id] == tuple(at)}
+    advanced = set(connection.execute(ADVANCE_ALL, columns).scalars())
+    skipped = {row.coverage_id: (row.to_offset, row.mark) for row, _ in moves if row.coverage_id not in advanced}
+    if not skipped:
+        return advanced, set()
+    current = connection.execute(_CURRENT, {"ids": list(skipped)})
+    return advanced, {coverage_id for coverage_id, *state in current if skipped[coverage_id] == tuple(state)}
 
 
 def _array(values: Iterable[int | None]) -> str:
-    """Return PostgreSQL's text of an array of numbers: the driver would take a microsecond for each."""
+    """Return an array of numbers as PostgreSQL's text. The driver would take a microsecond for each number."""
     return f"{{{','.join(['NULL' if value is None else str(value) for value in values])}}}"
 
 
 def close_tails(connection: sa.Connection, rows: Sequence[CoverageRow]) -> set[int]:
-    """Make tails ordinary ranges, and drop empty ones; return the streams whose tails were closed.
+    """Make tails ordinary ranges, and delete empty tails; return the ids of the streams whose tails were closed.
 
-    The other tails were moved by another recorder.
+    Another recorder has changed the other tails.
     """
     if not rows:
         return set()

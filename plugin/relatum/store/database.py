@@ -1,13 +1,12 @@
-"""The one way to run SQL: single statements and transactions, with the connections of one pool.
+"""Runs all SQL: single statements and transactions, on the connections of one pool.
 
 Statements are compiled once. A single statement runs directly on the driver's connection, as its own transaction:
-SQLAlchemy's layers take longer than an index probe. Everything else is a transaction of SQLAlchemy, which takes its
-connection from the same pool.
+SQLAlchemy's layers take longer than an index probe. Everything else runs in a transaction of SQLAlchemy, which takes
+its connection from the same pool.
 
-A statement or transaction is repeated if its pooled connection turned out to be dead, as after a restart of the server,
-or after a deadlock or a serialization failure. So everything that runs here must be safe to repeat. All waits are
-limited (`relatum.store.connection`), nothing is prepared behind a pooler (`relatum.store.pool`), and errors are
-Relatum's.
+A statement or transaction is repeated after a deadlock or a serialization failure, and if its pooled connection was
+dead, as after a restart of the server. So everything that runs here must be safe to repeat. All waits are limited
+(`relatum.store.connection`), nothing is prepared behind a pooler (`relatum.store.pool`), and errors are Relatum's.
 """
 
 import re
@@ -36,33 +35,33 @@ _UNTYPED: Final = re.compile(r"(?<!:):([a-z]\w*)\b(?!::)")
 TRIES: Final = 5
 """Attempts of a statement or transaction after deadlocks, serialization failures and dead connections."""
 
-_IN_THE_WAY: Final = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
+_CONFLICTS: Final = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 
 STATEMENT_S: Final = 30.0
-"""Default maximum seconds of a statement. Long-running components repeat what failed."""
+"""Default maximum seconds of a statement. Long-running components retry after it."""
 
 ONCE_STATEMENT_S: Final = 600.0
 """Default maximum seconds of a statement in a one-off task, which may read much of a table."""
 
 IDLE_S: Final = 30.0
-"""Seconds for which a transaction may be idle while the broker is asked: each query is answered sooner, or fails."""
+"""Seconds that a transaction may be idle during queries to the broker, each of which ends or fails sooner."""
 
 _POOL_S: Final = 30.0
 """Default seconds to wait for a connection of a pool without `connections_max`."""
 
 _POOL_BOUNDED_S: Final = 600.0
-"""Seconds to wait for a connection of a pool with `connections_max`: work queues there, and should not fail."""
+"""Seconds to wait for a connection of a pool with `connections_max`: calls queue there, and should not fail."""
 
 CLOSED: Final = "this object is closed: create another one; nothing was written"
 
 Rows = list[Any]
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 
 def sql(text: str) -> sa.TextClause:
-    """Make a statement with parameters as `:name::type`: PostgreSQL plans each combination of types separately.
+    """Return a statement. Its parameters are `:name::type`: PostgreSQL plans each combination of types separately.
 
-    Quotes are not parsed: a colon and a letter inside quotes are a parameter, too.
+    Quotes are not parsed: a colon before a letter is a parameter even inside quotes.
 
     Raises:
         ValueError: a parameter has no type.
@@ -82,17 +81,18 @@ class Database:
     """A component's access to PostgreSQL. Thread-safe.
 
     Args:
-        database: PostgreSQL's URL or address, for a pool of its own; or a `Database`, whose pool is shared, and which
-            the caller closes.
-        refusing: The message of `UsedAfterClose` after `close`. None: it may be used after `close`.
-        ending: A deadline of all waits, which is brought forward when the component ends. None (default): no deadline.
-        pool_size: Connections kept; as many again may be opened under load. Default: 5. Ignored with `connections_max`.
+        database: PostgreSQL's URL or address, for a new pool; or a `Database`, whose pool is shared, and which the
+            caller closes.
+        refusing: The message of `UsedAfterClose` after `close`. None: the object may be used after `close`.
+        ending: A deadline of all waits, which the component shortens when it ends. None (default): no deadline.
+        pool_size: Maximum idle connections; under load, twice as many are open. Default: 5. Ignored with
+            `connections_max`.
         is_bounded: If False, open more connections instead of waiting, also in a shared pool. Default: True.
-        connections_max: Maximum connections, all of them kept; a caller waits up to ten minutes for a free one. None
-            (default): twice `pool_size`, and half a minute.
+        connections_max: Maximum connections, idle or in use; a caller waits up to ten minutes for a free connection.
+            None (default): twice `pool_size`, and half a minute.
         statement_s: Maximum seconds of a statement. None: only the call's deadline (`relatum.common.waiting`).
-        idle_s: Seconds after which the server ends an idle transaction, in case this process is suspended, and releases
-            its locks. None (default): never.
+        idle_s: Seconds after which the server ends an idle transaction and releases its locks, in case this process is
+            suspended. None (default): never.
         writes: If True, and the URL lists several hosts, connect only to a host that accepts writes. Default: False.
 
     `statement_timeout_s` in the URL overrides `statement_s`.
@@ -119,7 +119,7 @@ class Database:
         writes: bool = False,
     ) -> None:
         self._idle_s = idle_s
-        self._refusing = refusing
+        self._closed_message = refusing
         self._ending = ending
         self._is_bounded = is_bounded
         self._is_closed = False
@@ -130,14 +130,14 @@ class Database:
             self.address, self.pool = database.address, database.pool
             return
         self.address = database if isinstance(database, DatabaseAddress) else parse_database(database)
-        most = connections_max or (2 * pool_size if is_bounded else None)
+        size_max = connections_max or (2 * pool_size if is_bounded else None)
         parameters = dict(self.address.parameters)
         if writes and len(self.address.hosts()) > 1:
             parameters.setdefault("target_session_attrs", "read-write")
         self.pool = Pool(
             parameters,
-            kept=connections_max or pool_size,
-            most=most,
+            idle_max=connections_max or pool_size,
+            size_max=size_max,
             wait_s=_POOL_S if connections_max is None else _POOL_BOUNDED_S,
             statement_s=(statement_s if self.address.statement_s is None else self.address.statement_s) or None,
             is_pooled=self.address.is_pooled,
@@ -148,23 +148,23 @@ class Database:
         """SQLAlchemy's engine for transactions. Disposing of it closes the pool, unless the pool is shared."""
         engine = sa.create_engine(
             self.address.url(),
-            creator=partial(self._taken, autocommit=False),
+            creator=partial(self._take_connection, autocommit=False),
             poolclass=sa.NullPool,
-            # It would query the type's OID on each connection.
+            # hstore would query the type's OID on each connection.
             use_native_hstore=False,
             hide_parameters=True,
         )
-        sa.event.listen(engine, "handle_error", self._leave_read_only)
-        engine.dialect.initialize = partial(_initialized, engine.dialect.initialize)  # type: ignore[method-assign]
+        sa.event.listen(engine, "handle_error", self._drop_read_only)
+        engine.dialect.initialize = partial(_initialize, engine.dialect.initialize)  # type: ignore[method-assign]
         engine.dialect.do_begin = _begin  # type: ignore[method-assign,assignment]
-        # The pool resets it: if a reset after a transaction fails, SQLAlchemy drops the connection.
+        # The pool resets the isolation level: SQLAlchemy would drop the connection if its own reset failed.
         engine.dialect.reset_isolation_level = lambda dbapi_connection: None  # type: ignore[method-assign]
         if self._shared is None:
             sa.event.listen(engine, "engine_disposed", lambda _: self.pool.close())
         return engine
 
-    def _leave_read_only(self, context: sa.engine.ExceptionContext) -> None:
-        """Drop all connections to a read-only server: a new one may reach another server, by DNS or list of hosts."""
+    def _drop_read_only(self, context: sa.engine.ExceptionContext) -> None:
+        """Drop all connections to a read-only server: by DNS or a list of hosts, a new one may reach another server."""
         connection = context.connection
         if connection and isinstance(context.original_exception, psycopg.errors.ReadOnlySqlTransaction):
             context.is_disconnect = True
@@ -172,13 +172,13 @@ class Database:
             self.pool.forget(driver.generation)
 
     def check_open(self) -> None:
-        """Raise `UsedAfterClose` if it, or the `Database` whose pool it shares, was closed."""
-        if self._is_closed and self._refusing is not None:
-            raise UsedAfterClose(self._refusing)
+        """Raise `UsedAfterClose` if this object was closed, or the `Database` whose pool it shares."""
+        if self._is_closed and self._closed_message is not None:
+            raise UsedAfterClose(self._closed_message)
         if self._shared is not None:
             self._shared.check_open()
 
-    def _taken(self, *, autocommit: bool) -> TimedConnection:
+    def _take_connection(self, *, autocommit: bool) -> TimedConnection:
         self.check_open()
         connection = self.pool.take(ending=self._ending, autocommit=autocommit, is_bounded=self._is_bounded)
         connection.idle_s = self._idle_s
@@ -195,8 +195,8 @@ class Database:
     ) -> Rows:
         """Run a statement and return its rows as named tuples.
 
-        - `statement`: Made by `sql`, once, so that it is compiled once.
-        - `accept`: Decides from the rows whether to commit or roll back the statement. None (default): commit.
+        - `statement`: A constant made by `sql`, so that it is compiled once.
+        - `accept`: Returns whether to commit the statement that returned the rows, or roll back. Default: commit.
         - `once`: Never repeat the statement, since the caller finds out whether it was committed. Default: False.
         - `on_primary`: Refuse rows of a standby, which may be old; the rows have a column `is_standby`. Default: False.
 
@@ -205,50 +205,50 @@ class Database:
 
         Raises:
             DatabaseUnavailable: PostgreSQL does not answer, not even on a new connection.
-            UsedAfterClose: it was closed.
+            UsedAfterClose: the object was closed.
         """
         with translated_errors():
             for tries_left in reversed(range(1 if once else TRIES)):
-                connection = self._taken(autocommit=True)
+                connection = self._take_connection(autocommit=True)
                 is_new, connection.is_used = not connection.is_used, True
                 try:
-                    return _executed(connection, _text_of(statement), parameters, accept, on_primary=on_primary)
+                    return _execute(connection, _text_of(statement), parameters, accept, on_primary=on_primary)
                 except psycopg.Error as error:
-                    if not tries_left or not self._may_go_on(connection, error, is_new=is_new):
+                    if not tries_left or not self._is_retryable(connection, error, is_new=is_new):
                         raise
                 finally:
                     connection.close()
         raise AssertionError("the last try returns or raises")
 
-    def _may_go_on(self, connection: TimedConnection, error: psycopg.Error, *, is_new: bool) -> bool:
+    def _is_retryable(self, connection: TimedConnection, error: psycopg.Error, *, is_new: bool) -> bool:
         """Return whether a statement that failed with this error may succeed if it is repeated."""
         if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
-            self.pool.forget(connection.generation)  # a new one may reach a writable server
+            self.pool.forget(connection.generation)  # a new connection may reach a writable server
             return False
         if not connection.closed:
-            return isinstance(error, _IN_THE_WAY)
-        # Repeat on a pooled connection that was dead. After a time-out, a new connection need not do better.
+            return isinstance(error, _CONFLICTS)
+        # Repeat if the pooled connection was dead, but not after a time-out: a new connection may time out as well.
         return isinstance(error, psycopg.OperationalError) and not isinstance(error, NoAnswerInTime) and not is_new
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
-        """Open a transaction, committed at the end of the block, or rolled back if the block raises."""
+        """Open a transaction. It is committed at the end of the block, or rolled back if the block raises."""
         with transaction(self.engine) as connection:
             yield connection
 
-    def run(self, work: Callable[[sa.Connection], _Answer]) -> _Answer:
-        """Do work in one transaction; repeat it after a deadlock, a serialization failure or a dead connection."""
+    def run(self, work: Callable[[sa.Connection], _Result]) -> _Result:
+        """Call `work` in a transaction; repeat that after a deadlock, a serialization failure or a dead connection."""
         for tries_left in reversed(range(TRIES)):
             try:
                 with self.transaction() as connection:
                     return work(connection)
             except Exception as error:
-                if not tries_left or not _passes(error):
+                if not tries_left or not _is_transient(error):
                     raise
         raise AssertionError("the last try returns or raises")
 
     def close(self) -> None:
-        """Close the connections; connections in use are closed after their work. A shared pool stays open."""
+        """Close the connections: idle ones now, the others when they are returned. A shared pool stays open."""
         self._is_closed = True
         if self._shared is None:
             self.pool.close()
@@ -259,7 +259,7 @@ AnyDatabase: TypeAlias = str | sa.URL | Database
 
 
 def make_engine(database: str | sa.URL, **options: Any) -> sa.Engine:
-    """Return the engine of a new `Database` with these options; dispose of it to close the connections."""
+    """Return the engine of a new `Database` with these options. Disposing of it closes the connections."""
     return Database(database, refusing=None, **options).engine
 
 
@@ -271,20 +271,20 @@ def as_engine(
     if isinstance(database, Database) and idle_s is None:
         yield database.engine
         return
-    with closing(Database(database, refusing=None, statement_s=statement_s, idle_s=idle_s)) as own:
-        yield own.engine
+    with closing(Database(database, refusing=None, statement_s=statement_s, idle_s=idle_s)) as temporary:
+        yield temporary.engine
 
 
 @contextmanager
 def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Open a transaction of an engine, committed at the end of the block, or rolled back if the block raises."""
+    """Open a transaction. It is committed at the end of the block, or rolled back if the block raises."""
     with translated_errors(), engine.begin() as connection:
         yield connection
 
 
 @contextmanager
 def at_one_moment(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Open a transaction whose statements all see one snapshot; committed at the end of the block."""
+    """Open a transaction with one snapshot for all statements. It is committed at the end of the block."""
     with translated_errors(), engine.connect() as connection:
         connection.execution_options(isolation_level="REPEATABLE READ")
         with connection.begin():
@@ -297,9 +297,9 @@ def _begin(driver: Any) -> None:
         driver.begin()
 
 
-def _initialized(initialize: Callable[[sa.Connection], None], connection: sa.Connection) -> None:
-    """Let SQLAlchemy query the server's version. If that fails, it drops the connection, so return it to the pool."""
-    # Read it first: after a lost connection, SQLAlchemy has invalidated its reference.
+def _initialize(initialize: Callable[[sa.Connection], None], connection: sa.Connection) -> None:
+    """Run SQLAlchemy's first query. If that fails, return the connection to the pool, since SQLAlchemy drops it."""
+    # SQLAlchemy drops its reference to a lost connection, so read it first.
     driver: Any = connection.connection.driver_connection
     try:
         initialize(connection)
@@ -308,22 +308,22 @@ def _initialized(initialize: Callable[[sa.Connection], None], connection: sa.Con
         raise
 
 
-def _executed(
+def _execute(
     driver: TimedConnection,
     text: bytes,
-    given: Mapping[str, Any],
+    parameters: Mapping[str, Any],
     accept: Callable[[Rows], bool] | None,
     *,
     on_primary: bool,
 ) -> Rows:
     if accept is None:
-        rows = _fetched(driver, text, given)
+        rows = _fetch(driver, text, parameters)
         if on_primary and rows and rows[0].is_standby:
             raise psycopg.errors.ReadOnlySqlTransaction("the server is a standby")
         return rows
-    # An error before the commit rolls back: the caller returns the connection to the pool.
+    # After an error, the pool rolls back when the caller returns the connection.
     driver.begin()
-    rows = _fetched(driver, text, given)
+    rows = _fetch(driver, text, parameters)
     if accept(rows):
         driver.commit()
         return rows
@@ -331,16 +331,16 @@ def _executed(
     return []
 
 
-def _fetched(driver: TimedConnection, text: bytes, given: Mapping[str, Any]) -> Rows:
-    cursor = driver.cursor(row_factory=namedtuple_row).execute(text, given)
+def _fetch(driver: TimedConnection, text: bytes, parameters: Mapping[str, Any]) -> Rows:
+    cursor = driver.cursor(row_factory=namedtuple_row).execute(text, parameters)
     result = cursor.pgresult
-    # Not `description`, which would look up the type of each column.
+    # `cursor.description` would look up the type of each column.
     return cursor.fetchall() if result is not None and result.nfields else []
 
 
-def _passes(error: BaseException) -> bool:
+def _is_transient(error: BaseException) -> bool:
     """Return whether a transaction that failed with this error may succeed if it is repeated."""
     cause = error.__cause__ if isinstance(error.__cause__, sa.exc.DBAPIError) else error
     if not isinstance(cause, sa.exc.DBAPIError):
         return False
-    return cause.connection_invalidated or isinstance(cause.orig, _IN_THE_WAY)
+    return cause.connection_invalidated or isinstance(cause.orig, _CONFLICTS)

@@ -1,15 +1,15 @@
-"""The parts of `relationships`: created ahead of time, filled one by one, made compact, and dropped as a whole.
+"""The parts of `relationships`: created in advance, filled one after the other, made compact, and dropped as a whole.
 
-One index over all rows would outgrow memory, and each row would then need another page from disk. A part's index fits.
-See docs/adr/0023.
+A single index over all rows would outgrow memory, so that each row would need another page from disk. The index of a
+part fits into memory. See docs/adr/0023.
 
-Functions in the database change the schema, with its owner's rights (`relatum_migrations`), so that a recorder needs
-only the right to write rows. Any number of processes may call them at the same time.
+Functions in the database (`relatum_migrations`) change the schema with its owner's rights, so that a recorder needs
+only the right to write rows. Any number of processes may call these functions at the same time.
 
-SQL conditions exclude the parts that cannot hold the wanted rows. The ranges of a closed part were stored when it was
-closed, and no rows are added to it. A condition is in the same statement as the rows, so it sees the same snapshot and
-never excludes existing rows. PostgreSQL evaluates it before it uses an index; values in time order, such as group ids
-and UUIDs of version 7, are in one or two parts.
+SQL conditions exclude the parts that cannot contain the wanted rows. A part gets no rows after it is closed, and its
+ranges are stored then. A condition is in the same statement as the rows, so it sees the same snapshot and never
+excludes existing rows. PostgreSQL evaluates the condition before it uses an index. Values in the order of time, such as
+group ids and UUIDs of version 7, are in one or two parts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,39 +22,39 @@ from relatum.store.database import sql, transaction
 from relatum.store.rows import copy_into
 
 PART_BYTES: Final = 240 << 20
-"""Minimum bytes of rows after which the next part is begun: 3,500,000 rows of short values. Their index is as large,
-twice PostgreSQL's default memory: a row then costs a third more than in a new part, and twice as much at 320 MiB."""
+"""Bytes of rows at which the next part may be opened: 3,500,000 rows of short values. Their index has the same size,
+twice PostgreSQL's default memory: a row costs a third more than in a new part, and at 320 MiB twice as much."""
 
 PARTS: Final = 30
-"""Approximate number of parts; a larger table has larger parts. A lookup may read all of them."""
+"""Approximate maximum number of parts, since a lookup may read all of them. A larger table has larger parts."""
 
-UNKNOWN_BYTES: Final = 1 << 20
-"""Bytes of rows that PostgreSQL may scan without statistics instead of using an index: half a millisecond."""
+UNANALYZED_BYTES: Final = 1 << 20
+"""Bytes of rows that may have no statistics. PostgreSQL may scan them instead of using an index: half a millisecond."""
 
-KNOWN_TIMES: Final = 4
-"""Factor of growth after which a part is analysed again: about ten times, until it is full."""
+ANALYZE_GROWTH: Final = 4
+"""Growth factor after which a part is analysed again: about ten times before the part is full."""
 
-KEPT_SHARE: Final = 0.25
-"""The share of retained rows up to which a part is emptied by moving them."""
+RETAINED_SHARE_MAX: Final = 0.25
+"""Maximum share of retained rows in a part that is emptied by moving them to another part."""
 
 CLOSING_S: Final = 21_600.0
-"""Maximum seconds to close a part: its index is rebuilt at about 300,000 rows a second, and a part of a table of
-100,000,000,000 rows has 4,000,000,000. It ends with the component that does it."""
+"""Maximum seconds to close a part. Its index is rebuilt at about 300,000 rows a second, and a part of a table of
+100,000,000,000 rows has 4,000,000,000. If the component that calls it ends, the call ends, too."""
 
 _COLUMNS: Final = "(key_id, value, stream_id, time_us, stream_offset)"
-"""In the index's order: lines sorted as text are in its order, except for numbers of different lengths."""
+"""The columns in the index's order: lines sorted as text have that order, except for numbers of different lengths."""
 
-_FOR_ROWS: Final = sql("""
+_OPEN_PART: Final = sql("""
     SELECT part FROM relatum.table_parts WHERE opened_at IS NOT NULL AND closed_at IS NULL
     ORDER BY part DESC LIMIT 1 FOR KEY SHARE""")
-"""Locks a part's row until the transaction ends: a locked part is not closed. Part 0 is always open."""
+"""Selects and locks the last open part until the transaction ends: a locked part is not closed. Part 0 stays open."""
 
 
 class Part(NamedTuple):
     """A part of the table.
 
-    `size` is the bytes of its rows, without indexes, and `known` their bytes when it was last analysed. Rows of a part
-    that `is_leaving` may be moved to another part.
+    `size` is the bytes of its rows, without indexes; `known` is their bytes when the part was last analysed. The rows
+    of a part that `is_leaving` may be moved to another part.
     """
 
     part: int
@@ -66,7 +66,7 @@ class Part(NamedTuple):
     known: int
 
 
-# The part's own table, or NULL.
+# The part's table, or NULL.
 _TABLE: Final = "to_regclass(concat('relatum.relationships_', part))"
 
 _STATE: Final = sql(f"""
@@ -92,10 +92,10 @@ _RETAIN_FROM: Final = sql("""
 def copy_rows(connection: sa.Connection, lines: Iterable[str]) -> None:
     """Write rows into the open part, in the connection's transaction.
 
-    They are written in the order of keys and values, so that PostgreSQL visits each page of the index once. With
-    unordered values, it would read and write pages that do not fit into its memory again and again.
+    The rows are sorted by key and value, so that PostgreSQL visits each page of the index once. With unsorted rows, it
+    would read and write pages that do not fit into its memory again and again.
 
-    `lines`: Finished lines of COPY's text format, any number in each text: key id, value, stream id, time, offset.
+    `lines`: Lines of COPY's text format, any number in each text: key id, value, stream id, time, offset.
     """
     rows = "".join(lines).split("\n")
     # The empty text after the last newline sorts first.
@@ -103,8 +103,8 @@ def copy_rows(connection: sa.Connection, lines: Iterable[str]) -> None:
     data = "\n".join(rows[1:]).encode()
     if not data:
         return
-    part = connection.execute(_FOR_ROWS).scalar_one()
-    # Not through the parent table: a session that drops another part waits for all that lock the parent.
+    part = connection.execute(_OPEN_PART).scalar_one()
+    # Not into the parent table: a session that drops another part waits for all sessions that lock the parent.
     copy_into(connection, f"relatum.relationships_{part} {_COLUMNS}", data)
 
 
@@ -114,31 +114,31 @@ def table_parts_of(connection: sa.Connection) -> list[Part]:
 
 
 def turn_parts(engine: sa.Engine, part_bytes: int = PART_BYTES) -> list[Part]:
-    """Create the next part if there is none, and open it if the open part is full; return the parts.
+    """Create the next part if it is missing, and open it if the open part is full; return all parts.
 
-    The open part is analysed as it grows: a statement that was planned while it was empty would scan all of it.
+    The open part is analysed as it grows: a statement that was planned while the part was empty would scan all rows.
     """
     with transaction(engine) as connection:
         found = table_parts_of(connection)
         last = max(part.part for part in found if part.is_opened)
-        full = max(part_bytes, sum(part.size for part in found) // PARTS)
-        if next(part.size for part in found if part.part == last) >= full:
-            # The first process wins; the others change no row.
+        bytes_max = max(part_bytes, sum(part.size for part in found) // PARTS)
+        if next(part.size for part in found if part.part == last) >= bytes_max:
+            # Only the first process changes the row.
             connection.execute(_BEGIN, {"part": last + 1})
             found = table_parts_of(connection)
     if all(part.is_opened for part in found):
         _call(engine, sa.func.relatum.make_part())
     for part in found:
-        if part.is_opened and not part.is_closed and part.size > UNKNOWN_BYTES + KNOWN_TIMES * part.known:
+        if part.is_opened and not part.is_closed and part.size > UNANALYZED_BYTES + ANALYZE_GROWTH * part.known:
             _call(engine, sa.func.relatum.analyze_part(part.part))
     return found
 
 
 def close_parts(engine: sa.Engine, found: Iterable[Part]) -> None:
-    """Close the parts before the last open part, and replace the index of each with a dense index.
+    """Close the parts before the last open part, and replace each one's index with a dense index.
 
-    A part is readable throughout; deletions wait while its index is built. A part that is being written, or being read
-    when the old index would be dropped, is left to the next call.
+    A part stays readable; deletions wait while its index is built. The next call continues with a part that is being
+    written, or that is being read when the old index is to be dropped.
     """
     parts = [part for part in found if part.is_opened]
     for part in parts:
@@ -149,56 +149,56 @@ def close_parts(engine: sa.Engine, found: Iterable[Part]) -> None:
 
 
 def retain_from(connection: sa.Connection, firsts: Mapping[int, int]) -> None:
-    """Store the first retained offsets of streams, by stream id.
+    """Store the first retained offset of each stream, by stream id.
 
-    Rows below them belong to messages that are gone. A locked stream is left to the next call.
+    Rows of lower offsets belong to dropped messages. A stream whose row is locked is left to the next call.
     """
     connection.execute(_RETAIN_FROM, {"ids": list(firsts), "firsts": list(firsts.values())})
 
 
 _LEAVING: Final = sql("""
     UPDATE relatum.table_parts SET leaving_at = now() WHERE leaving_at IS NULL AND part = ANY (ARRAY (
-        SELECT lying.part FROM relatum.part_streams lying JOIN relatum.table_parts part USING (part)
-        LEFT JOIN relatum.streams stream ON stream.stream_id = lying.stream_id AND stream.replaced_at IS NULL
-            AND (stream.retained_from IS NULL OR lying.last_offset >= stream.retained_from)
+        SELECT of_part.part FROM relatum.part_streams of_part JOIN relatum.table_parts part USING (part)
+        LEFT JOIN relatum.streams stream ON stream.stream_id = of_part.stream_id AND stream.replaced_at IS NULL
+            AND (stream.retained_from IS NULL OR of_part.last_offset >= stream.retained_from)
         WHERE part.leaving_at IS NULL
-        GROUP BY lying.part
+        GROUP BY of_part.part
         HAVING sum(row_count) FILTER (WHERE stream.stream_id IS NOT NULL)
             <= sum(row_count) * :share::double precision))""")
 
-_DUE: Final = sql("""
+_EMPTYABLE: Final = sql("""
     SELECT part FROM relatum.table_parts WHERE emptied_at IS NULL AND leaving_at <= now() - interval '1 day'""")
 
 
 def empty_parts(engine: sa.Engine) -> None:
-    """Move retained rows out of parts with few of them, so that a stream with long retention does not keep other rows.
+    """Move retained rows out of parts that have few: otherwise, a stream with long retention would keep whole parts.
 
-    A part of which at most `KEPT_SHARE` is retained is marked, and emptied a day later. Spark's tasks read the table by
-    row locations at different moments, except for marked parts, which they read by offsets.
+    A part is marked when at most `RETAINED_SHARE_MAX` of its rows are retained, and emptied a day later. Spark's tasks
+    read the table by row locations at different moments, except for marked parts, which they read by offsets.
     """
     with transaction(engine) as connection:
-        connection.execute(_LEAVING, {"share": KEPT_SHARE})
-        due = list(connection.scalars(_DUE))
-    for part in due:
+        connection.execute(_LEAVING, {"share": RETAINED_SHARE_MAX})
+        emptyable = list(connection.scalars(_EMPTYABLE))
+    for part in emptyable:
         _call(engine, sa.func.relatum.empty_part(part))
 
 
-_GONE: Final = sql("""
+_DROPPABLE: Final = sql("""
     SELECT part FROM relatum.table_parts
     WHERE closed_at IS NOT NULL AND coalesce(emptied_at <= now() - interval '1 day', true) AND part NOT IN (
-        SELECT lying.part FROM relatum.part_streams lying JOIN relatum.streams s ON s.stream_id = lying.stream_id
-        WHERE s.replaced_at IS NULL AND (s.retained_from IS NULL OR lying.last_offset >= s.retained_from))
+        SELECT of_part.part FROM relatum.part_streams of_part JOIN relatum.streams s ON s.stream_id = of_part.stream_id
+        WHERE s.replaced_at IS NULL AND (s.retained_from IS NULL OR of_part.last_offset >= s.retained_from))
     ORDER BY part""")
 
 _ROWS: Final = sql("SELECT stream_id, row_count FROM relatum.part_streams WHERE part = :part::integer")
 
 
 def drop_parts(engine: sa.Engine) -> dict[int, int]:
-    """Drop parts without retained messages; return the rows dropped by stream id. Parts in use are left for later."""
+    """Drop parts without retained messages; return the dropped rows by stream id. The next call drops parts in use."""
     with transaction(engine) as connection:
-        gone = list(connection.scalars(_GONE))
+        droppable = list(connection.scalars(_DROPPABLE))
     dropped: dict[int, int] = {}
-    for part in gone:
+    for part in droppable:
         with transaction(engine) as connection:
             rows = connection.execute(_ROWS, {"part": part}).all()
             if connection.execute(sa.select(sa.func.relatum.drop_part(part))).scalar_one():
@@ -208,7 +208,7 @@ def drop_parts(engine: sa.Engine) -> dict[int, int]:
 
 
 def _call(engine: sa.Engine, function: sa.Function[object]) -> None:
-    # Regardless of the database's default: the stored ranges of a part must include all rows committed into it.
+    # Not the database's default level: the stored ranges of a part must include all rows that were committed to it.
     engine = engine.execution_options(isolation_level="READ COMMITTED")
     with transaction(engine) as connection, patient(connection, CLOSING_S):
         connection.execute(sa.select(function))
@@ -218,22 +218,22 @@ def _call(engine: sa.Engine, function: sa.Function[object]) -> None:
 
 
 def part_may_hold_values(row: str, key_id: str, low: str, high: str) -> str:
-    """SQL: whether a part may have rows of a key with values from `low` to `high`, both included.
+    """SQL: whether a row's part may have rows of a key with values from `low` to `high`, both included.
 
-    `row` is the alias of `relationships`; the others are SQL expressions.
+    `row` is the alias of `relationships`; the other arguments are SQL expressions.
     """
     held = f"FROM relatum.part_keys held WHERE held.key_id = {key_id} AND held.low <= {high} AND held.high >= {low}"
     return part_is_between(row, f"(SELECT min(held.part) {held})", f"(SELECT max(held.part) {held})")
 
 
 def part_may_hold_offsets(row: str, stream_id: str, low: str, high: str) -> str:
-    """SQL: whether a part may have rows of a stream with offsets from `low` to `high`, both included."""
+    """SQL: whether a row's part may have rows of a stream with offsets from `low` to `high`, both included."""
     among = f"held.stream_id = {stream_id} AND held.first_offset <= {high} AND held.last_offset >= {low}"
     held = f"FROM relatum.part_streams held WHERE {among}"
     return part_is_between(row, f"(SELECT min(held.part) {held})", f"(SELECT max(held.part) {held})")
 
 
 def part_is_between(row: str, first: str, last: str) -> str:
-    """SQL: whether a row's part is open, or is between two closed parts, both included."""
+    """SQL: whether a row's part is open, or is one of the closed parts from `first` to `last`, both included."""
     is_open = "(SELECT min(part) FROM relatum.table_parts WHERE part > 0 AND closed_at IS NULL)"
     return f"({row}.part = 0 OR {row}.part >= {is_open} OR {row}.part >= {first} AND {row}.part <= {last})"

@@ -1,8 +1,8 @@
 """A bounded pool of connections to one database.
 
-SQLAlchemy uses it, too: each transaction takes a connection, and the connection's `close` returns it. psycopg's own
-pool connects in the background, so a wrong password shows as a time-out without a cause, and it keeps logging in after
-the caller has given up. See docs/adr/0047.
+SQLAlchemy also uses this pool: each transaction takes a connection, and the connection's `close` returns it. psycopg's
+own pool connects in the background, so that a wrong password appears as a time-out without a cause, and the pool
+continues to log in after the caller has given up. See docs/adr/0047.
 """
 
 import math
@@ -20,7 +20,7 @@ from relatum.store.connection import TimedConnection, check
 
 LIBPQ_OPTIONS: Final[dict[str, Any]] = {
     "fallback_application_name": "relatum",
-    # Otherwise a database in SQL_ASCII would return bytes, which SQLAlchemy does not expect from its catalog queries.
+    # From a database in SQL_ASCII, SQLAlchemy's catalog queries would get bytes, which it does not expect.
     "client_encoding": "utf8",
     "connect_timeout": 5,
     # A half-open connection is detected in about ten seconds, idle or not.
@@ -38,50 +38,50 @@ OLDEST: Final = 15
 
 
 class Pool:
-    """Connections to one database. Thread-safe. Empty after a fork: the connections belong to the parent.
+    """Connections to one database. Thread-safe. In a forked child, the pool is empty: the parent owns the connections.
 
     Args:
         parameters: libpq's parameters, by name; they override `LIBPQ_OPTIONS`.
-        kept: Maximum idle connections.
-        most: Maximum connections, in use and idle; None for no limit.
+        idle_max: Maximum idle connections.
+        size_max: Maximum connections, in use and idle; None for no limit.
         wait_s: Maximum seconds to wait for a free connection.
         statement_s: Maximum seconds of a statement; None for no limit except a call's deadline.
-        is_pooled: Whether a pooler assigns sessions by transaction, so that nothing is prepared; None to find out.
+        is_pooled: Whether a pooler assigns sessions by transaction, so that nothing is prepared; None to detect it.
     """
 
     def __init__(
         self,
         parameters: dict[str, Any],
         *,
-        kept: int,
-        most: int | None,
+        idle_max: int,
+        size_max: int | None,
         wait_s: float,
         statement_s: float | None,
         is_pooled: bool | None,
     ) -> None:
         self._parameters = LIBPQ_OPTIONS | parameters
-        self._kept = kept
-        self._most = math.inf if most is None else most
+        self._idle_max = idle_max
+        self._size_max = math.inf if size_max is None else size_max
         self._wait_s = wait_s
         self._statement_s = statement_s
         self._is_pooled = is_pooled
         self._is_closed = False
-        self._begin()
+        self._reset()
         after_fork(self, Pool._renew)
 
-    def _begin(self) -> None:
-        # Reentrant: the garbage collector may return a dropped connection in a thread that holds the lock.
+    def _reset(self) -> None:
+        # Reentrant: garbage collection may return a dropped connection in a thread that holds the lock.
         self._lock = threading.RLock()
         self._idle: list[TimedConnection] = []
         self._in_use: set[TimedConnection] = set()
         self._opening = 0
-        self._turns: deque[threading.Condition] = deque()
-        """Waiting callers, in order of arrival."""
+        self._waiters: deque[threading.Condition] = deque()
+        """The conditions of waiting callers, in order of arrival."""
         self._generation = 0
 
     def _renew(self) -> None:
         leave_to_parent(*self._idle, *self._in_use)
-        self._begin()
+        self._reset()
 
     @property
     def idle(self) -> int:
@@ -94,12 +94,12 @@ class Pool:
         return len(self._in_use) + self._opening
 
     def take(self, *, ending: Deadline | None = None, autocommit: bool, is_bounded: bool = True) -> TimedConnection:
-        """Return an idle or a new connection, waiting for one if necessary. Its `close` returns it to the pool.
+        """Return an idle or a new connection; wait if the pool is full. The connection's `close` returns it.
 
         Args:
-            ending: A deadline of this wait and of the connection's own waits. None for no deadline.
+            ending: A deadline of this wait and of the connection's waits. None for no deadline.
             autocommit: Whether each statement is its own transaction.
-            is_bounded: False, for leases: open one more connection if all are in use.
+            is_bounded: False opens another connection if all are in use, so that leases never wait.
 
         Raises:
             DatabaseUnavailable: no connection became free in time.
@@ -108,7 +108,7 @@ class Pool:
         """
         deadline = Deadline(None, current(), ending)
         waiting = Deadline(self._wait_s, deadline) if is_bounded else None
-        connection = self._idle_one(waiting) or self._opened(deadline)
+        connection = self._take_idle(waiting) or self._open_connection(deadline)
         try:
             connection.ending = ending
             if connection.autocommit != autocommit:
@@ -120,11 +120,11 @@ class Pool:
             raise
         return connection
 
-    def _idle_one(self, waiting: Deadline | None) -> TimedConnection | None:
-        """Return an idle connection, waiting up to `waiting` if given; None if the caller must open a new one."""
+    def _take_idle(self, waiting: Deadline | None) -> TimedConnection | None:
+        """Return an idle connection, after a wait up to `waiting` if the pool is full; None to open a new one."""
         with self._lock:
-            if waiting is not None and (self._turns or not self._has_one()):
-                self._wait(waiting)
+            if waiting is not None and (self._waiters or not self._has_capacity()):
+                self._wait_for_capacity(waiting)
             while self._idle:
                 connection = self._idle.pop()
                 if not connection.closed:
@@ -133,32 +133,32 @@ class Pool:
             self._opening += 1
             return None
 
-    def _has_one(self) -> bool:
-        return bool(self._idle) or self.in_use < self._most
+    def _has_capacity(self) -> bool:
+        return bool(self._idle) or self.in_use < self._size_max
 
-    def _wait(self, deadline: Deadline) -> None:
-        """Wait for a free connection or for room, in order of arrival; the lock is held."""
-        turn = threading.Condition(self._lock)
-        self._turns.append(turn)
+    def _wait_for_capacity(self, deadline: Deadline) -> None:
+        """Wait for an idle connection or for room in the pool, in order of arrival. Call with the lock held."""
+        waiter = threading.Condition(self._lock)
+        self._waiters.append(waiter)
         try:
-            while self._turns[0] is not turn or not self._has_one():
+            while self._waiters[0] is not waiter or not self._has_capacity():
                 if deadline.has_passed:
                     call = current()
                     reason = f" ({call})" if call is not None and call.has_passed else ""
                     text = f"no connection to PostgreSQL became free in time{reason}; it is safe to repeat"
                     raise DatabaseUnavailable(text, reason="pool")
-                turn.wait(max(0.0, min(LOOK_S, deadline.left_s())))
+                waiter.wait(max(0.0, min(LOOK_S, deadline.left_s())))
         finally:
-            self._turns.remove(turn)
+            self._waiters.remove(waiter)
             self._wake_first()
 
     def _wake_first(self) -> None:
-        """Wake the first waiting caller; the lock is held."""
-        if self._turns:
-            self._turns[0].notify()
+        """Wake the first waiting caller. Call with the lock held."""
+        if self._waiters:
+            self._waiters[0].notify()
 
-    def _opened(self, deadline: Deadline) -> TimedConnection:
-        """Open a connection. psycopg's own limit is in whole seconds, and does not cover name resolution."""
+    def _open_connection(self, deadline: Deadline) -> TimedConnection:
+        """Open a connection within a deadline. psycopg's limit is in whole seconds, and excludes name resolution."""
         try:
             check(deadline)
             try:
@@ -171,30 +171,30 @@ class Pool:
                 self._opening -= 1
                 self._wake_first()
             raise
-        connection.give_back = self.give_back
+        connection.release = self.release
         with self._lock:
             self._opening -= 1
             self._in_use.add(connection)
         return connection
 
     def _connect(self, left_s: float) -> TimedConnection:
-        given_s = int(self._parameters["connect_timeout"])
-        # Without one of its own, the thread would wait forever for a silent server.
-        limit_s = given_s if given_s > 0 else max(2, math.ceil(min(left_s, 3600)))
+        timeout_s = int(self._parameters["connect_timeout"])
+        # Without a limit, the thread would wait forever for a silent server.
+        limit_s = timeout_s if timeout_s > 0 else max(2, math.ceil(min(left_s, 3600)))
         generation = self._generation
         connection = TimedConnection.connect(**self._parameters | {"connect_timeout": limit_s}, autocommit=True)
         connection.statement_s, connection.generation = self._statement_s, generation
         try:
-            look_at(connection, self._is_pooled)
+            check_session(connection, self._is_pooled)
         except BaseException:
             connection.end()
             raise
         return connection
 
-    def give_back(self, connection: TimedConnection) -> None:
-        """Keep a connection if it is reusable. If the server closed it, drop all connections of its generation."""
+    def release(self, connection: TimedConnection) -> None:
+        """Keep a returned connection if it is reusable. If it is broken, drop all connections of its generation."""
         if connection not in self._in_use:
-            return  # It was returned before, or belongs to the parent.
+            return  # It was already returned, or belongs to the parent.
         if connection.broken:
             self.forget(connection.generation)
         status = connection.info.transaction_status
@@ -207,8 +207,8 @@ class Pool:
             connection.end()
         with self._lock:
             self._in_use.discard(connection)
-            is_good = not connection.closed and connection.generation == self._generation and not self._is_closed
-            if is_good and len(self._idle) < max(self._kept, len(self._turns)):
+            is_reusable = not connection.closed and connection.generation == self._generation and not self._is_closed
+            if is_reusable and len(self._idle) < max(self._idle_max, len(self._waiters)):
                 self._idle.append(connection)
             else:
                 # libpq sends the Terminate message without waiting.
@@ -216,7 +216,7 @@ class Pool:
             self._wake_first()
 
     def close(self) -> None:
-        """Close all connections, and keep none from now on."""
+        """Close idle connections now, and the others when they are returned."""
         self._is_closed = True
         self.forget(self._generation)
 
@@ -224,24 +224,24 @@ class Pool:
         """Close all connections of a generation: idle ones now, the others when they are returned."""
         with self._lock:
             if generation != self._generation:
-                return  # Another connection of this generation was first.
+                return  # Another connection of this generation has already been reported.
             self._generation += 1
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.end()
 
 
-def look_at(connection: TimedConnection, is_pooled: bool | None) -> None:
-    """Check that a new connection can be used, and find out whether statements may be prepared on it.
+def check_session(connection: TimedConnection, is_pooled: bool | None) -> None:
+    """Check that a new connection can be used, and detect whether statements may be prepared on it.
 
     A pooler that assigns sessions by transaction (pgbouncer, `pool_mode = transaction`) runs each transaction in any
-    free session of the server. A statement prepared before may be missing there, or belong to another client under the
-    same name, and would run with our parameters. So nothing is prepared behind a pooler, and nothing else depends on
+    free session of the server. That session may lack a prepared statement, or have another client's statement of the
+    same name, which would run with our parameters. So nothing is prepared behind a pooler, and nothing else depends on
     the session: settings are `SET LOCAL`, locks belong to transactions, and no start-up parameter is sent that poolers
     refuse.
 
-    A pooler is detected by the process id that it reports when a client connects: it is made up, and differs from the
-    server's `pg_backend_pid()`.
+    The process id that a pooler reports to a client that connects is invented, and differs from the server's
+    `pg_backend_pid()`.
 
     Source: https://www.postgresql.org/docs/18/protocol-message-formats.html (BackendKeyData);
     https://www.pgbouncer.org/features.html
@@ -257,5 +257,5 @@ def look_at(connection: TimedConnection, is_pooled: bool | None) -> None:
         is_pooled = row is None or row[0] != connection.info.backend_pid
     connection.prepare_threshold = None if is_pooled else PREPARE_AFTER
     if not (connection.info.parameter_status("DateStyle") or "ISO").startswith("ISO"):
-        # psycopg parses no other style. Poolers keep this setting for each client.
+        # psycopg only parses this style. Poolers keep this setting for each client.
         connection.execute("SET DateStyle = 'ISO'", prepare=False)

@@ -1,15 +1,15 @@
-"""Settling a commit in doubt: finding out whether a transaction was committed if its COMMIT was not answered.
+"""Settles commits in doubt: finds out whether a transaction was committed if PostgreSQL did not answer its COMMIT.
 
-The rows that it wrote prove nothing: this or another process may have changed them since. So each fenced step writes a
-unique token in its transaction, and settling looks for that token:
+The rows that the transaction wrote prove nothing: this or another process may have changed them since. So each fenced
+step writes a unique token in its transaction, and settling looks for that token:
 
 - The token exists: the step was committed, even if others have written since.
-- The token is missing: settling inserts it as void. The step was rolled back, or it is still in flight (in a suspended
-  server, or a proxy) and will fail on that row: it can no longer be committed.
+- The token is missing: settling inserts it as void. The step was rolled back; or it is in flight, in a suspended server
+  or a proxy, and will fail on that row. In both cases, it can no longer be committed.
 - The step's transaction is still open: PostgreSQL makes settling wait for its end.
 
-So there is always an answer. It does not depend on clocks, leases, or transaction ids after a failover: a server that
-lost the step has also lost the token. Source: docs/adr/0013.
+So settling always has a result. The result does not depend on clocks, leases, or transaction ids after a failover: a
+server that lost the step has also lost the token. Source: docs/adr/0013.
 """
 
 import threading
@@ -29,17 +29,17 @@ from relatum.store.database import ONCE_STATEMENT_S, sql
 from relatum.store.translation import translated_errors
 
 SETTLE_S: Final = 10.0
-"""Default seconds for which settling is retried."""
+"""Default maximum seconds of settling with its retries."""
 
 ASK_S: Final = 3.0
-"""Seconds for one attempt to settle: a suspended server is then asked over another connection."""
+"""Maximum seconds of one attempt to settle. If the server is suspended, the next attempt uses another connection."""
 
 KEEP_S: Final = 86_400.0
-"""Seconds after which a token is removed that its writer left behind. A step that arrived even later would be
-committed although it was settled as rolled back; no connection lives that long without an answer."""
+"""Seconds after which a token that its writer did not remove is deleted. A step that arrived even later would be
+committed although it was settled as rolled back, but no connection stays open that long without an answer."""
 
 _FORGET_MOST: Final = 10_000
-"""Maximum tokens removed at once."""
+"""Maximum tokens that one statement removes."""
 
 _FORGET_BEFORE: Final = """
         DELETE FROM relatum.settlements WHERE token = ANY (:tokens_before::uuid[]) AND NOT is_void"""
@@ -51,9 +51,9 @@ _WRITE_TOKEN: Final = sql(f"""
 
 
 def marked(step: str) -> sa.TextClause:
-    """Return a statement that runs a step, an UPDATE, and writes its token and returns a row if the step changed a row.
+    """Return a statement that runs a step (an UPDATE), and writes and returns the step's token if a row was changed.
 
-    Parameters: the step's own, and those of `Tokens.of`.
+    Its parameters are those of the step and of `Tokens.of`.
     """
     return sql(f"""
     WITH before AS ({_FORGET_BEFORE}),
@@ -61,13 +61,13 @@ def marked(step: str) -> sa.TextClause:
     INSERT INTO relatum.settlements (token) SELECT :token::uuid FROM done LIMIT 1 RETURNING token""")
 
 
-# Waits while the step's transaction is open. An existing row is not changed, so asking twice gives the same answer.
+# Waits while the step's transaction is open. It changes no existing row, so each execution has the same result.
 _SETTLE: Final = sql("""
     INSERT INTO relatum.settlements AS s (token, is_void) VALUES (:token::uuid, true)
     ON CONFLICT (token) DO UPDATE SET is_void = s.is_void
     RETURNING is_void""")
 
-_WAIT_NO_LONGER: Final = sql("SELECT set_config('lock_timeout', :limit::text, true)")
+_SET_LOCK_TIMEOUT: Final = sql("SELECT set_config('lock_timeout', :limit::text, true)")
 
 _FORGET_OLD: Final = sql("""
     DELETE FROM relatum.settlements WHERE token = ANY (ARRAY (
@@ -77,7 +77,7 @@ _FORGET_OLD: Final = sql("""
 
 
 class CommitInDoubt(DatabaseUnavailable):
-    """The connection was lost during a commit, whose outcome is unknown.
+    """The connection was lost during a commit, and the commit's outcome is unknown.
 
     Attributes:
         token: The step's token, for `settle`.
@@ -87,11 +87,11 @@ class CommitInDoubt(DatabaseUnavailable):
 
 
 class Tokens:
-    """The tokens of one writer's steps: a new token for each attempt, and the tokens to remove. Thread-safe."""
+    """The tokens of a writer's steps: makes a token for each attempt, and removes settled ones later. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: list[UUID] = []
+        self._settled: list[UUID] = []
 
     @staticmethod
     def new() -> UUID:
@@ -99,20 +99,20 @@ class Tokens:
         return UUID(uuid7(time.time_ns()))
 
     def of(self, token: UUID) -> dict[str, Any]:
-        """Return the parameters of `marked`: this token, and the settled tokens, to be removed."""
+        """Return the parameters of `marked`: this token, and settled tokens, which the statement removes."""
         with self._lock:
-            # Only one step removes them: two that delete the same rows would wait for each other.
-            known, self._known = self._known, []
-        return {"token": token, "tokens_before": known}
+            # Only one step removes them: steps that delete the same rows would wait for each other.
+            settled, self._settled = self._settled, []
+        return {"token": token, "tokens_before": settled}
 
     def write(self, connection: sa.Connection, token: UUID) -> None:
         """Write a step's token in the step's transaction."""
         connection.execute(_WRITE_TOKEN, self.of(token))
 
     def committed(self, token: UUID) -> None:
-        """Note that a step was committed: its token is removed with the next step."""
+        """Note that a step was committed, so that the next step removes its token."""
         with self._lock:
-            self._known.append(token)
+            self._settled.append(token)
 
     @contextmanager
     def transaction(
@@ -124,16 +124,16 @@ class Tokens:
         stop: threading.Event | None = None,
         what: str = "",
     ) -> Iterator[sa.Connection]:
-        """Open a transaction for the caller's statements. It is committed if the block and its end raise no error.
+        """Open a transaction for the caller's statements. It is committed if neither the block nor `store` raises.
 
-        - `store`: Stores a step at the end of the block, with its token, by `write` or a statement made by `marked`. If
-          it raises, all is rolled back. None (default): only write the token.
+        - `store`: Stores a step and its token at the end of the block, by `write` or a statement made by `marked`. If
+          it raises, everything is rolled back. None (default): only write the token.
         - `within_s`: Maximum seconds for settling a commit in doubt.
-        - `stop`: Ends settling, too.
-        - `what`: The end of the error message, which says that nothing was committed.
+        - `stop`: An event that also ends settling.
+        - `what`: A suffix for the message of the error that says that nothing was committed.
 
         Raises:
-            CommitInDoubt: it could not be settled; call `was_committed` with `error.token` later.
+            CommitInDoubt: the commit could not be settled; call `was_committed` with `error.token` later.
             DatabaseUnavailable: PostgreSQL does not answer; nothing was committed.
             ConfigurationError: the block ended the transaction itself.
         """
@@ -152,7 +152,7 @@ class Tokens:
         self.committed(token)
 
     def was_committed(self, engine: sa.Engine, token: UUID) -> bool:
-        """Return whether a step in doubt was committed; queries once. See `settle`."""
+        """Return whether a step in doubt was committed, by one query; see `settle`."""
         was_committed = settle(engine, token, within_s=0.0)
         if was_committed:
             self.committed(token)
@@ -163,8 +163,8 @@ class Tokens:
 def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], object]) -> Iterator[sa.Connection]:
     """Open a transaction as `Tokens.transaction` does, without settling a commit in doubt.
 
-    The caller's statements may take any time. The step locks rows that others may wait for: from then on, the server
-    ends the transaction of a suspended process, as it does with the engine's other transactions.
+    The caller may leave the transaction idle for any time. Others may wait for the rows that the step locks: from then
+    on, the server ends the transaction if this process is suspended, as it ends the engine's other transactions.
     """
     with translated_errors(theirs_too=True), engine.connect() as connection:
         driver: Any = connection.connection.driver_connection
@@ -175,7 +175,8 @@ def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], obje
                 yield connection
             if not transaction.is_active:
                 raise ConfigurationError(
-                    "the block ended the transaction itself: what it wrote was not committed with the step"
+                    "the block ended the transaction itself, so its rows were not committed with the step: leave out "
+                    "commit() and rollback()"
                 )
             if idle_s is not None:
                 connection.exec_driver_sql(idle_limit(idle_s))
@@ -186,22 +187,21 @@ def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], obje
                 if not _is_lost(error):
                     raise
                 raise CommitInDoubt(
-                    "the connection to PostgreSQL was lost during the commit, whose outcome is unknown", token=token
+                    "the connection to PostgreSQL was lost during the commit; its outcome is unknown", token=token
                 ) from error
 
 
 def settle(engine: sa.Engine, token: UUID, *, within_s: float = SETTLE_S, stop: threading.Event | None = None) -> bool:
-    """Return whether the step that wrote a token was committed. If not, it can no longer be.
+    """Return whether the step that wrote a token was committed. If False, it can no longer be committed.
 
-    Blocks, and retries while PostgreSQL is unavailable or suspended, or the step's transaction is open.
-
-    Raises `DatabaseUnavailable` if there is no answer within `within_s` (0: query once), or until `stop` is set.
+    Blocks, and retries while PostgreSQL is unavailable or suspended, or the step's transaction is open. Raises
+    `DatabaseUnavailable` if that lasts for `within_s` (0: query once), or until `stop` is set.
     """
     stop = stop or threading.Event()
     until, pauses = time.monotonic() + within_s, backoff()
     while True:
         try:
-            return _ask(engine, token)
+            return _settle_once(engine, token)
         except DatabaseUnavailable:
             if time.monotonic() >= until or stop.is_set():
                 raise
@@ -209,21 +209,21 @@ def settle(engine: sa.Engine, token: UUID, *, within_s: float = SETTLE_S, stop: 
 
 
 def forget_settlements(connection: sa.Connection, *, older_s: float = KEEP_S) -> None:
-    """Remove up to 10,000 tokens that their writers left behind. Components call it when they start."""
+    """Delete up to 10,000 tokens that their writers did not remove. Components call this when they start."""
     connection.execute(_FORGET_OLD, {"older_s": older_s, "most": _FORGET_MOST})
 
 
-def _ask(engine: sa.Engine, token: UUID) -> bool:
+def _settle_once(engine: sa.Engine, token: UUID) -> bool:
     with within(ASK_S), translated_errors(), engine.connect() as connection:
-        connection.execute(_WAIT_NO_LONGER, {"limit": f"{ASK_S * 500:.0f}ms"})
+        connection.execute(_SET_LOCK_TIMEOUT, {"limit": f"{ASK_S * 500:.0f}ms"})
         is_void = connection.execute(_SETTLE, {"token": token}).scalar_one()
         connection.commit()
     return not is_void
 
 
 def _is_lost(error: sa.exc.DBAPIError) -> bool:
-    """Return whether a failed commit may have been executed: the server did not say that it was not."""
-    # A code of the server proves a rollback: a constraint, a conflict, an end before the commit. The exceptions are
-    # codes of a session that the server ended, which may follow a commit that is on the disk.
+    """Return whether a failed commit may have been executed, because the error does not prove a rollback."""
+    # The server's error codes prove a rollback: a constraint, a conflict, an end before the commit. The exceptions are
+    # codes for a session that the server ended, perhaps after it wrote the commit to the disk.
     code = getattr(error.orig, "sqlstate", None)
     return error.connection_invalidated or code is None or code.startswith(("57", "08", "XX", "58", "40003"))

@@ -1,7 +1,7 @@
-"""The one boundary where errors of psycopg and SQLAlchemy become Relatum's.
+"""Translates errors of psycopg and SQLAlchemy into Relatum's; no other module does.
 
-Errors before there is a session come from libpq as text, without a SQLSTATE: `_SAID` lists these texts. Errors of a
-server whose messages are not in English (`lc_messages`) are treated as unavailability, with the server's text.
+Errors before a session exists are libpq's texts without a SQLSTATE, which `_BY_TEXT` lists. Such errors of a server
+whose messages are not in English (`lc_messages`) count as unavailability, with the server's text.
 """
 
 import re
@@ -23,30 +23,30 @@ from relatum.errors import (
 from relatum.store.connection import NoAnswerInTime
 
 REFUSALS: Final = (psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExceeded)
-"""Errors that a retry does not cure: SQLSTATE classes 22 and 23, and 54000, an OperationalError in psycopg.
+"""Errors that a retry would get again: SQLSTATE classes 22 and 23, and 54000, an OperationalError in psycopg.
 
 Source: PostgreSQL, appendix A, "PostgreSQL Error Codes".
 """
 
-_ABSENT: Final = (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction, errors.InvalidSchemaName)
+_UNDEFINED: Final = (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction, errors.InvalidSchemaName)
 
-_PASSING: Final = (
+_TRANSIENT: Final = (
     psycopg.OperationalError,
     psycopg.InterfaceError,
-    # Sessions that the server ended after a time-out: a new connection may succeed.
+    # The server ended the session after a time-out: a new connection may succeed.
     errors.IdleInTransactionSessionTimeout,
     errors.TransactionTimeout,
 )
 
-_MEANT: Final[tuple[tuple[tuple[type[psycopg.Error], ...], type[RelatumError], str, str], ...]] = (
-    # By SQLSTATE: our error, its reason if it is transient, and its text; {} is the first line of PostgreSQL's.
+_BY_CLASS: Final[tuple[tuple[tuple[type[psycopg.Error], ...], type[RelatumError], str, str], ...]] = (
+    # psycopg's classes (by SQLSTATE), Relatum's error, the reason if it is transient, and its text; {} is PostgreSQL's.
     (
-        _ABSENT, SchemaMissing, "", "the database has no schema `relatum`, or an older one: run `relatum migrate`",
+        _UNDEFINED, SchemaMissing, "", "the database has no schema `relatum`, or an older one: run `relatum migrate`",
     ),
     (
         (errors.ReadOnlySqlTransaction,), DatabaseUnavailable, "read_only",
-        "PostgreSQL is read-only here (a standby, or default_transaction_read_only): give the primary's URL, or all "
-        "hosts and target_session_attrs=read-write; nothing was written",
+        "this PostgreSQL server is read-only (a standby, or default_transaction_read_only): use the primary's URL, or "
+        "list all hosts and add target_session_attrs=read-write; nothing was written",
     ),
     (
         (errors.DuplicatePreparedStatement, errors.InvalidSqlStatementName), ConfigurationError, "",
@@ -60,7 +60,7 @@ _MEANT: Final[tuple[tuple[tuple[type[psycopg.Error], ...], type[RelatumError], s
     ((errors.InvalidCatalogName,), ConfigurationError, "", "there is no such database: {}"),
     (
         (errors.LockNotAvailable,), DatabaseUnavailable, "timeout",
-        "another session holds a lock for too long (pg_stat_activity and pg_blocking_pids show which); nothing was "
+        "another session has held a lock for too long (pg_stat_activity and pg_blocking_pids show which); nothing was "
         "changed, and it is safe to repeat: {}",
     ),
     ((errors.DiskFull,), DatabaseUnavailable, "disk_full", "PostgreSQL's disk is full: {}; nothing was written"),
@@ -69,8 +69,8 @@ _MEANT: Final[tuple[tuple[tuple[type[psycopg.Error], ...], type[RelatumError], s
 
 _TLS_HINT: Final = " (set TLS with sslmode, sslrootcert, sslcert and sslkey in the database's URL)"
 
-_SAID: Final[tuple[tuple[str, type[RelatumError], str, str], ...]] = (
-    # By text of libpq or the server: our error, its reason if it is transient, and what to add to the message.
+_BY_TEXT: Final[tuple[tuple[str, type[RelatumError], str, str], ...]] = (
+    # Text of libpq or the server, Relatum's error, the reason if it is transient, and a suffix for the message.
     (r"session is read-only|is in hot standby mode", DatabaseUnavailable, "read_only", ""),
     (r"is not in hot standby mode|session is not read-only", DatabaseUnavailable, "target", ""),
     (r"too many (clients|connections)|connection slots are reserved|no more connections allowed"
@@ -82,7 +82,7 @@ _SAID: Final[tuple[tuple[str, type[RelatumError], str, str], ...]] = (
     (r"failed to resolve host|could not translate host name", DatabaseUnavailable, "name",
      ": the name does not resolve"),
     (r'unsupported startup parameter', ConfigurationError, "",
-     "; leave `options` out of the database's URL, or let the pooler ignore it (ignore_startup_parameters)"),
+     "; remove `options` from the database's URL, or make the pooler ignore it (ignore_startup_parameters)"),
     (r'database ".*" does not exist|no such database', ConfigurationError, "", "; create it, or correct its name"),
     (r"authentication failed|no password supplied|is not permitted to log in|permission denied for database"
      r"|no such user|role \".*\" does not exist|not allowed to connect|auth(entication)? query", AccessRefused, "", ""),
@@ -98,32 +98,32 @@ _SAID: Final[tuple[tuple[str, type[RelatumError], str, str], ...]] = (
      r"|invalid value for parameter|invalid integer value|bad value for|forbidden value", ConfigurationError, "", ""),
 )  # fmt: skip
 
-_KNOWN: Final = tuple((re.compile(text), kind, reason, more) for text, kind, reason, more in _SAID)
+_BY_PATTERN: Final = tuple((re.compile(text), kind, reason, suffix) for text, kind, reason, suffix in _BY_TEXT)
 
 _REFUSED_OPTION: Final = re.compile(r"bad value for \w+|invalid connection option|forbidden value")
-"""Texts of psycopg (a `ProgrammingError` without a SQLSTATE) and libpq about options, before they connect."""
+"""Texts of psycopg (a `ProgrammingError` without a SQLSTATE) and libpq about invalid options."""
 
 _NOT_TLS: Final = re.compile(
     r"SSL SYSCALL error|SSL connection has been closed|SSL error: unexpected eof", re.IGNORECASE
 )
-"""libpq's texts about a broken connection with TLS."""
+"""libpq's texts about a TLS connection that broke: not about the setup of TLS."""
 
 
 class translated_errors:  # noqa: N801 - reads as the statement it is: `with translated_errors():`
     """Translate errors of psycopg and SQLAlchemy in the block into Relatum's.
 
-    A class, not a generator, since every lookup uses it: it takes a third of the time.
+    This is a class because every lookup uses it: a generator would take three times as long.
 
     Args:
-        theirs_too: Whether the block also runs the caller's own statements. The driver's errors about refused values
-            and missing tables are then not translated, since they are the caller's. Default: False.
+        theirs_too: Whether the block also runs the caller's statements. The driver's errors about refused values and
+            missing tables are then not translated, since they may be the caller's. Default: False.
 
     Raises:
         DatabaseUnavailable: PostgreSQL does not answer, ended the connection, or is full or read-only (field `reason`);
             nothing was committed, unless the connection was lost during the commit itself.
         SchemaMissing: a table, column or function does not exist.
-        ConfigurationError: there is no such database, TLS is not set up as required, or a pooler mixes up sessions.
-        AccessRefused: this user lacks a privilege, or may not log in.
+        ConfigurationError: the database does not exist, TLS is not set up as required, or a pooler mixes up sessions.
+        AccessRefused: the user lacks a privilege, or may not log in.
         RowRefused: PostgreSQL refuses a value, and would refuse it again; nothing was written.
     """
 
@@ -142,83 +142,84 @@ class translated_errors:  # noqa: N801 - reads as the statement it is: `with tra
             original, is_lost = error, False
         else:
             return
-        if self._theirs_too and isinstance(original, (*REFUSALS, *_ABSENT)):
+        if self._theirs_too and isinstance(original, (*REFUSALS, *_UNDEFINED)):
             return
         translated = _translated(original, is_lost=is_lost)
-        # Other errors are defects of Relatum.
+        # Errors without a translation are defects of Relatum, and raised unchanged.
         if translated is not None:
             raise translated from error
 
 
 def _translated(original: BaseException | None, *, is_lost: bool) -> RelatumError | None:
     # The first line: psycopg puts neither passwords nor parameters into it.
-    said = (str(original).strip().splitlines() or [type(original).__name__])[0]
-    for classes, kind, reason, text in _MEANT:
+    message = (str(original).strip().splitlines() or [type(original).__name__])[0]
+    for classes, kind, reason, text in _BY_CLASS:
         if isinstance(original, classes):
-            return _made(kind, text.format(said) + _grant(said), reason)
+            return _error(kind, text.format(message) + _grant_hint(message), reason)
     if isinstance(original, REFUSALS) and not is_lost:
-        return RowRefused(f"PostgreSQL refuses a value, and a retry would not help: {said}", sqlstate=original.sqlstate)
-    if _is_of_connecting(original) and not is_lost:
-        return _of_connecting(str(original))
-    if is_lost or isinstance(original, _PASSING):
-        return DatabaseUnavailable(f"PostgreSQL does not answer: {said}")
+        text = f"PostgreSQL refuses a value, and a retry would not help: {message}"
+        return RowRefused(text, sqlstate=original.sqlstate)
+    if _is_before_session(original) and not is_lost:
+        return _connect_error(str(original))
+    if is_lost or isinstance(original, _TRANSIENT):
+        return DatabaseUnavailable(f"PostgreSQL does not answer: {message}")
     return None
 
 
-def _is_of_connecting(original: BaseException | None) -> bool:
-    """Return whether there was no session yet: an error of libpq, or of psycopg about an option."""
+def _is_before_session(original: BaseException | None) -> bool:
+    """Return whether an error came before a session: from libpq, or from psycopg about an option."""
     if not isinstance(original, psycopg.Error) or original.sqlstate is not None:
         return False
     is_refused = isinstance(original, psycopg.ProgrammingError) and bool(_REFUSED_OPTION.search(str(original)))
     return is_refused or isinstance(original, psycopg.OperationalError)
 
 
-def _of_connecting(text: str) -> RelatumError:
-    """Translate a failure to connect. With several hosts, it is transient if the failure of one host is."""
-    tried = [_of_one_host(failure) for failure in _failures(text)]
-    chosen = next((error for error in tried if isinstance(error, DatabaseUnavailable)), tried[-1])
-    if len(tried) > 1:
-        texts = "; ".join(dict.fromkeys(str(error) for error in tried))
-        return type(chosen)(f"no host of the database's URL can be used: {texts}", **vars(chosen))
-    return chosen
+def _connect_error(text: str) -> RelatumError:
+    """Translate a failure to connect. With several hosts, the error is transient if one host's failure is."""
+    failures = [_host_error(failure) for failure in _failures(text)]
+    result = next((error for error in failures if isinstance(error, DatabaseUnavailable)), failures[-1])
+    if len(failures) > 1:
+        texts = "; ".join(dict.fromkeys(str(error) for error in failures))
+        return type(result)(f"no host of the database's URL can be used: {texts}", **vars(result))
+    return result
 
 
 def _failures(text: str) -> Iterator[str]:
-    """Yield the first line of each host's failure; psycopg lists several after a first paragraph."""
+    """Yield the first line of each host's failure. For several hosts, psycopg lists them after a first paragraph."""
     lines = text.strip().splitlines() or [""]
-    listed = [line for line in lines if line.startswith("- host: ")]
-    for line in listed or lines[:1]:
+    host_lines = [line for line in lines if line.startswith("- host: ")]
+    for line in host_lines or lines[:1]:
         yield re.sub(r"^- host: .*?, port: .*?, hostaddr: \S+?: ", "", line)
 
 
-def _of_one_host(said: str) -> RelatumError:
-    said = said.removeprefix("connection failed: ").removeprefix("connection is bad: ")
-    if not _NOT_TLS.search(said):
-        for known, kind, reason, more in _KNOWN:
-            if known.search(said):
-                return _made(kind, f"{_OPENINGS[kind]}: {said}{more}", reason)
-    return DatabaseUnavailable(f"PostgreSQL does not answer: {said}")
+def _host_error(message: str) -> RelatumError:
+    message = message.removeprefix("connection failed: ").removeprefix("connection is bad: ")
+    if not _NOT_TLS.search(message):
+        for pattern, kind, reason, suffix in _BY_PATTERN:
+            if pattern.search(message):
+                return _error(kind, f"{_PREFIXES[kind]}: {message}{suffix}", reason)
+    return DatabaseUnavailable(f"PostgreSQL does not answer: {message}")
 
 
-_OPENINGS: Final[dict[type[RelatumError], str]] = {
+_PREFIXES: Final[dict[type[RelatumError], str]] = {
     DatabaseUnavailable: "PostgreSQL does not accept connections now",
     ConfigurationError: "cannot connect to PostgreSQL with these settings",
     AccessRefused: "PostgreSQL refuses this user",
 }
 
 
-def _made(kind: type[RelatumError], text: str, reason: str) -> RelatumError:
+def _error(kind: type[RelatumError], text: str, reason: str) -> RelatumError:
     return kind(text, reason=reason) if reason else kind(text)
 
 
-def _grant(said: str) -> str:
-    """Return which of Relatum's roles to grant, if a privilege is missing; else an empty text."""
-    if not said.startswith("permission denied for"):
+def _grant_hint(message: str) -> str:
+    """Return a suffix that says which role to grant if a privilege is missing; else an empty text."""
+    if not message.startswith("permission denied for"):
         return ""
-    if " database " in said:
+    if " database " in message:
         return "; run `relatum migrate` as the owner of the database, or as a user that may CREATE in it"
     return (
-        "; grant it a role: relatum_reader looks up, relatum_consumer also shares groups and consumes in "
-        "order, relatum_recorder records, taps and defines, relatum_collector collects, relatum_router places contexts "
+        "; grant the user a role: relatum_reader looks up, relatum_consumer also shares groups and consumes in order, "
+        "relatum_recorder records, taps and defines keys, relatum_collector collects, relatum_router places contexts "
         "and sets (GRANT relatum_reader TO its_name)"
     )

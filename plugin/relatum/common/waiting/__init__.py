@@ -1,7 +1,7 @@
-"""How long a call may wait, which failures may be retried and when, and what is logged about an unavailable server.
+"""Deadlines of calls, retries after failures, logs of outages, and the threads and loops that wait for servers.
 
-Everything that waits for a server or retries uses this package: one deadline for a whole call, one list of retryable
-errors, one back-off, and one log line when a server goes away and another when it is back.
+All code that waits for a server or retries uses this package: one deadline for a whole call, one list of retryable
+errors, one back-off, and one log line each when a server becomes unavailable and when it is back.
 """
 
 from relatum.common.waiting._component_loop import ComponentLoop, Duty, LoopThread

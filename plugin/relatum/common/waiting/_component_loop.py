@@ -1,7 +1,7 @@
-"""The event loop of a long-running component: one thread with all its state, and a few threads that wait for servers.
+"""The event loop of a long-running component: one thread for all its state, and a few threads that wait for servers.
 
-Recorders, collectors and serial consumers each own a loop. Only the loop's thread touches their state, so nothing is
-locked; calls that wait for PostgreSQL, a broker's answer or an application's function run in `threads`.
+Each recorder, collector and serial consumer owns a loop. Only the loop's thread uses the component's state, so the
+state needs no locks. Calls that wait for PostgreSQL, the broker or the application's functions run in `threads`.
 See docs/adr/0052.
 """
 
@@ -23,23 +23,24 @@ from relatum.common.waiting._failures import Outages, Pauses
 from relatum.common.waiting._threads import Threads, in_thread
 
 HELPERS_MAX: Final = 3
-"""Default number of concurrent requests: one that waits for a frozen node does not stop the others."""
+"""Default maximum of concurrent requests, so that a request to a frozen node does not block all others."""
 
 _Result = TypeVar("_Result")
 
 
 class LoopThread(threading.Thread):
-    """A thread that runs a component's loop: nothing in it may block."""
+    """A thread that runs a component's loop. Its code must not block."""
 
 
 class ComponentLoop:
     """An asyncio loop in its own daemon thread.
 
-    `call`, `run`, `start` and `stop` may be called from any thread, other methods only in the loop's. In a forked child
-    nothing runs, and the state is the parent's.
+    `call`, `run`, `start` and `stop` may be called from any thread, other methods only in the loop's thread. In a
+    forked child, the loop does not run, and its state belongs to the parent.
 
-    `logger` gets unexpected errors of callbacks and tasks, which end neither the loop nor another task. `threads` make
-    the requests, `helpers_max` at once, within the deadline `ending`, which is moved up when the component ends.
+    Unexpected errors of callbacks and tasks are logged to `logger`; they end neither the loop nor other tasks.
+    `threads` run at most `helpers_max` requests at a time, within the deadline `ending`, which the component shortens
+    when it ends.
     """
 
     def __init__(
@@ -49,17 +50,17 @@ class ComponentLoop:
         self._name = name
         self._logger = logger
         self._ending = ending
-        # Reentrant: a signal handler may stop what this thread is stopping.
+        # Reentrant: a signal handler may call `stop` in a thread that is running `stop`.
         self._lock = threading.RLock()
         self._loop: asyncio.SelectorEventLoop | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._results: set[Future[Any]] = set()
         self._thread: threading.Thread | None = None
         self._is_stopped = False
-        after_fork(self, ComponentLoop._leave)
+        after_fork(self, ComponentLoop._forget_in_child)
 
-    def _leave(self) -> None:
-        # To close a copied loop would remove the parent's sockets from the epoll that both share.
+    def _forget_in_child(self) -> None:
+        # Closing the copied loop would remove the parent's sockets from the epoll that both processes share.
         leave_to_parent(self._lock, self._loop, self._tasks, self._results, self._thread)
         self._lock = threading.RLock()
         self._is_stopped, self._thread, self._loop = True, None, None
@@ -67,13 +68,13 @@ class ComponentLoop:
     # --- called from any thread ---------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread; no effect if it runs, or was stopped."""
+        """Start the thread. No effect if the loop runs or was stopped."""
         with self._lock:
             if self._thread is not None or self._is_stopped:
                 return
-            # The class is named, because an event loop policy belongs to the application.
+            # An explicit class, because the event loop policy belongs to the application.
             self._loop = loop = asyncio.SelectorEventLoop()
-            loop.set_exception_handler(self._failed)
+            loop.set_exception_handler(self._log_error)
             thread = LoopThread(target=self._run, args=(loop,), name=self._name, daemon=True)
             try:
                 thread.start()
@@ -83,7 +84,7 @@ class ComponentLoop:
             self._thread = thread
 
     def call(self, function: Callable[..., object], *args: Any) -> bool:
-        """Call a function soon in the loop; False if the loop does not run, and never will call it."""
+        """Schedule a call in the loop. Return False if the loop does not run, so that the call will never be made."""
         if self._loop is None:
             return False
         with suppress(RuntimeError):
@@ -92,37 +93,37 @@ class ComponentLoop:
         return False
 
     def _call(self, function: Callable[..., object], args: tuple[Any, ...]) -> None:
-        # Not in the caller's context: its deadline does not apply here.
+        # In the loop's context, since the caller's deadline does not apply here.
         self._context.run(function, *args)
 
     def run(self, function: Callable[..., Coroutine[Any, Any, _Result]], *args: Any) -> "Future[_Result] | None":
-        """Call a coroutine function in the loop; None if the loop does not run.
+        """Call a coroutine function in the loop, and return a future of its result; None if the loop does not run.
 
-        The future is cancelled if the loop ends first, and cancelling it cancels the call. Do not wait for it in the
-        loop's own thread.
+        The future is cancelled if the loop ends first. Cancelling the future cancels the call. Do not wait for the
+        future in the loop's thread.
         """
         result: Future[_Result] = Future()
 
-        def begin() -> None:
+        def start_task() -> None:
             if self._is_stopped:
-                # Its task might be made too late to be cancelled.
+                # `stop` cancels the existing tasks, and might miss a new one.
                 result.cancel()
                 return
             task = self.spawn(function(*args), result)
             result.add_done_callback(lambda _: self.call(task.cancel) if result.cancelled() else None)
 
-        # Kept until it is done, because a loop that ends drops its pending calls.
+        # Referenced until it is done, so that it is cancelled if the loop ends and drops the pending call.
         self._results.add(result)
         result.add_done_callback(self._results.discard)
-        if self.call(begin):
+        if self.call(start_task):
             return result
         self._results.discard(result)
         return None
 
     def stop(self, timeout_s: float) -> bool:
-        """Cancel all tasks and end the loop; False if it has not ended after `timeout_s`.
+        """Cancel all tasks and end the loop. Return False if the loop has not ended after `timeout_s` seconds.
 
-        A call from the loop or one of its threads does not wait, and returns True.
+        In the loop's thread, or in one of `threads`, it does not wait, and returns True.
         """
         with self._lock:
             is_first, self._is_stopped = not self._is_stopped, True
@@ -130,48 +131,47 @@ class ComponentLoop:
         if thread is None or loop is None:
             return True
         if is_first:
-            # Only once: a second stop would interrupt the cancelling of tasks.
+            # Only once: a second `loop.stop` would interrupt the cancellation of tasks.
             self.call(loop.stop)
-        here = threading.current_thread()
-        if here is thread or self.threads.has(here):
+        caller_thread = threading.current_thread()
+        if caller_thread is thread or self.threads.has(caller_thread):
             return True
         thread.join(timeout_s)
         return not thread.is_alive()
 
     # --- called in the loop -------------------------------------------------------------------------------------------
 
-    def spawn(self, made: Coroutine[Any, Any, Any], result: "Future[Any] | None" = None) -> "asyncio.Task[Any]":
-        """Run a coroutine as a task. `result` gets its outcome; without it, an error is logged as unexpected."""
-        task = asyncio.get_running_loop().create_task(made)
+    def spawn(self, coroutine: Coroutine[Any, Any, Any], result: "Future[Any] | None" = None) -> "asyncio.Task[Any]":
+        """Run a coroutine as a task. `result` gets its result or error; if None, an error is logged as unexpected."""
+        task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(partial(self._ended, result))
+        task.add_done_callback(partial(self._finish, result))
         return task
 
     def call_later(self, seconds: float, function: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
-        """Call a function in the loop after a delay, unless the handle is cancelled."""
+        """Call a function in the loop after a delay. Cancelling the returned handle cancels the call."""
         return asyncio.get_running_loop().call_later(seconds, function, *args)
 
     async def ask(self, function: Callable[..., _Result], *args: Any, threads: Threads | None = None) -> _Result:
-        """Call a function that waits for a server in a thread, and wait for its result.
+        """Call a function that waits for a server in a thread, and return its result.
 
-        `threads`: Other threads than the loop's own, for calls that must not queue behind requests.
+        `threads`: Threads for calls that must not queue behind requests. None (default): the loop's `threads`.
         """
         return await in_thread(threads or self.threads, function, *args, ending=self._ending)
 
     def repeat(
         self, call: Callable[[], Awaitable[float]], what: str, outages: Outages, longest_s: float = math.inf
     ) -> "Duty":
-        """Call a function repeatedly; `call` returns the seconds until the next time, `math.inf` to wait for `wake`.
+        """Call `call` repeatedly. It returns the seconds until its next call; `math.inf` waits for `Duty.wake`.
 
-        Its errors are reported to `outages` under the name `what`, and it is retried after a pause of at most
-        `longest_s`.
+        Its errors are reported to `outages` under the name `what`, and it is retried after at most `longest_s` seconds.
         """
-        woken = asyncio.Event()
+        wake_event = asyncio.Event()
 
         async def work() -> None:
             pauses = Pauses()
             while True:
-                woken.clear()
+                wake_event.clear()
                 try:
                     pause_s = await call()
                 except Exception as error:  # noqa: BLE001 - reported once, and retried
@@ -181,11 +181,11 @@ class ComponentLoop:
                     outages.over(what)
                     pauses = Pauses()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(woken.wait(), None if pause_s == math.inf else pause_s)
+                    await asyncio.wait_for(wake_event.wait(), None if pause_s == math.inf else pause_s)
 
-        return Duty(woken.set, self.spawn(work()).cancel)
+        return Duty(wake_event.set, self.spawn(work()).cancel)
 
-    def _ended(self, result: "Future[Any] | None", task: "asyncio.Task[Any]") -> None:
+    def _finish(self, result: "Future[Any] | None", task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if result is None:
@@ -196,12 +196,12 @@ class ComponentLoop:
         elif result.set_running_or_notify_cancel():
             result.set_result(task.result()) if error is None else result.set_exception(error)
 
-    def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def _log_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error, message = context.get("exception"), context.get("message")
         self._logger.error("%s hit an unexpected error, and continues: %s", self._name, message, exc_info=error)
 
     async def _cancel_all(self) -> None:
-        # In a loop, because new tasks may start during the wait.
+        # Repeated, because new tasks may start during the wait.
         while tasks := list(self._tasks):
             for task in tasks:
                 task.cancel()
@@ -218,7 +218,7 @@ class ComponentLoop:
                     loop.run_forever()
                     is_stopped = True
                 except (SystemExit, KeyboardInterrupt):
-                    # A function of the application raised it.
+                    # One of the application's functions raised the exit.
                     self._logger.exception("%s ignored an exit raised by a callback, and continues", self._name)
             loop.run_until_complete(self._cancel_all())
         finally:
@@ -230,11 +230,11 @@ class ComponentLoop:
 
 
 class Duty(NamedTuple):
-    """Work that a component repeats; see `ComponentLoop.repeat`. `wake` and `cancel` are called in the loop.
+    """Work that a component repeats; see `ComponentLoop.repeat`. Call `wake` and `cancel` in the loop.
 
     Attributes:
-        wake: Runs it now, or once more if it is running.
-        cancel: Ends it; a running call is cancelled.
+        wake: Runs the work now, or once more if it is running.
+        cancel: Ends the work, and cancels a running call.
     """
 
     wake: Callable[[], object]

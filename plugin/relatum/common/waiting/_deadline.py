@@ -1,11 +1,11 @@
-"""One deadline for a whole call: for its requests to the database and the broker, and its waits, together.
+"""A deadline for a whole call: it applies to all of the call's requests to servers and to its waits together.
 
-The called method sets `with within(timeout_s):` once. Every wait further down, in the same thread or task, asks
-`left_s(its_own_limit)` how long it may take: nothing has to be passed on. A thread that works for the call takes the
-deadline along with `contextvars.copy_context().run`; `in_thread` does so for tasks, and ends with them.
+The called method sets the deadline once, by `with within(timeout_s):`. Every nested wait in the same thread or task
+calls `left_s(its_own_limit)` for its time limit, so no deadline is passed as an argument. A thread that works for the
+call gets the deadline by `contextvars.copy_context().run`. `in_thread` does that for tasks.
 
-Another thread may move a deadline up, so that a cancelled call, or a component that stops, lets go of a server that
-does not answer. Waits check their deadline every `LOOK_S` seconds.
+Another thread may shorten a deadline, so that a cancelled call or a stopping component does not wait for a server
+that does not answer. Waits check their deadline every `LOOK_S` seconds.
 """
 
 import asyncio
@@ -18,26 +18,26 @@ from typing import Final
 from relatum.common.checks import seconds_text
 
 LOOK_S: Final = 0.1
-"""Seconds within which a wait notices that its deadline was moved up."""
+"""Seconds within which a wait notices that its deadline was shortened."""
 
 LEAST_S: Final = 0.5
-"""Minimum seconds for a request that has less time or none left: it is still made once."""
+"""Minimum seconds for a last request, which is made even if the call has less time left, or none."""
 
 STOPPED_S: Final = 1.0
-"""Seconds for a server to answer a component that stops."""
+"""Seconds that a stopping component waits for a server's answer."""
 
 _current: "ContextVar[Deadline | None]" = ContextVar("relatum_deadline", default=None)
 
 
 class Deadline:
-    """A moment by which something must have ended. Thread-safe.
+    """The moment by which work must end. Thread-safe.
 
     Args:
-        seconds: Seconds from now on; None for no end, until `end_in` sets one.
-        outer: Deadlines that also apply; None for none.
+        seconds: Seconds from now; None for no limit, until `end_in` sets one.
+        outer: Deadlines that also apply; None for no deadline.
 
     Attributes:
-        seconds: As given.
+        seconds: The argument.
     """
 
     __slots__ = ("_outer", "_until", "seconds")
@@ -49,14 +49,14 @@ class Deadline:
 
     @property
     def until(self) -> float:
-        """The moment, by `time.monotonic`; infinity for none."""
+        """The moment, by `time.monotonic`; infinity for no limit."""
         until = self._until
         for outer in self._outer:
             until = min(until, outer.until)
         return until
 
     def left_s(self) -> float:
-        """Return the remaining seconds; below 0 once it has passed, infinity for no end."""
+        """Return the remaining seconds; negative after the deadline, infinity for no limit."""
         return self.until - time.monotonic()
 
     @property
@@ -65,26 +65,26 @@ class Deadline:
         return self.left_s() <= 0
 
     def end_in(self, seconds: float) -> None:
-        """Move it up, from any thread; it is never postponed."""
+        """Shorten the deadline to `seconds` from now, from any thread. It is never extended."""
         self._until = min(self._until, time.monotonic() + seconds)
 
     def begin_anew(self) -> None:
-        """Undo `end_in`, so that stopped work can start again."""
+        """Set the deadline to its original seconds from now, so that stopped work can start again."""
         self._until = math.inf if self.seconds is None else time.monotonic() + self.seconds
 
     def __str__(self) -> str:
-        """The time limit that ended the work, for errors: its own or an outer one."""
-        first = min(self._outer, key=lambda outer: outer.until, default=self)
-        if first.until < self._until:
-            return str(first)
+        """The time limit that ends the work first, its own or an outer one, for errors."""
+        earliest = min(self._outer, key=lambda outer: outer.until, default=self)
+        if earliest.until < self._until:
+            return str(earliest)
         return "the work was ended" if self.seconds is None else seconds_text(self.seconds)
 
 
 class AfterStop(Deadline):
-    """The moment `STOPPED_S` after a stop was requested: a stop must not wait for an unavailable server.
+    """A deadline `STOPPED_S` after a stop was requested, so that a stop does not wait for an unavailable server.
 
     Args:
-        stop: The event that requests it.
+        stop: The event that requests the stop.
     """
 
     __slots__ = ("_stop",)
@@ -95,21 +95,21 @@ class AfterStop(Deadline):
 
     @property
     def until(self) -> float:
-        """The moment, counted from when the stop is noticed; infinity before."""
+        """The moment, counted from the first check after the request to stop; infinity before."""
         if self._stop.is_set():
             self.end_in(STOPPED_S)
         return self._until
 
 
 class within:  # noqa: N801 - reads as the statement it is: `with within(10.0):`
-    """Set the deadline of calls in the block; an outer deadline applies as well.
+    """Set the deadline of calls in the block. An outer deadline also applies.
 
-    A class, because every lookup passes through it and a generator is slower. Do not put it around a `yield` to a
-    caller: the deadline would apply to the caller's code.
+    This is a class because every lookup uses it, and a generator is slower. Do not `yield` to a caller in the block:
+    the deadline would apply to the caller's code.
 
     Args:
-        seconds: Seconds from now on; None for a deadline without a limit, which can be moved up. A `Deadline` is used
-            as it is, without the outer one.
+        seconds: Seconds from now; None for a deadline without a limit, which can be shortened. A `Deadline`
+            replaces the outer deadline.
     """
 
     __slots__ = ("_seconds", "_token")
@@ -118,15 +118,15 @@ class within:  # noqa: N801 - reads as the statement it is: `with within(10.0):`
         self._seconds = seconds
 
     def __enter__(self) -> Deadline:
-        given, outer = self._seconds, _current.get()
-        if isinstance(given, Deadline):
-            deadline = given
+        limit, outer = self._seconds, _current.get()
+        if isinstance(limit, Deadline):
+            deadline = limit
         elif outer is None:
-            deadline = Deadline(given)
-        elif given is not None and outer.left_s() <= given:
-            deadline = outer  # it ends first in any case
+            deadline = Deadline(limit)
+        elif limit is not None and outer.left_s() <= limit:
+            deadline = outer  # the outer deadline ends first
         else:
-            deadline = Deadline(given, outer)
+            deadline = Deadline(limit, outer)
         self._token: Token[Deadline | None] = _current.set(deadline)
         return deadline
 
@@ -135,12 +135,12 @@ class within:  # noqa: N801 - reads as the statement it is: `with within(10.0):`
 
 
 def current() -> Deadline | None:
-    """Return the deadline of the current call in this thread or task; None for none."""
+    """Return the deadline of the current call in this thread or task; None if it has no deadline."""
     return _current.get()
 
 
 def left_s(most_s: float = math.inf) -> float:
-    """Return how many seconds a wait may take: its own limit, or what the call has left, if less; never below 0."""
+    """Return the seconds that a wait may take: its own limit or the call's remaining time; at least 0."""
     deadline = _current.get()
     return most_s if deadline is None else max(0.0, min(most_s, deadline.left_s()))
 

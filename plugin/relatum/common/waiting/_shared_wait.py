@@ -1,4 +1,4 @@
-"""Many waits for something to appear in the database, with one thread that queries for all of them.
+"""Many waits for rows to appear in the database, with one thread that queries for all of them.
 
 See docs/adr/0026 and docs/adr/0048.
 """
@@ -18,34 +18,33 @@ from relatum.common.waiting._deadline import has_passed, left_s, within
 from relatum.errors import Transient
 
 PAUSE_S: Final = (0.005, 0.05)
-"""The first and the longest pause between two polls, in seconds; it doubles. The longest is about a recorder's lag."""
+"""First and longest pause between two polls, in seconds. The pause doubles; the longest is about a recorder's lag."""
 
 SHARE: Final = 2
-"""The least pause after a poll, as a multiple of its duration: many waits must not load the database, which has other
-clients."""
+"""Minimum pause after a poll, as a multiple of the poll's duration, so that many waits do not overload the database."""
 
 POLL_S: Final = 1.0
-"""Time limit of one poll in seconds: a frozen server is asked again, and waits end by their own time limits."""
+"""Maximum seconds of one poll. The next poll retries a frozen server; each wait ends at its own time limit."""
 
-_Question = TypeVar("_Question")
+_Query = TypeVar("_Query")
 _Answer = TypeVar("_Answer")
 
 
-class SharedWait(Generic[_Question, _Answer]):
-    """Waits of many threads and tasks; one thread polls while there are any. Thread-safe.
+class SharedWait(Generic[_Query, _Answer]):
+    """The waits of many threads and tasks. One thread polls while there are waits. Thread-safe.
 
-    Each wait has its own future and time limit. A waiting task holds no thread. A forked child starts without waits.
+    Each wait has its own future and time limit. A waiting task needs no thread. A forked child starts without waits.
 
     Args:
-        poll: Queries for all waits, in the polling thread. It yields the index of each query that has an answer, with
-            the answer; other queries are repeated. Its errors are raised to all waits, except a time-out of its own.
+        poll: Queries for all waits, in the polling thread. It yields the index and the answer of each query that has an
+            answer; the other queries are repeated. All waits raise its errors, except its own time-out.
         name: The thread's name.
-        first_s: The most seconds until a new query first runs; 0 if the caller has not queried by itself.
+        first_s: Maximum seconds before the first poll for a new wait; 0 if the caller has not queried before.
     """
 
     def __init__(
         self,
-        poll: Callable[[Sequence[_Question]], Iterable[tuple[int, _Answer]]],
+        poll: Callable[[Sequence[_Query]], Iterable[tuple[int, _Answer]]],
         name: str = "relatum-waits",
         *,
         first_s: float = PAUSE_S[0],
@@ -53,48 +52,48 @@ class SharedWait(Generic[_Question, _Answer]):
         self._poll = poll
         self._name = name
         self._first_s = first_s
-        self._begin()
+        self._reset()
         after_fork(self, SharedWait._renew)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._changed = threading.Condition(threading.Lock())
-        self._questions: dict[Future[_Answer | None], _Question] = {}
+        self._queries: dict[Future[_Answer | None], _Query] = {}
         self._thread: threading.Thread | None = None
         self._pause_s = self._first_s
 
     def _renew(self) -> None:
-        leave_to_parent(self._changed, self._questions)
-        self._begin()
+        leave_to_parent(self._changed, self._queries)
+        self._reset()
 
     def __len__(self) -> int:
-        return len(self._questions)
+        return len(self._queries)
 
-    def ask(self, question: _Question) -> "Future[_Answer | None]":
-        """Return a future of the answer, None at `end`. It belongs to one caller, who cancels it to leave."""
+    def ask(self, query: _Query) -> "Future[_Answer | None]":
+        """Return a future of the answer; the answer is None after `end`. Cancel the future to end the wait."""
         future: Future[_Answer | None] = Future()
-        future.add_done_callback(self._leave)
+        future.add_done_callback(self._remove)
         with self._changed:
-            self._questions[future] = question
+            self._queries[future] = query
             self._pause_s = self._first_s
             if self._thread is not None:
                 self._changed.notify()
             else:
-                # While the interpreter ends, no thread can start: each wait then lasts for its whole time.
+                # No thread can start at interpreter shutdown: each wait then ends at its time limit.
                 with contextlib.suppress(RuntimeError):
                     thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                     thread.start()
                     self._thread = thread
         return future
 
-    def _leave(self, future: "Future[_Answer | None]") -> None:
+    def _remove(self, future: "Future[_Answer | None]") -> None:
         with self._changed:
-            if self._questions.pop(future, None) is not None and not self._questions:
+            if self._queries.pop(future, None) is not None and not self._queries:
                 self._changed.notify()
 
     def wait(self, future: "Future[_Answer | None]", until: float) -> _Answer | None:
-        """Wait in this thread for a future of `ask`, also within the call's deadline; None after a time-out.
+        """Wait in this thread for a future of `ask`, within the call's deadline, and return the answer.
 
-        `until`: The moment to end at, by `time.monotonic`. An error of a poll is raised here.
+        `until`: The moment of the time-out, by `time.monotonic`; the answer is then None. Raises errors of `poll`.
         """
         try:
             return future.result(max(0.0, left_s(until - time.monotonic())))
@@ -114,65 +113,65 @@ class SharedWait(Generic[_Question, _Answer]):
             future.cancel()
 
     def hurry(self) -> None:
-        """Poll soon, from any thread: there may be an answer."""
+        """Poll soon, because there may be an answer. Call this from any thread."""
         with self._changed:
             self._pause_s = 0.0
             self._changed.notify()
 
     def end(self) -> None:
-        """End all waits, with None as the answer."""
+        """End all waits; their answer is None."""
         with self._changed:
-            waiting = list(self._questions)
+            waiting = list(self._queries)
         for future in waiting:
             self._resolve(future, partial(future.set_result, None))
 
     def join(self) -> None:
-        """Wait for a running poll that no wait needs any more."""
+        """Wait for the end of a running poll if there are no waits, for at most `POLL_S`."""
         thread = self._thread
-        if thread is not None and not self._questions and thread is not threading.current_thread():
+        if thread is not None and not self._queries and thread is not threading.current_thread():
             thread.join(POLL_S)
 
     def _run(self) -> None:
-        asked_at, least_s = time.monotonic(), 0.0
+        polled_at, min_s = time.monotonic(), 0.0
         while True:
             with self._changed:
-                while self._questions and (left := asked_at + max(self._pause_s, least_s) - time.monotonic()) > 0:
-                    self._changed.wait(left)
-                if not self._questions:
-                    # Decided with the lock held, so that the next `ask` starts another thread.
+                while self._queries and (wait_s := polled_at + max(self._pause_s, min_s) - time.monotonic()) > 0:
+                    self._changed.wait(wait_s)
+                if not self._queries:
+                    # Set with the lock held, so that the next `ask` starts another thread.
                     self._thread = None
                     return
-                waiting = list(self._questions.items())
-            began = time.monotonic()
-            has_found = self._ask_for([future for future, _ in waiting], [question for _, question in waiting])
-            asked_at = time.monotonic()
-            least_s = SHARE * (asked_at - began)
+                waiting = list(self._queries.items())
+            started_at = time.monotonic()
+            has_found = self._poll_once([future for future, _ in waiting], [query for _, query in waiting])
+            polled_at = time.monotonic()
+            min_s = SHARE * (polled_at - started_at)
             with self._changed:
                 self._pause_s = PAUSE_S[0] if has_found else min(max(PAUSE_S[0], 2 * self._pause_s), PAUSE_S[1])
 
-    def _ask_for(self, futures: "list[Future[_Answer | None]]", questions: list[_Question]) -> bool:
-        """Poll once, and answer waits. Returns whether there was an answer."""
+    def _poll_once(self, futures: "list[Future[_Answer | None]]", queries: list[_Query]) -> bool:
+        """Poll once, and end the waits that have an answer. Return whether a wait ended."""
         try:
             with within(POLL_S):
                 try:
-                    answers = [(futures[place], answer) for place, answer in self._poll(questions)]
+                    answers = [(futures[index], answer) for index, answer in self._poll(queries)]
                 except Transient:
                     if has_passed():
                         return False
                     raise
         except Exception as error:  # noqa: BLE001 - raised to each wait
             for future in futures:
-                mine = copy(error)
-                mine.__cause__ = error
-                self._resolve(future, partial(future.set_exception, mine))
+                own_error = copy(error)
+                own_error.__cause__ = error
+                self._resolve(future, partial(future.set_exception, own_error))
             return True
         for future, answer in answers:
             self._resolve(future, partial(future.set_result, answer))
         return bool(answers)
 
     def _resolve(self, future: "Future[_Answer | None]", resolve: Callable[[], None]) -> None:
-        """Finish a future, unless it is finished or cancelled."""
+        """Resolve a future, unless it is done."""
         with self._changed:
-            is_waiting = self._questions.pop(future, None) is not None
+            is_waiting = self._queries.pop(future, None) is not None
         if is_waiting and future.set_running_or_notify_cancel():
             resolve()

@@ -1,8 +1,8 @@
-"""Blocking calls for tasks: daemon threads that belong to one object, with one switch to a thread and back per call.
+"""Daemon threads that belong to one object and run blocking calls, also for tasks.
 
-`concurrent.futures` joins its threads when the interpreter ends, so a server that does not answer would keep a program
-from ending; `asyncio.to_thread` shares one executor with the application. These threads are not joined, and a switch to
-a thread and back takes half the time. See docs/adr/0048.
+`concurrent.futures` joins its threads at interpreter shutdown, so a server that does not answer would keep a program
+from ending; `asyncio.to_thread` shares its executor with the application. These threads are not joined, and switching
+to a thread and back takes half the time. See docs/adr/0048.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from relatum.common.waiting._deadline import LOOK_S, Deadline, current, within
 IDLE_S: Final = 10.0
 """Seconds after which an idle thread ends."""
 
-LET_GO_S: Final = 2 * LOOK_S
-"""The most seconds that a cancelled task waits for its thread to release what it holds."""
+CANCELLED_WAIT_S: Final = 2 * LOOK_S
+"""Maximum seconds that a cancelled task waits for its thread, which has to release connections and locks."""
 
-LET_GO_LOOK_S: Final = 0.005
-"""Seconds between two of its looks."""
+CANCELLED_POLL_S: Final = 0.005
+"""Seconds between two checks during that wait."""
 
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
@@ -38,19 +38,19 @@ class NoThreadInTime(TimeoutError):
 
 
 class Threads:
-    """Up to `most` daemon threads for calls, started on demand; idle threads end after a while.
+    """Up to `most` daemon threads for calls, started on demand. Idle threads end after `IDLE_S`.
 
-    Calls must check a deadline or be bounded: a call that hangs keeps its thread. A forked child starts without
-    threads; the parent's calls stay in the parent.
+    Calls must check a deadline or be short: a call that hangs occupies its thread. A forked child starts without
+    threads and calls.
     """
 
     def __init__(self, most: int, name: str) -> None:
         self.most = most
         self._name = name
-        self._begin()
+        self._reset()
         after_fork(self, Threads._renew)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.Lock()
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
@@ -60,10 +60,10 @@ class Threads:
 
     def _renew(self) -> None:
         leave_to_parent(self._lock, self._queue, self._threads)
-        self._begin()
+        self._reset()
 
     def submit(self, function: Callable[..., _Result], /, *args: Any, **options: Any) -> "Future[_Result]":
-        """Call a function in a thread, also while the interpreter ends; `RuntimeError` after `shutdown`."""
+        """Call a function in a thread, or here if no thread can start. Raises `RuntimeError` after `shutdown`."""
         future: Future[_Result] = Future()
         call = partial(_run, future, partial(function, *args, **options))
         with self._lock:
@@ -74,7 +74,7 @@ class Threads:
                 self._start()
             has_threads = bool(self._threads)
             if has_threads:
-                # With the lock held: no thread would take a call queued after `shutdown`.
+                # With the lock held, because no thread would take a call that is queued after `shutdown`.
                 self._queue.put(call)
             else:
                 self._unfinished -= 1
@@ -88,7 +88,7 @@ class Threads:
         try:
             thread.start()
         except RuntimeError:
-            # No more threads can start. While the interpreter ends none can, from Python 3.12 on.
+            # No more threads can start. From Python 3.12 on, none can start at interpreter shutdown.
             self._threads.discard(thread)
 
     def _work(self) -> None:
@@ -99,7 +99,7 @@ class Threads:
                 self._unfinished -= 1
 
     def _next(self) -> Callable[[], None] | None:
-        """Return the next call; None if this thread is to end."""
+        """Return the next call; None if this thread must end."""
         while True:
             call, is_over = None, False
             with suppress(Empty):
@@ -109,7 +109,7 @@ class Threads:
                 return call
             with self._lock:
                 if is_over:
-                    # Queued again, so that every thread ends.
+                    # Queued again for the next thread, so that all threads end.
                     self._queue.put(None)
                 if is_over or self._unfinished < len(self._threads):
                     self._threads.discard(threading.current_thread())
@@ -121,11 +121,11 @@ class Threads:
         return max(0, self._unfinished - len(self._threads))
 
     def has(self, thread: threading.Thread) -> bool:
-        """Whether a thread is one of these."""
+        """Whether a thread is one of these threads."""
         return thread in self._threads
 
     def shutdown(self, *, wait: bool = False) -> None:
-        """Stop accepting calls. Accepted calls still run; then the threads end. `wait=True` waits for that."""
+        """Refuse further calls. The threads end after the accepted calls; `wait=True` waits for their end."""
         with self._lock:
             if not self._is_shut:
                 self._is_shut, self._ending = True, list(self._threads)
@@ -134,7 +134,7 @@ class Threads:
             self.join(None)
 
     def join(self, timeout_s: float | None) -> None:
-        """Wait after `shutdown` until the threads have ended, for `timeout_s` at most; None waits forever."""
+        """Wait after `shutdown` until the threads have ended, at most `timeout_s` seconds; None: without limit."""
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         for thread in self._ending:
             left_s = until - time.monotonic()
@@ -149,14 +149,14 @@ def _run(future: "Future[Any]", function: Callable[[], Any]) -> None:
         future.set_result(function())
     except BaseException as error:  # noqa: BLE001 - raised to the caller by the future
         if isinstance(error, StopIteration):
-            # A task's future refuses StopIteration; a generator raises the same RuntimeError.
+            # A task's future refuses StopIteration. Generators raise RuntimeError for it, too.
             error, error.__cause__ = RuntimeError("the call raised StopIteration"), error
         future.set_exception(error)
-        # Breaks the cycle of the error and this frame.
+        # Breaks the reference cycle of the error and this frame.
         del future, function
 
 
-_COMMON: Final = Threads(32, "relatum-calls")
+_SHARED: Final = Threads(32, "relatum-calls")
 
 
 async def in_thread(
@@ -167,95 +167,95 @@ async def in_thread(
     returned: Callable[[_Result], object] | None = None,
     to_end: bool = False,
 ) -> _Result:
-    """Call a function in a thread, within the task's deadline. If the task is cancelled, the thread stops waiting.
+    """Call a function in a thread, within the task's deadline, and return its result.
 
-    A cancelled task ends after `LET_GO_S` at most: by then the call has released what it held, unless it hangs in code
-    that ignores deadlines.
+    When the task is cancelled, the call's deadline ends, and the task waits `CANCELLED_WAIT_S` at most for the call. By
+    then, the call has released its connections and locks, unless it hangs in code that ignores deadlines.
 
     Args:
         threads: The threads to use; None for the threads that all rare calls of this process share.
         function: The function to call.
         args: Its arguments.
-        ending: A further deadline of the call; None for none.
-        returned: Called in a thread with the result of a call that was cancelled, to release it; None if there is
-            nothing to release.
-        to_end: True waits for a cancelled call until it has ended, however long that takes, because the following work
-            must not overtake it. Default False.
+        ending: A further deadline of the call; None (default) for no deadline.
+        returned: Called in a thread with the result of a cancelled call, to release it; None (default) if results need
+            no release.
+        to_end: True waits until a cancelled call has ended, without limit, because following work must not overtake it.
+            Default: False.
 
     Raises:
         NoThreadInTime: no thread became free before the deadline; the function was not called.
-        RuntimeError: the caller is one of these threads, which would wait for itself.
+        RuntimeError: the caller runs in one of these threads, and would wait for itself.
     """
     deadline = Deadline(None, current(), ending)
     with within(deadline):
         context = copy_context()
-    threads = threads or _COMMON
+    threads = threads or _SHARED
     if threads.has(threading.current_thread()):
-        raise RuntimeError("a call in a thread waits for another of the same threads: make both in one call")
+        raise RuntimeError("a call in a thread waits for another call in the same threads: make both in one call")
     call: Future[_Result] = threads.submit(context.run, function, *args)
-    came = asyncio.wrap_future(call)
+    result_future = asyncio.wrap_future(call)
     try:
         if threads.waiting and (left_s := deadline.left_s()) < math.inf:
-            await asyncio.wait([came], timeout=max(0.0, left_s))
+            await asyncio.wait([result_future], timeout=max(0.0, left_s))
             if call.cancel():
                 raise NoThreadInTime(f"no thread became free in time ({deadline})")
-        return await came
-    except (asyncio.CancelledError, GeneratorExit) as ended:
+        return await result_future
+    except (asyncio.CancelledError, GeneratorExit) as error:
         if not call.cancel():
             deadline.end_in(0)
-            until = time.monotonic() + (math.inf if to_end else LET_GO_S)
-            while isinstance(ended, asyncio.CancelledError) and not call.done() and time.monotonic() < until:
-                # The task may be cancelled again.
+            until = time.monotonic() + (math.inf if to_end else CANCELLED_WAIT_S)
+            while isinstance(error, asyncio.CancelledError) and not call.done() and time.monotonic() < until:
+                # The task may be cancelled again during the wait.
                 with suppress(asyncio.CancelledError):
-                    await asyncio.sleep(LET_GO_LOOK_S)
-            call.add_done_callback(partial(_give_back, returned))
+                    await asyncio.sleep(CANCELLED_POLL_S)
+            call.add_done_callback(partial(_release_result, returned))
         raise
     finally:
         deadline.end_in(0)
-        if not came.cancel() and not came.cancelled():
-            # Otherwise asyncio would log the error of a call whose task was cancelled.
-            came.exception()
+        if not result_future.cancel() and not result_future.cancelled():
+            # Retrieves the error, which asyncio would otherwise log after the task was cancelled.
+            result_future.exception()
         # An error's traceback refers to this frame.
-        del call, came
+        del call, result_future
 
 
 _CONNECTING: Final = Threads(256, "relatum-connecting")
-"""For calls that ignore deadlines. A hung one keeps its thread, so there are enough for all that connect."""
+"""Threads for calls that ignore deadlines. A hung call occupies its thread, so there are many."""
 
 
 def call_in_time(
     deadline: Deadline, function: Callable[..., _Result], *args: Any, unwanted: Callable[[_Result], object]
 ) -> _Result:
-    """Call a function that ignores deadlines, such as a resolver, in a thread; `TimeoutError` after the deadline.
+    """Call a function that ignores deadlines, such as a resolver, in a thread. Raises `TimeoutError` at the deadline.
 
-    `unwanted` gets a result that comes too late, to release it.
+    `unwanted` is called with a result that comes too late, to release it.
     """
     call: Future[_Result] = _CONNECTING.submit(copy_context().run, function, *args)
     try:
         while not call.done():
             if deadline.has_passed:
-                raise TimeoutError("timed out")  # noqa: TRY301 - as any error, it ends the waiting
+                raise TimeoutError("timed out")  # noqa: TRY301 - handled below like each error of the call
             wait([call], min(LOOK_S, deadline.left_s()))
         return call.result()
     except BaseException:
-        call.add_done_callback(partial(_give_back, unwanted))
+        call.add_done_callback(partial(_release_result, unwanted))
         raise
     finally:
         # An error's traceback refers to this frame.
         del call
 
 
-def _give_back(returned: Callable[[Any], object] | None, call: "Future[Any]") -> None:
-    """Release an unwanted result in a new thread, because that may block, and the others may have been shut down."""
+def _release_result(returned: Callable[[Any], object] | None, call: "Future[Any]") -> None:
+    """Release an unwanted result in a new thread: that may block, and the other threads may have been shut down."""
     if returned is not None and call.exception() is None:
         threading.Thread(target=returned, args=(call.result(),), name="relatum-given-back", daemon=True).start()
 
 
 class Parts(Generic[_Item]):
-    """The parts of a blocking iteration, taken by one thread at a time."""
+    """The parts of a blocking iteration. One thread at a time takes a part."""
 
-    def __init__(self, given: Generator[list[_Item], None, None]) -> None:
-        self._given = given
+    def __init__(self, generator: Generator[list[_Item], None, None]) -> None:
+        self._generator = generator
         self._lock = threading.Lock()
         self._is_ended = False
 
@@ -263,29 +263,29 @@ class Parts(Generic[_Item]):
         """Return the next part; None at the end."""
         try:
             with self._lock:
-                return next(self._given, None)
+                return next(self._generator, None)
         finally:
             if self._is_ended:
                 self.close()
 
     def close(self) -> None:
-        """End the iteration. A thread that takes a part now does it, because a source of ids may block for long."""
+        """End the iteration. If a thread is taking a part, which may block for long, that thread ends it afterwards."""
         self._is_ended = True
         if self._lock.acquire(blocking=False):
             try:
-                self._given.close()
+                self._generator.close()
             finally:
                 self._lock.release()
 
 
 def pause(seconds: float) -> None:
-    """Sleep, but no longer than the call has left, even if its deadline is moved up during the sleep."""
+    """Sleep, but only up to the call's deadline, even if the deadline is shortened during the sleep."""
     until = time.monotonic() + seconds
     deadline = current()
-    while (left := until - time.monotonic()) > 0:
+    while (remaining_s := until - time.monotonic()) > 0:
         if deadline is None:
-            time.sleep(left)
+            time.sleep(remaining_s)
         elif deadline.has_passed:
             return
         else:
-            time.sleep(max(0.0, min(left, LOOK_S, deadline.left_s())))
+            time.sleep(max(0.0, min(remaining_s, LOOK_S, deadline.left_s())))
