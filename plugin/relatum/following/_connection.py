@@ -358,7 +358,7 @@ class Connection:
     def close(self) -> None:
         """Send Close as best effort, and close the connection."""
         if self._is_open:
-            self.session.leave()
+            self.session.send_close()
             self._drop()
 
 

@@ -125,7 +125,7 @@ class SocketConnection:
         if cluster is not None and session.server_properties.get("cluster_name") != cluster:
             raise AnotherCluster(f"The server of the stream protocol there is not the cluster {cluster!r}.")
         # One at a time: RabbitMQ (3.10 and 4.3) closes the connection if frames are sent ahead during the login.
-        handshake = self.answer(frames.about, frames.Command.SASL_HANDSHAKE)
+        handshake = self.answer(frames.named_request, frames.Command.SASL_HANDSHAKE)
         offered = frames.decode_strings(_body(handshake, "offers mechanisms"))
         if mechanism not in offered:
             raise MechanismNotTaken(f"The broker does not offer {mechanism}, only {', '.join(offered)}.")
@@ -146,7 +146,7 @@ class SocketConnection:
         _body(answer, "logs in")
         while not session.is_tuned:
             self.exchange()
-        opened = self.answer(frames.about, frames.Command.OPEN, address.vhost)
+        opened = self.answer(frames.named_request, frames.Command.OPEN, address.vhost)
         if opened.code in (Code.VHOST_ACCESS_FAILURE, Code.ACCESS_REFUSED):
             raise AccessRefused(
                 f"The user {address.user!r} may not use the virtual host {address.vhost!r}, or there is none."
@@ -269,7 +269,7 @@ class SocketConnection:
     def close(self) -> None:
         """Send a Close, best effort, and close the socket."""
         if self.is_usable:
-            self.session.leave()
+            self.session.send_close()
             self._send_last_words()
 
     def _send_last_words(self) -> None:

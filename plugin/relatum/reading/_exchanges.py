@@ -95,7 +95,7 @@ def _routes(connection: SocketConnection, exchange: str, routing_key: str) -> li
     if exchange.startswith(BROKERS_OWN) or not is_known or tuple(map(int, parts)) < ROUTE_SINCE:
         return None
     _prove_alive(connection)
-    answer = connection.answer(frames.about, frames.Command.ROUTE, routing_key, exchange)
+    answer = connection.answer(frames.named_request, frames.Command.ROUTE, routing_key, exchange)
     if answer.code == Code.STREAM_DOES_NOT_EXIST:
         raise NotFound(f"There is no exchange {exchange!r}.")
     return _strings(answer, exchange)
@@ -118,7 +118,7 @@ def _partitions(connection: SocketConnection, exchange: str, before: list[str] |
     result, if the broker may have been recovering more.
     """
     _prove_alive(connection)
-    answer = connection.answer(frames.about, frames.Command.PARTITIONS, exchange)
+    answer = connection.answer(frames.named_request, frames.Command.PARTITIONS, exchange)
     if answer.code == Code.STREAM_DOES_NOT_EXIST:
         return [], False
     found = _strings(answer, exchange)

@@ -313,7 +313,7 @@ def _has_no_message(connection: SocketConnection, stream: str) -> bool:
 
 def _stats(connection: SocketConnection, stream: str) -> dict[str, int]:
     """Return the leader's statistics of its log; empty if it has none."""
-    answer = connection.answer(frames.about, frames.Command.STREAM_STATS, stream)
+    answer = connection.answer(frames.named_request, frames.Command.STREAM_STATS, stream)
     return frames.decode_stats(answer.body) if answer.code == Code.OK else {}
 
 
