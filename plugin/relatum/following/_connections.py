@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from relatum.errors import ConfigurationError, StreamNotHere
 from relatum.following._connection import Connection, Interrupted, Subscription
-from relatum.reading import OUT_OF_REACH_S, NodeAddress, SocketConnection, StreamPlaces, other_nodes
+from relatum.reading import UNREACHABLE_S, NodeAddress, SocketConnection, StreamPlaces, other_nodes
 from relatum.waiting import Pauses
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Connections:
                         node.attempts += 1
                     elif node is not self._home:
                         # The node may advertise a name that does not resolve here. Streams then try other replicas.
-                        node.error, node.unreachable_until = error, time.monotonic() + OUT_OF_REACH_S
+                        node.error, node.unreachable_until = error, time.monotonic() + UNREACHABLE_S
                         raise
                     else:
                         self._report_unreachable(error)
