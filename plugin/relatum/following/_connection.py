@@ -36,8 +36,7 @@ UNDER_WAY_MAX: Final = 16
 of the connection until its credit is used up."""
 
 CROWD: Final = 64
-"""Number of streams from which a connection to such a broker is crowded. So many delay each other by an eighth of a
-second at most."""
+"""Streams that crowd a connection to such a broker. They delay each other by an eighth of a second or less."""
 
 WINDOW_BYTES: Final = 1 << 20
 """Approximate maximum bytes of one stream in flight or held by the owner; at least one chunk."""
@@ -100,7 +99,6 @@ class Subscriptions:
     def __init__(self, session: StreamSession) -> None:
         self._session = session
         self._by_id: dict[int, Subscription] = {}
-        # Ids by correlation: of Subscribe requests, and of barriers; then those that the next barrier covers.
         self._subscribing: dict[int, int] = {}
         self._barriers: dict[int, list[int]] = {}
         self._unfenced: dict[int, None] = {}
@@ -138,14 +136,11 @@ class Subscriptions:
             self._session.unsubscribe(number)
 
     def grant(self, subscription: Subscription) -> bool:
-        """Grant the available credit; return whether there is something to send.
-
-        Until the stream is quiet, a barrier follows. It is also needed without credit: if chunks were larger than
-        expected, so much is in flight that none may be granted for long.
-        """
+        """Grant the available credit; return whether there is something to send."""
         if self._by_id.get(subscription.number) is not subscription:
             return False
         credit = subscription.credit()
+        # A barrier is also needed without credit: after larger chunks than expected, there may be none for long.
         can_drain = credit > 0 or (subscription.has_chunks and subscription.has_credit)
         needs_barrier = can_drain and not subscription.is_quiet
         if credit:

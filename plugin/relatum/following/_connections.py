@@ -53,8 +53,7 @@ class Connections:
     """The connections of a follower.
 
     `connect`: Opens a connection to a node. `nodes_of`: Queries the nodes of a stream.
-    `on_unreachable`: Called with the reason if no stream can be read.
-    `on_reachable`: Called when streams can be read again.
+    `on_outage`: Called with the reason if no stream can be read. `on_recovery`: Called when that is over.
     """
 
     def __init__(
@@ -62,13 +61,13 @@ class Connections:
         connect: Callable[[NodeAddress | None], Awaitable[SocketConnection]],
         nodes_of: Callable[[str], Awaitable[StreamPlaces]],
         *,
-        on_unreachable: Callable[[Exception], None],
-        on_reachable: Callable[[], None],
+        on_outage: Callable[[Exception], None],
+        on_recovery: Callable[[], None],
     ) -> None:
         self._connect = connect
         self._nodes_of = nodes_of
-        self._on_unreachable = on_unreachable
-        self._on_reachable = on_reachable
+        self._on_outage = on_outage
+        self._on_recovery = on_recovery
         self._spread_max = SPREAD_MAX
         self._home = Node(None)
         self._nodes: dict[NodeAddress | None, Node] = {None: self._home}
@@ -161,10 +160,8 @@ class Connections:
                 if node.error is not None and time.monotonic() < node.unreachable_until:
                     raise node.error
                 if len(self) >= CONNECTIONS_MAX + sum(each.session.is_used_up for each in node.connections):
-                    raise ConfigurationError(
-                        f"All {CONNECTIONS_MAX} connections that a process may use to follow streams are full: divide "
-                        "the streams among more processes"
-                    )
+                    full = f"all {CONNECTIONS_MAX} connections that a process may use to follow streams are full"
+                    raise ConfigurationError(f"{full}: divide the streams among more processes")
                 pause_s, node.pause_s = node.pause_s, 0.0
                 await asyncio.sleep(pause_s)
                 try:
@@ -179,20 +176,20 @@ class Connections:
                         node.error, node.unreachable_until = error, time.monotonic() + UNREACHABLE_S
                         raise
                     else:
-                        self._report_unreachable(error)
+                        self._report_outage(error)
 
-    def _report_unreachable(self, error: Exception) -> None:
+    def _report_outage(self, error: Exception) -> None:
         """Report that no stream can be read, and set the pause before the next attempt."""
         self._home.pause_s = self._home.pauses.after(error)
         self.is_away = True
-        self._on_unreachable(error)
+        self._on_outage(error)
 
     def _add(self, node: Node, opened: SocketConnection) -> None:
         connection = Connection(opened, lambda ended, error: self._on_lost(node, ended, error))
         node.connections.append(connection)
         self._spread_max = SPREAD_MAX
         self.is_away = False
-        self._on_reachable()
+        self._on_recovery()
         connection.pause(self._is_paused)
         for used_up in [each for each in node.connections if each.session.is_used_up]:
             # The broker keeps too many files open for this connection.
@@ -208,7 +205,7 @@ class Connections:
         self._remove(node, connection)
         if node is self._home and not node.connections:
             # The outage is reported once, when the last connection is lost.
-            self._report_unreachable(error)
+            self._report_outage(error)
         else:
             node.pause_s = node.pauses.after(error)
 

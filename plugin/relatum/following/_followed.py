@@ -4,7 +4,7 @@ If a message of the stream is known, reading begins at that message, not after i
 whether the stream is the same: the message is in it, or a different one. The follower queries the stream's leader
 
 - if nothing or only earlier records arrive: the node lags, or the stream lost its end or was declared again;
-- if the first chunk begins after the known message, or a later one after the next offset: retention dropped records,
+- if the first chunk begins after the known message, or a later chunk after the next offset: retention dropped records,
   the stream has a gap, or it is a different stream.
 
 Chunks that arrive before the answer are queued.

@@ -66,7 +66,7 @@ class FollowerStatistics:
 
 
 def refuses_login(error: object) -> TypeGuard[RelatumError]:
-    """Whether the broker refuses the login itself, not one stream. Retries cannot succeed until a user fixes it."""
+    """Whether the broker refuses the login itself, not one stream. Retries fail until the configuration changes."""
     return isinstance(error, AccessRefused | ConfigurationError) and getattr(error, "stream", None) is None
 
 
@@ -105,7 +105,7 @@ class StreamFollower:
         self._threads = Threads(HELPERS_MAX, "relatum-follower-asks")
         self._query_slots = asyncio.Semaphore(HELPERS_MAX - 1)
         self.connections = Connections(
-            self._connect, self._nodes_of, on_unreachable=self._on_unreachable, on_reachable=self._on_reachable
+            self._connect, self._nodes_of, on_outage=self._on_outage, on_recovery=self._on_recovery
         )
         self.delivery = Delivery(on_event, Gathering(gather_s), self.connections.pause)
         self._current: dict[str, Followed] = {}
@@ -121,8 +121,7 @@ class StreamFollower:
     def follow(self, stream: str, next_offset: int, *, known: Position | None = None) -> int:
         """Follow a stream from an offset, and return the number that identifies this following in its events.
 
-        The stream need not exist yet. If it is followed already, that following ends.
-
+        The stream need not exist yet. An earlier following of the stream ends.
         `known`: A message that identifies the stream; None accepts any stream.
         """
         if self.is_closed:
@@ -224,14 +223,14 @@ class StreamFollower:
         self._outages.failed(self._who(followed.stream), error)
         self.delivery.put(followed, Failed(followed.stream, followed.number, error))
 
-    def _on_unreachable(self, error: Exception) -> None:
+    def _on_outage(self, error: Exception) -> None:
         """Report that no stream can be read: the broker is unreachable, or refuses the login."""
         self.may_log_in = not refuses_login(error)
         if self._current:
             self._outages.failed(self._name, error)
         self.delivery.put_for_all(Failed(None, 0, error))
 
-    def _on_reachable(self) -> None:
+    def _on_recovery(self) -> None:
         self.may_log_in = True
         self._outages.answered(Server.BROKER)
         self._outages.over(self._name)
@@ -280,8 +279,8 @@ class BrokerReach:
     A member may reach PostgreSQL but not the broker: the broker's node or the network is down, or a password or
     certificate has expired. Without this check, it would renew its lease, and no member would read its streams.
 
-    While any stream of `follower` is attached, the broker is reachable. During an outage without such a stream, a query
-    about the stream that `stream` returns checks it. There are no other queries, since a group may have many members.
+    While any stream of `follower` is attached, the broker is reachable. During an outage without one, this queries the
+    stream that `stream` returns. There are no other queries, since a group may have many members.
 
     `is_cut_off`: Whether the broker has been unreachable for so long that others may take the member's streams.
     `may_take`: Whether the member may take streams. False if it was cut off until recently or may be cut off soon: if

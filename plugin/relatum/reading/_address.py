@@ -47,10 +47,9 @@ class Broker:
             (`cafile`, `capath`, `cadata`, `no_verify_ssl`, `auth`). Others are ignored, with one warning. To name
             several nodes of one cluster, separate whole URLs with the same virtual host by `;` or `,`: if a node does
             not answer, the next one is used ([ADR 42](../adr/0042-several-addresses.md)).
-        stream_url: `rabbitmq-stream://HOST:PORT` or `rabbitmq-stream+tls://HOST:PORT`, if the stream port is not the
-            AMQP port minus 120. The broker must answer there. For several URLs, give as many stream URLs in the same
-            order. Not needed if `url` is a stream URL. None (default): the AMQP port minus 120, if the same broker
-            answers there.
+        stream_url: `rabbitmq-stream://HOST:PORT` or `rabbitmq-stream+tls://HOST:PORT`, where the broker must answer.
+            Give as many as in `url`, in the same order. Omit it if `url` is a stream URL. None (default): the AMQP port
+            minus 120, if the same broker answers there.
         ssl_context: The TLS context. None (default): a context with the files that the URL names, or the system's
             certificate authorities. It verifies certificate and host name unless the URL disables this.
         auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate. None (default):
@@ -191,11 +190,11 @@ class BrokerAddress:
         return self.password_now if isinstance(self.password_now, PasswordFunction) else None
 
     def is_joined_by(self, other: "BrokerAddress") -> bool:
-        """Join the address of another connection, if it is of the same broker and user. Returns whether it is.
+        """Return whether another connection has the same broker and user. If so, its password is used from now on.
 
-        It is if the addresses are equal. If only the passwords differ, it is if both connections have the same current
-        password, or if this address's connections are closed; the other's password is then used from now on. Two open
-        connections with different passwords may be two users, because a token can come with any user name.
+        True if the addresses are equal. If only the passwords differ, true if both connections have the same current
+        password, or if this address's connections are closed. Two open connections with different passwords may be two
+        users, because a token can come with any user name.
         """
         mine, theirs = self.password_now, other.password_now
         if self == other:
@@ -224,8 +223,7 @@ class BrokerAddress:
         urls = _split_urls(url)
         stream_urls = [None] * len(urls) if stream_url is None else _split_urls(stream_url)
         if len(urls) != len(stream_urls):
-            numbers = f"Give as many stream URLs as broker URLs, not {len(stream_urls)} for {len(urls)}"
-            raise ConfigurationError(f"{numbers}, and in the same order.")
+            raise ConfigurationError(f"Give as many stream URLs as URLs, not {len(stream_urls)} for {len(urls)}.")
         first, *others = (cls._of_pair(*pair) for pair in zip(urls, stream_urls, strict=True))
         return replace(first, others=tuple(others)) if others else first
 
@@ -236,10 +234,7 @@ class BrokerAddress:
             return address
         stream = cls._of(stream_url)
         if stream.stream_port_guessed or address.amqp_port is None:
-            raise ConfigurationError(
-                "stream_url= takes rabbitmq-stream:// or rabbitmq-stream+tls:// URLs, and only if the broker's URL is "
-                "amqp:// or amqps://."
-            )
+            raise ConfigurationError("stream_url= takes a rabbitmq-stream:// URL, and only if url= is an amqp:// URL.")
         if stream.login.needs_tls and address.login.needs_tls and stream.login != address.login:
             raise ConfigurationError("The broker's URL and the stream URL have different TLS options: give one set.")
         return replace(
@@ -317,8 +312,7 @@ def _parse_url(url: str) -> tuple[SplitResult, int]:
         port = parts.port
     except ValueError:
         raise ConfigurationError(
-            "The port in the broker's URL is not a number from 1 to 65535: correct it, or write an IPv6 address as "
-            "[::1]:5672."
+            "The port in the broker's URL is not a number from 1 to 65535. An IPv6 address is written as [::1]:5672."
         ) from None
     if _SEPARATOR.search(parts.hostname or ""):
         raise ConfigurationError("Each of several URLs of a broker must be complete: amqp://…;amqp://…")

@@ -111,7 +111,7 @@ def position_of(message: Message) -> Position:
 
 
 def _fingerprint_of(message: Message) -> int:
-    return fingerprint(type_and_id_of(message)[1], message.body)  # These decode nothing else.
+    return fingerprint(type_and_id_of(message)[1], message.body)  # This decodes only id and body.
 
 
 # --- the broker's identity -------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def _claimed(reader: "StreamReader", link: SocketConnection) -> uuid.UUID | None
 
 
 def _publish(link: SocketConnection, text: str) -> bool:
-    """Publish a message, and return whether the broker confirmed it. False if the stream cannot accept it yet."""
+    """Publish a message, and return whether the broker confirmed it. False, too, if the stream is not ready yet."""
     code = link.answer(frames.declare_publisher, 0, "", IDENTITY_STREAM).code
     if code == Code.ACCESS_REFUSED:
         raise AccessRefused(f"this user may not write to {IDENTITY_STREAM!r}")

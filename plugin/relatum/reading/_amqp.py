@@ -30,9 +30,9 @@ from relatum.reading._connecting import (
     BROKERS_MAX,
     CONNECT_S_MIN,
     HEARTBEAT_S,
-    connecting_error,
     first_answering,
     nested_errors,
+    reach_error,
 )
 from relatum.waiting import left_s
 
@@ -140,14 +140,12 @@ def _amqp_error(error: BaseException, address: BrokerAddress, port: int) -> Rela
     if closed is not None and int(closed[1]) in _REFUSED and _LIMIT_REACHED not in closed[2]:
         refuses = f"The broker at {address.where} refuses {address.who} in the virtual host {address.vhost!r}"
         if int(closed[1]) == _NO_VHOST:
-            return AccessRefused(f"{refuses}: it does not exist, or this user may not use it.")
-        return AccessRefused(
-            f"{refuses}: the name, the password or the certificate is wrong; RabbitMQ does not say which."
-        )
+            return AccessRefused(f"{refuses}: the virtual host does not exist, or this user may not use it.")
+        return AccessRefused(f"{refuses}: name, password or certificate is wrong; RabbitMQ does not say which.")
     if any(isinstance(each, AuthenticationError) for each in nested_errors(error)):
         mechanism = address.login.mechanism
         return ConfigurationError(f"The broker at {address.where} does not accept the login mechanism {mechanism}.")
-    return connecting_error(error, "AMQP 0.9.1", address.host, port)
+    return reach_error(error, "AMQP 0.9.1", address.host, port)
 
 
 def name_missing(error: StreamNotFound, address: BrokerAddress, timeout_s: float) -> NotFound:

@@ -50,9 +50,8 @@ class AsyncStreamReader(AsyncClosing):
     """Reads streams with asyncio. An asynchronous context manager that tasks may share.
 
     It calls a `StreamReader` in threads of its own: at most `broker_connections_max`, and one for each followed stream.
-    The function passed to `scan` runs there, too. An iteration needs a thread only while it fetches messages. After a
-    cancelled call, the reader is still usable. Use `async with contextlib.aclosing(...)` around iterations that you
-    leave early.
+    The function passed to `scan` runs there, too. An iteration needs a thread only while it fetches messages. A
+    cancelled call leaves the reader usable. Use `contextlib.aclosing(...)` around iterations that you leave early.
 
     Methods, arguments and errors are those of `StreamReader`.
     """
@@ -139,7 +138,7 @@ class AsyncStreamReader(AsyncClosing):
         credit: int = CREDIT,
         idle_s: float = 1.0,
     ) -> AsyncGenerator[RecordBatch | None, None]:
-        """Yield the stream's records in batches, undecoded; see `StreamReader.batches`."""
+        """Yield a stream's records in batches, not decoded; see `StreamReader.batches`."""
         parts = self._reader._batches_in_parts(stream, start, stop=stop, follow=follow, credit=credit, idle_s=idle_s)
         return self._in_parts(parts, Use.FOLLOW if follow else Use.LENT)
 

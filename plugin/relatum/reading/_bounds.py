@@ -91,8 +91,7 @@ def check_offset(stream: str, offset: int) -> None:
     if type(offset) is not int:
         check_integers((offset,))
     if not 0 <= offset <= INTEGER_MAX:
-        reason = f"{offset} is not an offset: offsets are from 0 to 2^63 - 1."
-        raise OffsetNotFound(reason, stream=stream, offset=offset, last=None, is_proven=True)
+        raise OffsetNotFound(f"{offset} is not an offset.", stream=stream, offset=offset, last=None, is_proven=True)
 
 
 def refusal(stream: str, code: int) -> RelatumError:

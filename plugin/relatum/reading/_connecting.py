@@ -148,9 +148,9 @@ def _connected(host: str, port: int, tls: ssl.SSLContext | None, name: str | Non
 
 
 def wait_ready(stream: socket.socket, event: int, until: float) -> bool:
-    """Wait until a socket can be read or written, for one deadline check at most; return whether it can.
+    """Wait until a socket can be read or written, for `LOOK_S` at most, and return whether it can.
 
-    Raises `TimeoutError` if no time is left.
+    Raises `TimeoutError` if no time is left. The caller repeats the call, which checks the deadline.
     """
     left_s = until - time.monotonic()
     if left_s <= 0 or has_passed():
@@ -171,17 +171,17 @@ _FOREIGN_PORTS: Final = {5432: "PostgreSQL", 15672: "RabbitMQ's management pages
 _UNKNOWN_ISSUERS: Final = frozenset({18, 19, 20, 21})
 """OpenSSL's verify codes for a certificate that no trusted authority issued."""
 
-_OTHER_NAMES: Final = frozenset({62, 63, 64})
+_WRONG_NAMES: Final = frozenset({62, 63, 64})
 """OpenSSL's verify codes for a certificate of another host, e-mail or IP address."""
 
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL", "HTTP_REQUEST"})
 """OpenSSL's reasons for an answer that is not TLS."""
 
-_PASSING_ALERTS: Final = frozenset({"INTERNAL_ERROR", "USER_CANCELLED", "BAD_RECORD_MAC", "DECODE_ERROR"})
+_TRANSIENT_ALERTS: Final = frozenset({"INTERNAL_ERROR", "USER_CANCELLED", "BAD_RECORD_MAC", "DECODE_ERROR"})
 """Transient alerts, as the ends of OpenSSL's reasons. Source: RFC 8446, section 6."""
 
 
-def connecting_error(error: BaseException, protocol: str, host: str, port: int) -> TlsRefused | BrokerUnavailable:
+def reach_error(error: BaseException, protocol: str, host: str, port: int) -> TlsRefused | BrokerUnavailable:
     """Translate the error of a failed connection: the server was not reached, did not answer in time, or TLS failed."""
     where, found = f"{host}:{port}", list(nested_errors(error))
     for each in found:
@@ -213,14 +213,14 @@ def _tls_refusal(error: ssl.SSLError, where: str) -> TlsRefused | None:
         message = f"The certificate of {where} is not trusted: {error.verify_message.rstrip('.')}."
         if error.verify_code in _UNKNOWN_ISSUERS:
             message += " Name its certificate authority: cacertfile= in the URL, an ssl_context, or SSL_CERT_FILE."
-        elif error.verify_code in _OTHER_NAMES:
+        elif error.verify_code in _WRONG_NAMES:
             message += " If this is the right broker, set server_name_indication= in the URL."
         return TlsRefused(message)
     reason = error.reason or ""
     if reason in _NO_TLS:
         return TlsRefused(f"{where} does not speak TLS: correct the port, or use amqp:// or rabbitmq-stream://.")
     _, alert, said = reason.partition("_ALERT_")
-    if alert and said not in _PASSING_ALERTS:
+    if alert and said not in _TRANSIENT_ALERTS:
         words = said.lower().replace("_", " ")
         return TlsRefused(f"{where} refuses TLS ({words}): check the client certificate and the broker's log.")
     return None

@@ -21,14 +21,7 @@ from relatum.processes import after_fork
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp import UnnamedCluster, expected_cluster
 from relatum.reading._bounds import refusal, stream_moved
-from relatum.reading._connecting import (
-    HEARTBEAT_S,
-    WOULD_BLOCK,
-    connecting_error,
-    first_answering,
-    open_socket,
-    wait_ready,
-)
+from relatum.reading._connecting import HEARTBEAT_S, WOULD_BLOCK, first_answering, open_socket, reach_error, wait_ready
 from relatum.waiting import has_passed, within
 from relatum.wire import frames
 from relatum.wire.chunk import Chunk
@@ -38,11 +31,9 @@ from relatum.wire.session import AnotherProtocol, Answer, Event, StreamMoved, St
 CLIENT_PROPERTIES: Final = {"product": "Relatum", "platform": "Python", "connection_name": "relatum"}
 
 EXTERNAL_SINCE: Final = (3, 12, 1)
-"""The first version that certainly accepts EXTERNAL over the stream protocol.
-
-In earlier versions, a login with EXTERNAL ends with a crash report in the broker's log (seen with 3.10.8). The last
-versions of 3.10 and 3.11 may accept it, but it is not tried. Source: rabbitmq-server, pull request 8488.
-"""
+"""The first version that certainly accepts EXTERNAL over the stream protocol. In 3.10.8, such a login ends with a
+crash report in the broker's log. The last versions of 3.10 and 3.11 may accept it, but it is not tried. Source:
+rabbitmq-server, pull request 8488."""
 
 
 class AnotherCluster(BrokerUnavailable):
@@ -131,15 +122,13 @@ class SocketConnection:
         session.server_properties = frames.decode_table(_body(greeting, "PeerProperties"))
         if cluster is not None and session.server_properties.get("cluster_name") != cluster:
             raise AnotherCluster(
-                f"The guessed stream port is not that of the cluster {cluster!r}: give a rabbitmq-stream:// URL."
+                f"The guessed stream port is not of cluster {cluster!r}: give a rabbitmq-stream:// URL."
             )
         # Each request waits for its answer: RabbitMQ (3.10 and 4.3) closes a connection that sends ahead in the login.
         handshake = self.answer(frames.named_request, frames.Command.SASL_HANDSHAKE)
         offered = frames.decode_strings(_body(handshake, "SaslHandshake"))
         if mechanism not in offered:
-            raise MechanismRefused(
-                f"The broker does not accept the login mechanism {mechanism}, only {', '.join(offered)}."
-            )
+            raise MechanismRefused(f"The broker does not accept the mechanism {mechanism}, only {', '.join(offered)}.")
         if mechanism == "EXTERNAL" and session.is_older_than(EXTERNAL_SINCE):
             raise MechanismRefused(
                 f"RabbitMQ {session.server_properties['version']} does not accept EXTERNAL over the stream protocol: "
@@ -148,7 +137,7 @@ class SocketConnection:
         response = b"" if mechanism == "EXTERNAL" else f"\0{address.user}\0{secret}".encode()
         answer = self.answer(frames.sasl_authenticate, mechanism, response)
         if answer.code == Code.AUTHENTICATION_FAILURE_LOOPBACK:
-            raise AccessRefused(f"The user {address.user!r} may connect to the broker from its own machine only.")
+            raise AccessRefused(f"The user {address.user!r} may connect only from the broker's own machine.")
         if answer.code in (Code.AUTHENTICATION_FAILURE, Code.SASL_ERROR, Code.SASL_CHALLENGE):
             raise AccessRefused(
                 f"The broker refuses the user {address.user!r} (virtual host {address.vhost!r}): the name, the "
@@ -159,9 +148,8 @@ class SocketConnection:
             self.exchange()
         opened = self.answer(frames.named_request, frames.Command.OPEN, address.vhost)
         if opened.code in (Code.VHOST_ACCESS_FAILURE, Code.ACCESS_REFUSED):
-            raise AccessRefused(
-                f"The user {address.user!r} may not use the virtual host {address.vhost!r}, or there is none."
-            )
+            where = f"the virtual host {address.vhost!r}"
+            raise AccessRefused(f"The user {address.user!r} may not use {where}, or it does not exist.")
         session.connection_properties = frames.decode_table(_body(opened, "Open"))
         session.is_open = True
 
@@ -310,7 +298,7 @@ def _not_opened(error: BaseException, host: str, port: int) -> BaseException:
         return AnotherProtocol(f"{where} does not speak RabbitMQ's stream protocol: give its port, usually 5552.")
     if isinstance(error, AccessRefused):
         return AccessRefused(f"{where}: {error}")
-    translated = connecting_error(error, "the stream protocol", host, port)
+    translated = reach_error(error, "the stream protocol", host, port)
     if isinstance(error, ConnectionRefusedError):
         return BrokerUnavailable(f"{translated} {_ENABLE}")
     return translated if isinstance(translated, TlsRefused) or isinstance(error, OSError | ReadTimeout) else error

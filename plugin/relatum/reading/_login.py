@@ -159,7 +159,6 @@ def login_of_query(query: str, *, ssl_context: ssl.SSLContext | None = None, is_
 
 
 def _parameter(name: str, text: str) -> str | bool:
-    """Return the value of a query parameter for its field of `BrokerLogin`."""
     try:
         if name == "verify":
             return {"verify_peer": True, "verify_none": False}[text]
@@ -184,8 +183,7 @@ def _context(login: BrokerLogin, _file_state: tuple[Any, ...]) -> ssl.SSLContext
     try:
         context = ssl.create_default_context(cafile=login.ca, capath=login.ca_directory, cadata=login.ca_text)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        message = f"the certificate authorities {login.ca!r} cannot be used: no certificate in PEM was found"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(f"the certificate authorities {login.ca!r} have no certificate in PEM") from error
     if login.server_name == NO_SERVER_NAME or not login.verifies:
         context.check_hostname = False
     if not login.verifies:

@@ -34,8 +34,7 @@ CREDIT_MAX: Final = 0x7FFF
 """Maximum chunks that one Credit can grant."""
 
 SHORT_SCAN_CREDIT: Final = 2
-"""Chunks granted at first to a scan with a stop. Chunks after the stop are useless, so the credit starts small and
-grows."""
+"""Chunks granted at first to a scan with a stop. It grows later; chunks after the stop would be useless."""
 
 NODES_TRIED_MAX: Final = 4
 """Maximum nodes tried in a row if they have no replica of the stream."""

@@ -59,8 +59,7 @@ tuple takes longer than finding the section, and is not compiled."""
 
 _FIXED: Final = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
 WIDTHS: Final = [_FIXED.get(code >> 4, -1 if code >> 4 in (0xA, 0xC, 0xE) else -4) for code in range(256)]
-"""The number of bytes after each constructor. -1 and -4 mean that a size field of 1 or 4 bytes gives the number. Do not
-use it for 0x00 to 0x3f, which `end_of_value` handles."""
+"""The number of bytes after each constructor from 0x40 on; -1 and -4: a size field of 1 or 4 bytes gives the number."""
 
 
 def end_of_value(raw: bytes, position: int) -> int:
@@ -134,9 +133,7 @@ def find_head(raw: bytes, found: list[Section] | None = None) -> tuple[int, int,
     except IndexError:
         raise UndecodableMessage("an AMQP 1.0 section is truncated") from None
     if position != size or not size:
-        raise UndecodableMessage(
-            f"an AMQP 1.0 section is truncated, or the message has no section or more than {SECTIONS_MAX}"
-        )
+        raise UndecodableMessage("an AMQP 1.0 section is truncated, or the message has none, or too many sections")
     return annotations, properties, application
 
 
@@ -228,7 +225,7 @@ def decode_map(raw: bytes, position: int) -> dict[str, Any]:
 
 
 class Opaque(NamedTuple):
-    """A value without a plain Python form: a decimal, a timestamp outside `datetime`, a value with too much nesting."""
+    """A value without a Python form: decimal, array, timestamp outside `datetime`, or a value that exceeds a limit."""
 
     kind: str
     data: bytes
@@ -285,8 +282,8 @@ def decode_value(raw: bytes, position: int, depth: int = 0, values_left: list[in
     """Decode any value, and return it with its end.
 
     - `depth`: The number of values that enclose it.
-    - `values_left`: A list with one item, the number of values that it may still contain, which is reduced. None:
-      `VALUES_MAX`. A value with more becomes `Opaque`.
+    - `values_left`: A list whose one item, the number of values still allowed, is reduced; None: `VALUES_MAX`. A value
+      with more becomes `Opaque`.
 
     Returns:
         Text as `str` (as `bytes` if it is not UTF-8, which RabbitMQ 3.10 accepts), symbols as `str`, numbers as `int`
@@ -368,10 +365,7 @@ def body_of(raw: bytes, sections: list[Section]) -> bytes:
 
 
 def pick_list(raw: bytes, position: int, wanted: dict[int, int], found: list[Any]) -> None:
-    """Decode the items of a list at the `wanted` indexes, each into its index in `found`.
-
-    Null items, items after the list's end, and items after a broken one leave `found` unchanged.
-    """
+    """Decode the items of a list at the `wanted` indexes into `found`; null, missing or broken items are skipped."""
     count, at, _ = entries_of(raw, position, "list")
     # `try`, because `suppress` takes as long as the items.
     try:

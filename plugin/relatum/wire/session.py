@@ -23,8 +23,7 @@ SUBSCRIPTIONS: Final = 256
 """Number of subscription ids of one connection: an id is one byte."""
 
 ATTACHES_MAX: Final = 500
-"""Number of subscriptions after which a connection to a broker that leaks files is replaced. A new connection costs
-about as much as a few subscriptions."""
+"""Subscriptions after which a connection to a broker that leaks files is replaced, at the cost of a few of them."""
 
 FILES_CLOSED_SINCE: Final = (3, 12)
 """First version in which Unsubscribe certainly closes the segment file. RabbitMQ 3.10.8 keeps one file open for each
@@ -241,8 +240,9 @@ class StreamSession:
             self.send(frames.answer(Command.CLOSE, correlation, Code.OK))
             self.is_open = False
             if code == Code.VHOST_ACCESS_FAILURE:
-                raise AccessRefused("This user may not use the virtual host, or there is none.")
-            raise ConnectionLost(f"The broker closed the stream connection: {reason or 'no reason given'} ({code}).")
+                raise AccessRefused("This user may not use the virtual host, or it does not exist.")
+            reason = reason or "it gave no reason"
+            raise ConnectionLost(f"The broker closed the stream connection: {reason} ({code_name(code)}).")
 
     def send_close(self) -> None:
         """Append Close to the pending bytes. The caller need not wait for the answer."""
