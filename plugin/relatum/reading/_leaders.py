@@ -111,7 +111,7 @@ class Leaders:
         return known.node if known is not None else None
 
     def bounds(self, stream: str) -> StreamBounds:
-        """Return a stream's bounds. It queries until the leader answers, or proves unreachable from here."""
+        """Return a stream's bounds. It queries until the leader answers, or another node if the leader is unreachable."""
         deadline, pause_s, empty_since, losses = time.monotonic() + self._nodes.limit_s, PAUSE_S[0], None, 0
         node, any_node, hops = self.of(stream), False, 0
         while True:

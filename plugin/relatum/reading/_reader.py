@@ -159,7 +159,7 @@ class StreamReader(Closing):
         `begins`: The known first offsets of streams. They only grow, so lower offsets have expired.
         """
         if isinstance(result, StreamNotFound):
-            return self._nodes.named(result)
+            return self._nodes.missing_error(result)
         if not isinstance(result, StreamNotHere):
             return result
         stream, offset = result.stream, result.offset
