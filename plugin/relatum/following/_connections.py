@@ -160,8 +160,8 @@ class Connections:
                 if node.error is not None and time.monotonic() < node.unreachable_until:
                     raise node.error
                 if len(self) >= CONNECTIONS_MAX + sum(each.session.is_used_up for each in node.connections):
-                    full = f"all {CONNECTIONS_MAX} connections that a process may use to follow streams are full"
-                    raise ConfigurationError(f"{full}: divide the streams among more processes")
+                    why = f"the streams need more than {CONNECTIONS_MAX} connections, the limit of a follower"
+                    raise ConfigurationError(f"{why}: divide them among more processes")
                 pause_s, node.pause_s = node.pause_s, 0.0
                 await asyncio.sleep(pause_s)
                 try:

@@ -66,8 +66,8 @@ class UnnamedCluster(ConfigurationError):
 def expected_cluster(address: BrokerAddress) -> str:
     """Return the name of the cluster that must answer on a guessed stream port. Cached."""
     with asking(address, max(CONNECT_S_MIN, left_s())) as connection:
-        given = connection._impl.server_properties.get("cluster_name")
-    name = given.decode(errors="replace") if isinstance(given, bytes) else given
+        cluster_name = connection._impl.server_properties.get("cluster_name")
+    name = cluster_name.decode(errors="replace") if isinstance(cluster_name, bytes) else cluster_name
     if not isinstance(name, str) or not name:
         raise UnnamedCluster(
             "The broker does not name its cluster, so its stream port cannot be guessed: give a rabbitmq-stream:// URL."
@@ -140,7 +140,7 @@ def _amqp_error(error: BaseException, address: BrokerAddress, port: int) -> Rela
     if closed is not None and int(closed[1]) in _REFUSED and _LIMIT_REACHED not in closed[2]:
         refuses = f"The broker at {address.where} refuses {address.who} in the virtual host {address.vhost!r}"
         if int(closed[1]) == _NO_VHOST:
-            return AccessRefused(f"{refuses}: the virtual host does not exist, or this user may not use it.")
+            return AccessRefused(f"{refuses}: there is no such virtual host, or this user may not use it.")
         return AccessRefused(f"{refuses}: name, password or certificate is wrong; RabbitMQ does not say which.")
     if any(isinstance(each, AuthenticationError) for each in nested_errors(error)):
         mechanism = address.login.mechanism

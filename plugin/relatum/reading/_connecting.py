@@ -219,8 +219,8 @@ def _tls_refusal(error: ssl.SSLError, where: str) -> TlsRefused | None:
     reason = error.reason or ""
     if reason in _NO_TLS:
         return TlsRefused(f"{where} does not speak TLS: correct the port, or use amqp:// or rabbitmq-stream://.")
-    _, alert, said = reason.partition("_ALERT_")
-    if alert and said not in _TRANSIENT_ALERTS:
-        words = said.lower().replace("_", " ")
+    _, alert, alert_name = reason.partition("_ALERT_")
+    if alert and alert_name not in _TRANSIENT_ALERTS:
+        words = alert_name.lower().replace("_", " ")
         return TlsRefused(f"{where} refuses TLS ({words}): check the client certificate and the broker's log.")
     return None

@@ -122,7 +122,7 @@ class SocketConnection:
         session.server_properties = frames.decode_table(_body(greeting, "PeerProperties"))
         if cluster is not None and session.server_properties.get("cluster_name") != cluster:
             raise AnotherCluster(
-                f"The guessed stream port is not of cluster {cluster!r}: give a rabbitmq-stream:// URL."
+                f"The guessed stream port is not the cluster {cluster!r}'s: give a rabbitmq-stream:// URL."
             )
         # Each request waits for its answer: RabbitMQ (3.10 and 4.3) closes a connection that sends ahead in the login.
         handshake = self.answer(frames.named_request, frames.Command.SASL_HANDSHAKE)

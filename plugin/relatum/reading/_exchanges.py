@@ -55,18 +55,18 @@ def bound(nodes: Nodes, exchange: str) -> list[str]:
     if exchange.startswith(BROKERS_OWN):
         return []
     with _guarded(nodes.address, exchange):
-        found, may_lack = nodes.ask(lambda connection: _partitions(connection, exchange, None))
+        found, may_lack = nodes.query(lambda connection: _partitions(connection, exchange, None))
         while may_lack:
             pause(RECOVERING_S)
-            found, may_lack = nodes.ask(partial(_partitions, exchange=exchange, before=found))
+            found, may_lack = nodes.query(partial(_partitions, exchange=exchange, before=found))
         return found
 
 
 def routes(nodes: Nodes, exchange: str, routing_key: str) -> list[str] | None:
     if not exchange:
-        return nodes.ask(lambda connection: _default_route(connection, routing_key))
+        return nodes.query(lambda connection: _default_route(connection, routing_key))
     with _guarded(nodes.address, exchange):
-        return nodes.ask(lambda connection: _routes(connection, exchange, routing_key))
+        return nodes.query(lambda connection: _routes(connection, exchange, routing_key))
 
 
 @contextmanager

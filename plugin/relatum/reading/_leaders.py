@@ -96,28 +96,28 @@ class Leaders:
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
-        self._at: BrokerAddress | None = None
+        self._node_address: BrokerAddress | None = None
         self._known: dict[str, _Known] = {}
         self._has_others = False
         self._alone: dict[Node, int] = {}
 
     def of(self, stream: str) -> Node:
         """Return the node that last led a stream; None for the connected node, or if unknown."""
-        if self._nodes.at is not self._at:
+        if self._nodes.current is not self._node_address:
             # Another address answers now: leaders and replicas that were seen from the previous node do not count.
-            self._at, self._has_others = self._nodes.at, bool(self._nodes.address.others)
+            self._node_address, self._has_others = self._nodes.current, bool(self._nodes.address.others)
             self._known, self._alone = {}, {}
         known = self._known.get(stream)
         return known.node if known is not None else None
 
     def bounds(self, stream: str) -> StreamBounds:
-        """Return a stream's bounds. It queries until the leader answers, or another node if the leader is unreachable."""
+        """Return a stream's bounds. It queries until the leader answers, or another node if that is unreachable."""
         deadline, pause_s, empty_since, losses = time.monotonic() + self._nodes.limit_s, PAUSE_S[0], None, 0
         node, any_node, hops = self.of(stream), False, 0
         while True:
             error: Exception
             try:
-                return self._remembered(stream, node, self._ask(stream, node, any_node=any_node))
+                return self._remembered(stream, node, self._query(stream, node, any_node=any_node))
             except NotTheLeader as elsewhere:
                 self._has_others = True
                 error, empty_since, hops = elsewhere, None, hops + 1
@@ -137,8 +137,8 @@ class Leaders:
                     is_silence = self._has_others or not unsettled.is_alone
                     empty = StreamBounds(None, None, is_proven=not any_node, is_silence=is_silence)
                     return self._remembered(stream, node, empty)
-            except NodeUnreachable as out:
-                error, node, any_node = out, None, True
+            except NodeUnreachable as unreachable:
+                error, node, any_node = unreachable, None, True
                 continue
             except (StreamUnavailable, ReadTimeout, BrokerUnavailable) as lost:
                 if node is None and not isinstance(lost, StreamUnavailable):
@@ -149,10 +149,10 @@ class Leaders:
             pause(pause_s)
             pause_s = min(pause_s * 2, PAUSE_S[1])
 
-    def _ask(self, stream: str, node: Node, *, any_node: bool) -> StreamBounds:
+    def _query(self, stream: str, node: Node, *, any_node: bool) -> StreamBounds:
         if any_node:
-            return self._nodes.ask_about(stream, lambda connection: _bounds(connection, stream, any_node=True))
-        return self._nodes.ask(lambda connection: _bounds(connection, stream), node)
+            return self._nodes.query_replica(stream, lambda connection: _bounds(connection, stream, any_node=True))
+        return self._nodes.query(lambda connection: _bounds(connection, stream), node)
 
     def _is_empty(self, stream: str, node: Node, answer: NotSettled, now: float, waited_s: float) -> bool:
         """Whether a stream counts as empty whose leader returned no chunk for `waited_s` seconds."""
@@ -205,13 +205,13 @@ class Leaders:
             connections = [stack.enter_context(self._nodes.connection(Use.ANSWER, node))]
             while len(connections) < most and (spare := self._nodes.spare_connection(stack, node)) is not None:
                 connections.append(spare)
-            asked = []
+            requests = []
             for number, connection in enumerate(connections):
-                some = streams[number :: len(connections)]
-                firsts = {each: None if each in lasts else Attach.once(connection, each, FIRST) for each in some}
-                asked.append({each: (first, attach_at_end(connection, each)) for each, first in firsts.items()})
+                share = streams[number :: len(connections)]
+                firsts = {each: None if each in lasts else Attach.once(connection, each, FIRST) for each in share}
+                requests.append({each: (first, attach_at_end(connection, each)) for each, first in firsts.items()})
                 connection.flush_or_abandon(self._nodes.limit_s)
-            for connection, pairs in zip(connections, asked, strict=True):
+            for connection, pairs in zip(connections, requests, strict=True):
                 connection.deadline = time.monotonic() + self._nodes.limit_s
                 found |= _ends_of(connection, pairs, kept.keep)
         return found

@@ -142,11 +142,11 @@ def login_of_query(query: str, *, ssl_context: ssl.SSLContext | None = None, is_
     - `ssl_context`: Replaces the query's files, as in aiormq.
     - `is_clients`: True for a client library's URL, whose other parameters need no warning.
     """
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):
         if name in _PARAMETERS:
             value = _parameter(name, text)
-            if given.setdefault(_PARAMETERS[name], value) != value:
+            if options.setdefault(_PARAMETERS[name], value) != value:
                 raise ConfigurationError(f"the broker's URL gives {_PARAMETERS[name]!r} two values, one by {name!r}")
         elif not is_clients and name not in _warned:
             _warned.add(name)
@@ -154,8 +154,8 @@ def login_of_query(query: str, *, ssl_context: ssl.SSLContext | None = None, is_
             text = "the parameter %s in the broker's URL is unknown and ignored: correct or remove it; known are %s"
             logger.warning(text, ascii(name)[:80], known)
     if ssl_context is not None:
-        given = {name: value for name, value in given.items() if name in ("mechanism", "server_name")}
-    return BrokerLogin(**given, ssl_context=ssl_context)
+        options = {name: value for name, value in options.items() if name in ("mechanism", "server_name")}
+    return BrokerLogin(**options, ssl_context=ssl_context)
 
 
 def _parameter(name: str, text: str) -> str | bool:

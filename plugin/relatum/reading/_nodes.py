@@ -52,7 +52,7 @@ could close the socket of a dropped iteration before that returns its connection
 
 _Result = TypeVar("_Result")
 Node: TypeAlias = NodeAddress | None
-Question = Callable[[SocketConnection], _Result]
+Request = Callable[[SocketConnection], _Result]
 
 
 class NodeUnreachable(BrokerUnavailable):
@@ -62,7 +62,7 @@ class NodeUnreachable(BrokerUnavailable):
 class Nodes:
     """The connections of one reader to all nodes. Thread-safe: no two requests share a connection.
 
-    `at`: Of several addresses, the one that answered last. `losses`: The number of lost connections to each node.
+    `current`: Of several addresses, the one that answered last. `losses`: The number of lost connections to each node.
     `densities`: The chunk sizes of streams. `server_properties`: Those of the connected node, from the opening.
     """
 
@@ -75,7 +75,7 @@ class Nodes:
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         self.address = address
-        self.at = ordered_addresses(address)[0]
+        self.current = ordered_addresses(address)[0]
         self.losses: Counter[Node] = Counter()
         self.densities: dict[str, Density] = {}
         self.server_properties: dict[str, str] = {}
@@ -83,7 +83,7 @@ class Nodes:
         self._heartbeat_s = heartbeat_s
         self.pool = Pool(connections_max)
         self._reached: set[NodeAddress] = set()
-        self._out_of_reach: dict[NodeAddress, float] = {}
+        self._unreachable_until: dict[NodeAddress, float] = {}
 
     def open(self) -> None:
         """Connect once, to raise configuration errors now."""
@@ -121,26 +121,26 @@ class Nodes:
         if node is None:
             connection = stream_connection(self.address, within_s, heartbeat_s)
             at = ordered_addresses(self.address)[0]
-            if at != self.at:
-                self.at = at
+            if at != self.current:
+                self.current = at
                 self.losses[None] += 1
             return connection
         message = (
             f"The node that advertises {node.host}:{node.port} is unreachable from here: it is down, or "
             "stream.advertised_host and stream.advertised_port in its rabbitmq.conf must name a reachable address."
         )
-        if time.monotonic() < self._out_of_reach.get(node, 0.0):
+        if time.monotonic() < self._unreachable_until.get(node, 0.0):
             raise NodeUnreachable(message)
         # The connected node has named this address, so it is no guess.
-        there = replace(self.at, stream_host=node.host, stream_port=node.port, stream_port_guessed=False)
+        address = replace(self.current, stream_host=node.host, stream_port=node.port, stream_port_guessed=False)
         try:
-            connection = SocketConnection.open(there, min(NODE_CONNECT_S, within_s), heartbeat_s)
+            connection = SocketConnection.open(address, min(NODE_CONNECT_S, within_s), heartbeat_s)
         except (BrokerUnavailable, ReadTimeout) as error:
             # A call without time left proves nothing about the node.
             check_time()
             if node in self._reached:
                 raise
-            self._out_of_reach[node] = time.monotonic() + UNREACHABLE_S
+            self._unreachable_until[node] = time.monotonic() + UNREACHABLE_S
             raise NodeUnreachable(message) from error
         self._reached.add(node)
         return connection
@@ -163,19 +163,19 @@ class Nodes:
         return None
 
     def link(self, node: Node) -> SocketConnection:
-        """Return a new logged-in connection to a node. The caller owns it, and no limit counts it. Raises as `ask`."""
+        """Return a new logged-in connection to a node. The caller owns it; no limit counts it. Raises as `query`."""
         if self.pool.is_closed:
             raise UsedAfterClose("the reader was closed: open another one")
         return self._open(node, self._timeout_s, self._heartbeat_s)
 
-    def ask(self, question: Question[_Result], node: Node = None) -> _Result:
+    def query(self, request: Request[_Result], node: Node = None) -> _Result:
         """Send a request to a node, and return its result. If a reused connection had ended, repeat it on another."""
         deadline = time.monotonic() + self.limit_s
         try:
             while True:
                 with self._lent(Use.ANSWER, node, deadline) as connection:
                     try:
-                        return question(connection)
+                        return request(connection)
                     except ConnectionLost:
                         # Requests can be repeated: they change nothing. Received bytes do not show that the connection
                         # was alive: they may be old heartbeats, or belong to an earlier request.
@@ -184,15 +184,15 @@ class Nodes:
         except StreamNotFound as error:
             raise self.missing_error(error) from None
 
-    def ask_about(self, stream: str, question: Question[_Result]) -> _Result:
+    def query_replica(self, stream: str, request: Request[_Result]) -> _Result:
         """Send a request to a node that has a replica of the stream, and return its result."""
         try:
-            return self.ask(question)
+            return self.query(request)
         except StreamNotHere:
             node = self.other_node(stream)
             if node is None:
                 raise
-            return self.ask(question, node)
+            return self.query(request, node)
 
     def missing_error(self, error: StreamNotFound) -> NotFound:
         """Return the error of a missing stream, or `NotAStream` if AMQP 0.9.1 finds another kind of queue."""
@@ -201,8 +201,8 @@ class Nodes:
         with self.pool.lend(_BY_AMQP, Use.ANSWER, time.monotonic() + self.limit_s, lambda: None):
             return name_missing(error, self.address, self.limit_s)
 
-    def other_node(self, stream: str, asked: Node = None) -> Node:
-        """Return a node that has the stream, other than `asked`; None if no other node has it.
+    def other_node(self, stream: str, queried: Node = None) -> Node:
+        """Return a node that has the stream, other than `queried`; None if no other node has it.
 
         Raises `StreamNotHere` if other nodes have it, but none can be reached.
         """
@@ -211,16 +211,17 @@ class Nodes:
             answer = connection.answer(frames.metadata, [stream])
             return other_nodes(places_in(answer.body, stream), connection.session.own_node)
 
-        out: BrokerUnavailable | None = None
-        for broker in self.ask(others, asked):
+        unreachable: BrokerUnavailable | None = None
+        for broker in self.query(others, queried):
             try:
-                self.ask(lambda _: None, broker)
+                self.query(lambda _: None, broker)
             except BrokerUnavailable as error:
-                out = error
+                unreachable = error
             else:
                 return broker
-        if out is not None:
-            raise StreamNotHere(f"The stream {stream!r} has no replica on this node. {out}", stream=stream) from out
+        if unreachable is not None:
+            message = f"The stream {stream!r} has no replica on this node. {unreachable}"
+            raise StreamNotHere(message, stream=stream) from unreachable
         return None
 
 

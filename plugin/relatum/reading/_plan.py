@@ -284,27 +284,27 @@ class Part:
         A list has messages of about `YIELD_BYTES`, or one error. A message that did not arrive yields `StreamNotHere`,
         since only the leader knows why.
         """
-        given: list[Any] = []
-        message, of_streams, taken = Message.from_record, self._results, 0
+        batch: list[Any] = []
+        message, of_streams, batch_bytes = Message.from_record, self._results, 0
         for number, (stream, offset) in enumerate(self._places):
             held = of_streams[stream][offset]
             if held is None and self.is_full:
                 self.rest = self._places[number:]
                 break
             if isinstance(held, tuple):
-                if taken >= YIELD_BYTES:
-                    yield given
-                    given, taken = [], 0
-                given.append(message(stream, offset, *held))
-                taken += RECORD_BYTES + len(held[0])
+                if batch_bytes >= YIELD_BYTES:
+                    yield batch
+                    batch, batch_bytes = [], 0
+                batch.append(message(stream, offset, *held))
+                batch_bytes += RECORD_BYTES + len(held[0])
                 continue
-            if given:
-                yield given
-                given, taken = [], 0
+            if batch:
+                yield batch
+                batch, batch_bytes = [], 0
             reason = f"This node has no message at offset {offset} of {stream!r}."
             yield [held or StreamNotHere(reason, stream=stream, offset=offset)]
-        if given:
-            yield given
+        if batch:
+            yield batch
 
     def following_size(self, most: int) -> int:
         """Return how many ids the next part should have, so that their results probably fit."""

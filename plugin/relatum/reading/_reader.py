@@ -110,13 +110,13 @@ class StreamReader(Closing):
         """
         checked_name("stream", stream)
         check_offset(stream, offset)
-        message = self._nodes.ask_about(stream, partial(_message_at, stream, offset))
+        message = self._nodes.query_replica(stream, partial(_message_at, stream, offset))
         if message is not None:
             return message
         # The connected node may lag behind.
         bounds = self._leaders.bounds(stream)
         if bounds.is_proven and bounds.holds(offset):
-            message = self._nodes.ask(partial(_message_at, stream, offset), self._leaders.of(stream))
+            message = self._nodes.query(partial(_message_at, stream, offset), self._leaders.of(stream))
             if message is not None:
                 return message
             # Retention may have dropped it since.
@@ -272,7 +272,7 @@ class StreamReader(Closing):
     def missing(self, streams: Sequence[str]) -> list[str]:
         """Return those of many streams that the broker does not have, with few requests. Other queues are included."""
         names = checked_names("streams", streams)
-        return self._nodes.ask(lambda connection: missing(connection, list(names)))
+        return self._nodes.query(lambda connection: missing(connection, list(names)))
 
     def identity(self) -> BrokerIdentity:
         """Return the broker's identity. Its id is None if no recorder has created one, or this user may not read it."""
@@ -350,7 +350,9 @@ class StreamReader(Closing):
         Args:
             stream: The stream's name.
         """
-        return self._nodes.ask(lambda connection: places_in(connection.answer(frames.metadata, [stream]).body, stream))
+        return self._nodes.query(
+            lambda connection: places_in(connection.answer(frames.metadata, [stream]).body, stream)
+        )
 
     def link(self, node: Node) -> SocketConnection:
         """Return a logged-in connection of the stream protocol, which the caller must close.

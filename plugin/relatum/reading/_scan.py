@@ -153,8 +153,8 @@ def batches_of(
     nodes: Nodes, leaders: Leaders, scan: Scan, idle_s: float, use: Use
 ) -> Generator[list[RecordBatch], None, None]:
     """Yield the batches of a scan, in lists of those that arrived together; an empty list after `idle_s` of silence."""
-    with closing(_chunks(nodes, leaders, scan, idle_s, use)) as given:
-        for chunks in given:
+    with closing(_chunks(nodes, leaders, scan, idle_s, use)) as lists:
+        for chunks in lists:
             part: list[RecordBatch] = []
             count = 0
             for chunk in chunks:

@@ -173,8 +173,8 @@ class SuperStream(Target):
             return _header_key(self.route_by, message.headers)
         key: Any = routing_key if self.route_by is None else self.route_by(message)
         if not isinstance(key, str | bytes):
-            what = "The routing key must be" if self.route_by is None else "route_by must return"
-            raise InvalidInput(f"{what} text or bytes, not {type(key).__name__}; nothing was sent.")
+            subject = "The routing key must be" if self.route_by is None else "route_by must return"
+            raise InvalidInput(f"{subject} text or bytes, not {type(key).__name__}; nothing was sent.")
         return key
 
     def partition_of(self, broker: Any, key: str | bytes) -> Partition:

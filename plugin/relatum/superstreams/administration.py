@@ -342,7 +342,7 @@ def _described(source: Any, address: BrokerAddress, name: str) -> Layout:
     if not partitions:
         raise SuperStreamNotFound(
             f"There is an exchange {name!r}, but no stream {f'{name}-0'!r}. Only the stream protocol shows "
-            "partitions with other names: set its URL with Broker(…, stream_url=…) or --stream-url.",
+            "partitions with other names: give its URL with Broker(…, stream_url=…) or --stream-url.",
             super_stream=name,
         )
     return Layout.numbered(name, partitions)
