@@ -36,7 +36,7 @@ UNDER_WAY_MAX: Final = 16
 of the connection until its credit is used up."""
 
 CROWD: Final = 64
-"""Streams that crowd a connection to such a broker. They delay each other by an eighth of a second or less."""
+"""A connection to such a broker is crowded from so many streams on. They delay each other by at most 1/8 s."""
 
 WINDOW_BYTES: Final = 1 << 20
 """Approximate maximum bytes of one stream in flight or held by the owner; at least one chunk."""
@@ -215,7 +215,7 @@ class Subscriptions:
 # --- the socket -------------------------------------------------------------------------------------------------------
 
 READS_IN_A_ROW: Final = 8
-"""Reads of one connection in a row, before the loop continues with other work: 2 MiB."""
+"""Maximum consecutive reads of one connection before the loop continues with other work: 2 MiB."""
 
 UNSENT_BYTES_MAX: Final = 1 << 20
 """Maximum unsent bytes. A connection that exceeds them counts as lost, since the broker does not read."""

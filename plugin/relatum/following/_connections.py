@@ -21,7 +21,7 @@ CONNECTIONS_MAX: Final = 32
 """Maximum connections of a follower, for 256 streams each. Queries use the reader's connections, not these."""
 
 SPREAD_MAX: Final = 6
-"""Maximum connections to spread streams over if streams delay each other. With two for queries, there are eight."""
+"""Maximum connections over which streams that delay each other are spread. Together with two for queries: eight."""
 
 SETTLED_S: Final = 5.0
 """Seconds after which a connection or a stream counts as stable, so that its backoff starts anew."""

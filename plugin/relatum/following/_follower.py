@@ -102,7 +102,7 @@ class StreamFollower:
         self._reader = SharedReader(BrokerAddress.of(broker), **options)
         # Separate from the owner's threads, so that its calls to PostgreSQL do not queue behind these. Queries leave
         # one thread free, so that connecting does not queue behind them.
-        self._threads = Threads(HELPERS_MAX, "relatum-follower-asks")
+        self._threads = Threads(HELPERS_MAX, "relatum-follower-queries")
         self._query_slots = asyncio.Semaphore(HELPERS_MAX - 1)
         self.connections = Connections(
             self._connect, self._nodes_of, on_outage=self._on_outage, on_recovery=self._on_recovery

@@ -62,7 +62,7 @@ class AsyncStreamReader(AsyncClosing):
         self._turns = reader.outer_turns = Turns(broker_connections_max)
         self._threads = Threads(broker_connections_max, "relatum-reader")
         # These threads follow streams, and close iterations and the reader without waiting for running requests.
-        self._unlimited_threads = Threads(sys.maxsize, "relatum-reader-beside")
+        self._unlimited_threads = Threads(sys.maxsize, "relatum-reader-extra")
         self._is_closed = False
         of_one_process(self, "a reader for asyncio")
 

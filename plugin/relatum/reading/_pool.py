@@ -41,7 +41,7 @@ IDLE_S: Final = 60.0
 It is also these connections' minimum heartbeat interval, so that the broker closes those of a dead client."""
 
 RESERVED_DIVISOR: Final = 4
-"""Iterations never get the limit divided by this number of turns, but at least one."""
+"""The limit divided by this is the number of turns that iterations never get; at least one."""
 
 
 def check_limit(broker_connections_max: int) -> None:

@@ -89,8 +89,8 @@ class Scan:
     """A range of a stream to read.
 
     The subscription begins at `spec`. Messages before `first` and chunks written before `time_ms` are skipped. The scan
-    ends before `stop`; without `follow`, it also ends at the leader's present end of the stream. With `any_node`, it
-    ends at any node's end.
+    ends before `stop`; without `follow`, it also ends at the stream's present end, as its leader knows it. With
+    `any_node`, the node that is read may be another one.
     """
 
     stream: str

@@ -58,7 +58,7 @@ def declare_super_stream(
     binding_keys: Sequence[str] | None = None,
     options: StreamOptions | None = None,
 ) -> Layout:
-    """Declare a super stream, and return its layout. One with the same partitions is left unchanged.
+    """Declare a super stream, and return its layout. An existing one with the same partitions is left unchanged.
 
     Streams are declared first and bound last. After an error, a part may be declared; call this again to continue.
 

@@ -37,7 +37,7 @@ TIMEOUT_S: Final = 10.0
 _KOMBU_AMQP: Final = ("amqp", "amqps", "pyamqp", "librabbitmq")
 """kombu's names of RabbitMQ transports."""
 
-_NOTED_ATTRIBUTE: Final = "_relatum_told"
+_NOTED_ATTRIBUTE: Final = "_relatum_secret"
 """The attribute in which `note_secret` stores a connection's latest secret."""
 
 _NAME_UNKNOWN: Final = re.compile(r"no (queue|exchange) '")

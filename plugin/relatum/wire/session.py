@@ -23,7 +23,7 @@ SUBSCRIPTIONS: Final = 256
 """Number of subscription ids of one connection: an id is one byte."""
 
 ATTACHES_MAX: Final = 500
-"""Subscriptions after which a connection to a broker that leaks files is replaced, at the cost of a few of them."""
+"""Subscriptions after which a connection to a broker that leaks files is replaced. A new one costs as much as a few."""
 
 FILES_CLOSED_SINCE: Final = (3, 12)
 """First version in which Unsubscribe certainly closes the segment file. RabbitMQ 3.10.8 keeps one file open for each
@@ -114,7 +114,7 @@ class StreamSession:
     def take_subscription(self) -> int:
         """Return the lowest free subscription id. It becomes free again with the broker's answer to `unsubscribe`.
 
-        The lowest, because RabbitMQ 3.10.8 keeps a counter for each used id of each connection until it restarts.
+        It is the lowest, because RabbitMQ 3.10.8 keeps a counter for each used id of a connection until it restarts.
         """
         for number in range(SUBSCRIPTIONS):
             if number not in self._subscriptions:
