@@ -153,23 +153,23 @@ class StreamReader(Closing):
             raise InvalidInput(f"ids= takes pairs of a stream's name and an offset (MessageId), not {shown(ids)}")
         return ManyReader(self._nodes, partial(self._resolved, {}), kept).run(ids, window)
 
-    def _resolved(self, begins: dict[str, int], result: Result | StreamNotHere) -> Result:
+    def _resolved(self, first_offsets: dict[str, int], result: Result | StreamNotHere) -> Result:
         """Return the final result for one that is not a message: query the leader, or another kind of queue.
 
-        `begins`: The known first offsets of streams. They only grow, so lower offsets have expired.
+        `first_offsets`: The known first offsets of streams. They only grow, so lower offsets have expired.
         """
         if isinstance(result, StreamNotFound):
             return self._nodes.missing_error(result)
         if not isinstance(result, StreamNotHere):
             return result
         stream, offset = result.stream, result.offset
-        if offset < begins.get(stream, 0):
-            return offset_error(stream, offset, StreamBounds(begins[stream], None, is_proven=True))
+        if offset < first_offsets.get(stream, 0):
+            return offset_error(stream, offset, StreamBounds(first_offsets[stream], None, is_proven=True))
         try:
             return self.read(stream, offset)
         except OffsetExpired as error:
             if error.is_proven:
-                begins[stream] = error.first
+                first_offsets[stream] = error.first
             return error
         except (NotFound, AccessRefused) as error:
             return error
