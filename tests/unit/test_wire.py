@@ -67,9 +67,9 @@ def test_sub_entry_batches(codec: int, pack: Callable[[bytes], Any]) -> None:
     [
         (batch(RECORDS, 1, b"not gzip"), "gzip"),
         (batch(RECORDS, 4, b"not zstd"), "zstd"),
-        (batch(RECORDS, 7, b""), "not known"),
+        (batch(RECORDS, 7, b""), "unknown"),
         (batch(RECORDS, 1, gzip.compress(b"\0" * 10_000_000, mtime=0)), "larger"),
-        (batch(RECORDS, 1, gzip.compress(b"\0", mtime=0)), "another size"),
+        (batch(RECORDS, 1, gzip.compress(b"\0", mtime=0)), "unpacks to"),
         (batch(RECORDS, 4, bytes(cramjam.zstd.compress(b"\0" * 10_000_000))), "larger"),
         (batch(RECORDS, 1, gzip.compress(b"\0" * 100, mtime=0), size=chunk.SUB_ENTRY_BYTES_MAX + 1), "limit"),
         (batch(RECORDS, 0, b"\0\0\0\xff" * 3, size=12), "wrong length"),

@@ -1,4 +1,4 @@
-"""Reading streams over the stream protocol: one message at an offset, many, or all from a point on."""
+"""Reads streams over the stream protocol: one message at an offset, many messages, or all from a position on."""
 
 from relatum.common.ids import BrokerIdentity, Position
 from relatum.reading._address import AnyBroker, Broker, BrokerAddress
@@ -16,9 +16,9 @@ from relatum.reading._async_reader import AsyncStreamReader, SharedReader
 from relatum.reading._bounds import StreamBounds, bounds_or_error, ends_of_known, is_of_all, refusal
 from relatum.reading._connecting import HEARTBEAT_S
 from relatum.reading._connection import (
-    NOT_BY_STREAMS,
     RECEIVE_BYTES,
     SILENCE_HEARTBEATS,
+    STREAM_PORT_ERRORS,
     SocketConnection,
     stream_connection,
 )
@@ -35,7 +35,7 @@ from relatum.reading._message_parts import (
     reply_to_text,
 )
 from relatum.reading._message_values import Properties, TimeSource
-from relatum.reading._nodes import OUT_OF_REACH_S, other_nodes
+from relatum.reading._nodes import UNREACHABLE_S, other_nodes
 from relatum.reading._plan import Result
 from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.reading._reader import StreamReader
@@ -47,10 +47,10 @@ __all__ = [
     "CONNECTIONS_MAX",
     "GOODBYE_S",
     "HEARTBEAT_S",
-    "NOT_BY_STREAMS",
-    "OUT_OF_REACH_S",
     "RECEIVE_BYTES",
     "SILENCE_HEARTBEATS",
+    "STREAM_PORT_ERRORS",
+    "UNREACHABLE_S",
     "Agreement",
     "AnyBroker",
     "AsyncStreamReader",

@@ -1,4 +1,4 @@
-"""`Broker`, which users pass to connect, and the address its URLs resolve to: hosts, ports, TLS and login."""
+"""`Broker`, which users pass to connect, and `BrokerAddress`, its parsed form: hosts, ports, TLS and login."""
 
 import re
 import ssl
@@ -11,31 +11,31 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from relatum.common.checks import checked_host, checked_text, shown
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.reading._login import (
-    UNSENDABLE,
+    SSL_CONTEXT_NOT_PICKLABLE,
     AuthMechanism,
     BrokerLogin,
     HeldPassword,
     PasswordFunction,
-    can_be_sent,
+    is_valid_password,
     login_of_query,
 )
 
 AMQP_TO_STREAM_PORT: Final = 120
-"""RabbitMQ's default AMQP ports minus its stream ports: 5672 and 5552, 5671 and 5551."""
+"""RabbitMQ's default AMQP port minus its stream port: 5672 - 5552 without TLS, 5671 - 5551 with TLS."""
 
 _PORTS: Final = {"amqp": 5672, "amqps": 5671, "rabbitmq-stream": 5552, "rabbitmq-stream+tls": 5551}
 _TLS: Final = frozenset({"amqps", "rabbitmq-stream+tls"})
 _STREAM: Final = frozenset({"rabbitmq-stream", "rabbitmq-stream+tls"})
 
-_NEXT_URL: Final = re.compile(r"[;,]\s*(?=(?:amqps?|rabbitmq-stream(?:\+tls)?)://|$)", re.IGNORECASE)
-"""The separator of several URLs; user names and passwords may contain both characters."""
+_URL_SEPARATOR: Final = re.compile(r"[;,]\s*(?=(?:amqps?|rabbitmq-stream(?:\+tls)?)://|$)", re.IGNORECASE)
+"""Separates several URLs. It requires a scheme to follow, because user names and passwords may contain `;` and `,`."""
 
-_BETWEEN: Final = re.compile("[;,]")
+_SEPARATOR: Final = re.compile("[;,]")
 
 
 @dataclass(frozen=True)
 class Broker:
-    """A broker and the login to it: pass it as `broker` if a URL alone is not enough.
+    """A broker's addresses and the login to it. Pass it as `broker` if a URL alone is not enough.
 
     Immutable; compares by value. It can be sent to other processes unless it has an `ssl_context`. `repr` does not show
     the password.
@@ -44,25 +44,25 @@ class Broker:
         url: `amqp://`, `amqps://`, `rabbitmq-stream://` or `rabbitmq-stream+tls://`, with user, password, host, port
             and virtual host as usual. Query parameters for the login are those of RabbitMQ's URIs (`cacertfile`,
             `certfile`, `keyfile`, `password`, `verify`, `server_name_indication`, `auth_mechanism`) and aiormq's
-            (`cafile`, `capath`, `cadata`, `no_verify_ssl`, `auth`); others are ignored, with one warning. To name
+            (`cafile`, `capath`, `cadata`, `no_verify_ssl`, `auth`). Others are ignored, with one warning. To name
             several nodes of one cluster, separate whole URLs with the same virtual host by `;` or `,`: if a node does
             not answer, the next one is used ([ADR 42](../adr/0042-several-addresses.md)).
-        stream_url: `rabbitmq-stream://HOST:PORT` or `rabbitmq-stream+tls://HOST:PORT`, if the stream port is not the
-            AMQP port less 120. It must answer. Give as many as in `url`, in the same order. If `url` is a stream URL,
-            it is not needed. None (default): the AMQP port less 120, if the same broker answers there.
-        ssl_context: The TLS context. None (default): the files that the URL names, or the system's authorities. The
-            certificate and the host name are verified unless the URL says otherwise.
+        stream_url: `rabbitmq-stream://HOST:PORT` or `rabbitmq-stream+tls://HOST:PORT`, where the broker must answer.
+            Give as many as in `url`, in the same order. Omit it if `url` is a stream URL. None (default): the AMQP port
+            minus 120, if the same broker answers there.
+        ssl_context: The TLS context. None (default): a context with the files that the URL names, or the system's
+            certificate authorities. It verifies certificate and host name unless the URL disables this.
         auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate. None (default):
             the URL's, or "PLAIN".
-        password: The password, in place of the URL's; or a function that returns the current one (for example a token).
-            Each login calls it in its own thread, one call at a time, for up to 5 s. If it raises or takes longer, the
-            login fails with `BrokerUnavailable` and is retried; no error shows what it raises or returns. None
-            (default): the URL's.
+        password: The password, instead of the URL's; or a function that returns the current one, such as a token. Each
+            login calls the function in a separate thread, one call at a time, and waits up to 5 s. If the function
+            raises or takes longer, the login fails with `BrokerUnavailable` and is retried; no error shows what it
+            raised or returned. None (default): the URL's.
 
     Raises:
         ConfigurationError: A URL cannot be parsed; its options contradict each other or these; TLS options are given
-            without TLS; several URLs differ in virtual host, or from the stream URLs in number. The message shows no
-            password. TLS files are read later, when connecting.
+            without TLS; several URLs have different virtual hosts, or there are not as many stream URLs. The message
+            shows no password. TLS files are read later, when connecting.
         InvalidInput: The password is neither text nor a function.
     """
 
@@ -74,7 +74,7 @@ class Broker:
     password: str | Callable[[], str | None] | None = None
 
     def __post_init__(self) -> None:
-        self._address  # noqa: B018 - raise errors of the URL now
+        self._address  # noqa: B018 - parses the URL, to raise its errors now
 
     @property
     def vhost(self) -> str:
@@ -83,11 +83,11 @@ class Broker:
 
     @cached_property
     def _address(self) -> "BrokerAddress":
-        # Cached, because each address has its own call of the password function.
+        # Cached, so that the users of one object share its calls of the password function.
         address = BrokerAddress.parse(self.url, self.stream_url)
-        asked: dict[str, Any] = {"ssl_context": self.ssl_context, "mechanism": self.auth_mechanism}
-        asked = {name: value for name, value in asked.items() if value is not None}
-        address = address._changed(lambda one: replace(one, login=replace(one.login, **asked)))
+        options: dict[str, Any] = {"ssl_context": self.ssl_context, "mechanism": self.auth_mechanism}
+        options = {name: value for name, value in options.items() if value is not None}
+        address = address._map(lambda one: replace(one, login=replace(one.login, **options)))
         return address if self.password is None else address.with_password(self.password)
 
     def __repr__(self) -> str:
@@ -95,18 +95,18 @@ class Broker:
 
     def __getstate__(self) -> dict[str, Any]:
         if self.ssl_context is not None:
-            raise ConfigurationError(UNSENDABLE)
+            raise ConfigurationError(SSL_CONTEXT_NOT_PICKLABLE)
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """The address that a `Broker` or a URL resolves to. Neither `repr` nor `str` shows the password.
+    """The parsed address of a broker. Neither `repr` nor `str` shows the password.
 
-    A guessed stream port is derived from the AMQP port, and used only if the same broker answers there; None if it
-    cannot be guessed. `others` are other nodes of the same cluster. `password_now` is the user's function, or the
-    current password of an intercepted connection. Pickling keeps the function, or the connection's password at that
-    time.
+    A guessed stream port is derived from the AMQP port, and used only if the same broker answers there. `stream_port`
+    is None if it cannot be derived. `others` are other nodes of the same cluster. `password_now` returns the current
+    password: it is the user's function, or reads an intercepted connection. A pickled address contains the function,
+    or the connection's current password.
     """
 
     host: str
@@ -126,9 +126,9 @@ class BrokerAddress:
     def __post_init__(self) -> None:
         for name in ("user", "vhost"):
             checked_text(name, getattr(self, name))
-        if not can_be_sent(self.password):
+        if not is_valid_password(self.password):
             raise InvalidInput("password= takes text without NUL characters and lone surrogates")
-        if self.login.is_of_tls and not (self.amqp_tls or self.stream_tls):
+        if self.login.needs_tls and not (self.amqp_tls or self.stream_tls):
             raise ConfigurationError(
                 "TLS options need a URL with TLS: amqps:// or rabbitmq-stream+tls://, not "
                 f"{'amqp' if self.amqp_port else 'rabbitmq-stream'}://"
@@ -138,7 +138,7 @@ class BrokerAddress:
 
     @classmethod
     def of(cls, broker: "AnyBroker") -> "BrokerAddress":
-        """Resolve `broker`, and check TLS files before anything connects."""
+        """Return the address of `broker`. It checks TLS files, so that errors occur before anything connects."""
         if isinstance(broker, str):
             address: BrokerAddress = cls.parse(broker)
         elif isinstance(broker, Broker | BrokerAddress):
@@ -152,21 +152,21 @@ class BrokerAddress:
 
     @property
     def each(self) -> "tuple[BrokerAddress, ...]":
-        """The single addresses, in the order given."""
+        """The addresses of the single nodes, in the given order."""
         return (replace(self, others=()), *self.others) if self.others else (self,)
 
     def beside(self, others: "Iterable[BrokerAddress]") -> "BrokerAddress":
-        """Return this address with the addresses of other nodes added, without duplicates."""
+        """Return this address with other nodes of the cluster in place of its others, without duplicates."""
         first = replace(self, others=())
-        each = dict.fromkeys(other for given in others for other in given.each)
+        each = dict.fromkeys(node for other in others for node in other.each)
         return replace(first, others=tuple(other for other in each if other != first))
 
     def with_login(self, login: BrokerLogin) -> "BrokerAddress":
-        """Return this address and its others with another login; `ConfigurationError` if it needs TLS they lack."""
-        return self._changed(lambda one: replace(one, login=login))
+        """Return this address and its others with another login. If it needs TLS, they must use TLS."""
+        return self._map(lambda one: replace(one, login=login))
 
     def with_password(self, password: str | Callable[[], str | None]) -> "BrokerAddress":
-        """Return this address, and its others of the same user and password, with another password or function."""
+        """Return this address with another password or function, which its others with equal credentials get, too."""
         mine = (self.user, self.password)
         if isinstance(password, str):
             changes: dict[str, Any] = {"password": password}
@@ -174,14 +174,14 @@ class BrokerAddress:
             changes = {"password_now": password if isinstance(password, HeldPassword) else PasswordFunction(password)}
         else:
             raise InvalidInput(f"password= takes text or a function, not {type(password).__name__}")
-        return self._changed(lambda one: replace(one, **changes) if (one.user, one.password) == mine else one)
+        return self._map(lambda one: replace(one, **changes) if (one.user, one.password) == mine else one)
 
-    def _changed(self, change: "Callable[[BrokerAddress], BrokerAddress]") -> "BrokerAddress":
+    def _map(self, change: "Callable[[BrokerAddress], BrokerAddress]") -> "BrokerAddress":
         first, *others = map(change, self.each)
         return replace(first, others=tuple(others))
 
     def secret(self) -> str:
-        """Return the password to log in with now. A password function may block it for up to 5 s."""
+        """Return the current password. If a password function is called, this blocks for up to 5 s."""
         now = None if self.password_now is None or self.login.mechanism != "PLAIN" else self.password_now()
         return self.password if now is None else now
 
@@ -190,18 +190,18 @@ class BrokerAddress:
         return self.password_now if isinstance(self.password_now, PasswordFunction) else None
 
     def is_joined_by(self, other: "BrokerAddress") -> bool:
-        """Whether another connection goes to the same broker as the same user; if so, its password is used from now on.
+        """Return whether another connection has the same broker and user. If so, its password is used from now on.
 
-        True if the addresses are equal. If only the passwords differ, true if both connections have the same password
-        now, or if this address's connections are closed. Two live connections may be two users: a token may come with
-        any user name.
+        True if the addresses are equal. If only the passwords differ, true if both connections have the same current
+        password, or if this address's connections are closed. Two open connections with different passwords may be two
+        users, because a token can come with any user name.
         """
         mine, theirs = self.password_now, other.password_now
         if self == other:
             password = None
         elif self._without_password() == other._without_password() and isinstance(mine, HeldPassword):
             password = other.secret()
-            if not mine.is_left and self.secret() != password:
+            if not mine.is_orphaned and self.secret() != password:
                 return False
         else:
             return False
@@ -210,36 +210,36 @@ class BrokerAddress:
         return True
 
     def _without_password(self) -> "BrokerAddress":
-        return self._changed(lambda one: replace(one, password=""))
+        return self._map(lambda one: replace(one, password=""))
 
     @property
     def who(self) -> str:
-        """The user, as named in errors."""
+        """The user, in the form for error messages."""
         return f"the user {self.user!r}" if self.login.mechanism == "PLAIN" else "the client certificate's user"
 
     @classmethod
     def parse(cls, url: str, stream_url: str | None = None) -> Self:
-        """Parse a URL, or several; arguments and errors are those of `Broker`."""
-        urls = _parted(url)
-        stream_urls = [None] * len(urls) if stream_url is None else _parted(stream_url)
+        """Return the address of a URL, or of several. Arguments and errors are those of `Broker`."""
+        urls = _split_urls(url)
+        stream_urls = [None] * len(urls) if stream_url is None else _split_urls(stream_url)
         if len(urls) != len(stream_urls):
-            raise ConfigurationError("Give as many stream URLs as URLs of the broker, in the same order.")
-        first, *others = (cls._of_two(*pair) for pair in zip(urls, stream_urls, strict=True))
+            raise ConfigurationError(f"Give as many stream URLs as URLs, not {len(stream_urls)} for {len(urls)}.")
+        first, *others = (cls._of_pair(*pair) for pair in zip(urls, stream_urls, strict=True))
         return replace(first, others=tuple(others)) if others else first
 
     @classmethod
-    def _of_two(cls, url: str, stream_url: str | None) -> Self:
+    def _of_pair(cls, url: str, stream_url: str | None) -> Self:
         address = cls._of(url)
         if stream_url is None:
             return address
         stream = cls._of(stream_url)
         if stream.stream_port_guessed or address.amqp_port is None:
-            raise ConfigurationError("A stream URL beside the broker's URL must be rabbitmq-stream://HOST:PORT.")
-        if stream.login.is_of_tls and address.login.is_of_tls and stream.login != address.login:
-            raise ConfigurationError("The broker's URL and the stream URL have different TLS options: give them once.")
+            raise ConfigurationError("stream_url= takes a rabbitmq-stream:// URL, and only if url= is an amqp:// URL.")
+        if stream.login.needs_tls and address.login.needs_tls and stream.login != address.login:
+            raise ConfigurationError("The broker's URL and the stream URL have different TLS options: give one set.")
         return replace(
             address,
-            login=address.login if address.login.is_of_tls else stream.login,
+            login=address.login if address.login.needs_tls else stream.login,
             stream_host=stream.stream_host,
             stream_port=stream.stream_port,
             stream_tls=stream.stream_tls,
@@ -248,7 +248,7 @@ class BrokerAddress:
 
     @classmethod
     def _of(cls, url: str) -> Self:
-        parts, port = _split(url)
+        parts, port = _parse_url(url)
         is_stream, is_tls = parts.scheme in _STREAM, parts.scheme in _TLS
         guess = port - AMQP_TO_STREAM_PORT
         return cls(
@@ -267,7 +267,7 @@ class BrokerAddress:
 
     @property
     def where(self) -> str:
-        """Host and port, as named in errors."""
+        """Host and port, in the form for error messages."""
         return f"{self.host}:{self.amqp_port or self.stream_port}"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -285,20 +285,21 @@ class BrokerAddress:
 
 
 AnyBroker: TypeAlias = str | Broker | BrokerAddress
-"""A URL or a `Broker` from users, or the address that components pass on."""
+"""A URL or a `Broker` from users, or a parsed address from another component."""
 
 
-def _parted(urls: str) -> list[Any]:
-    return [url.strip() for url in _NEXT_URL.split(urls) if url.strip()] or [urls] if isinstance(urls, str) else [urls]
+def _split_urls(urls: str) -> list[Any]:
+    found = [url.strip() for url in _URL_SEPARATOR.split(urls) if url.strip()] if isinstance(urls, str) else []
+    return found or [urls]
 
 
-def _split(url: str) -> tuple[SplitResult, int]:
+def _parse_url(url: str) -> tuple[SplitResult, int]:
     if not isinstance(url, str):
         raise ConfigurationError(f"A broker's URL must be text, not {type(url).__name__}.")
     scheme = url.partition("://")[0].lower()
     if scheme not in _PORTS:
         raise ConfigurationError(f"A broker's URL begins with one of {', '.join(f'{name}://' for name in _PORTS)}.")
-    # Errors show no part of the URL, which may belong to the password. Those of `urlsplit` would.
+    # Messages show no part of the URL, because it may be the password's. Those of `urlsplit` would show some.
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -311,19 +312,19 @@ def _split(url: str) -> tuple[SplitResult, int]:
         port = parts.port
     except ValueError:
         raise ConfigurationError(
-            "The port in the broker's URL is not a number from 1 to 65535 (an IPv6 address is written as [::1]:5672)."
+            "The port in the broker's URL is not a number from 1 to 65535. An IPv6 address is written as [::1]:5672."
         ) from None
-    if _BETWEEN.search(parts.hostname or ""):
+    if _SEPARATOR.search(parts.hostname or ""):
         raise ConfigurationError("Each of several URLs of a broker must be complete: amqp://…;amqp://…")
     checked_host(parts.hostname or "localhost", "The broker's URL")
     return parts, port if port is not None else _PORTS[parts.scheme]
 
 
 def _check_quoted(parts: SplitResult) -> None:
-    """Raise if an unquoted `/`, `?` or `#` in a password made a part of it the host."""
+    """Raise if an unquoted `/`, `?` or `#` in the password ended the host, so that an `@` follows."""
     rest = parts.path + parts.fragment + ("" if "@" in parts.netloc else parts.query)
     if "@" in rest:
         raise ConfigurationError(
-            "The broker's URL has an @ behind the host: percent-encode special characters of the user's name, the "
-            "password and the virtual host (@ as %40, / as %2F, : as %3A, ? as %3F, # as %23)."
+            "The broker's URL has an @ after the host: percent-encode special characters of user, password and virtual "
+            "host (@ as %40, / as %2F, : as %3A, ? as %3F, # as %23)."
         )

@@ -1,7 +1,7 @@
-"""Recognizing streams and brokers: whether a stream is the one that was read before, and which broker this is.
+"""Identifies streams and brokers: whether a stream is the one that was read before, and which broker this is.
 
-The first message of a stream in its virtual host identifies a broker (docs/adr/0043). Several recorders may publish one
-at once: the first message wins, and all recorders read it.
+A broker's id is the first message of a stream in the virtual host (docs/adr/0043). If several recorders publish an id
+at the same time, the first message counts, which all of them read.
 """
 
 import time
@@ -31,36 +31,35 @@ if TYPE_CHECKING:
     from relatum.reading._reader import StreamReader
 
 CLAIM_S: Final = 5.0
-"""Time limit for giving a broker its id, in seconds; a stream that was just declared takes a few hundredths of one."""
+"""Time limit for giving a broker its id, in seconds. A new stream needs a few hundredths of a second."""
 
 _PAUSE_S: Final = 0.05
 
 
 class Agreement(Enum):
-    """How a stream compares with a message that was read from it before."""
+    """Whether a stream still has a message that was read from it before."""
 
     SAME = "same"
-    """The message and all before it are there."""
+    """The message is unchanged, and so are all before it."""
 
     EXPIRED = "expired"
-    """Retention has dropped the offset: whether it was this message is unknown, and nothing contradicts it."""
+    """Retention has dropped the offset. So the message cannot be compared, but nothing contradicts it."""
 
     OTHER = "other"
-    """Another message is there: the stream was declared again, or lost its tail and reused its offsets."""
+    """The offset has another message: the stream was declared again, or lost its tail and reused its offsets."""
 
     ENDS_BEFORE = "ends before"
-    """The stream ends before the offset, and its leader says so: it lost its tail, or was declared again and is
-    shorter."""
+    """The leader reports that the stream ends before the offset: it lost its tail, or was declared again."""
 
     UNKNOWN = "unknown"
-    """No conclusion is allowed: a node lags, is starting, or cannot ask the leader. Wait, and ask again."""
+    """The answer proves nothing: a node lags or is starting, or the leader is unreachable. Query again later."""
 
 
 def agreement(reader: "StreamReader", stream: str, position: Position) -> Agreement:
-    """Compare a stream with a message that was at an offset.
+    """Return whether a stream still has the message that was at a position.
 
-    Only `OTHER` and `ENDS_BEFORE` mean that the stream has changed. Then a prefix agrees; a caller with more positions
-    can find its end by bisection.
+    Only `OTHER` and `ENDS_BEFORE` mean that the stream has changed. Even then, a prefix may be unchanged. A caller that
+    knows more positions can find its end by bisection.
 
     Raises:
         StreamNotFound, NotAStream, AccessRefused: The stream cannot be read.
@@ -76,7 +75,7 @@ def agreement(reader: "StreamReader", stream: str, position: Position) -> Agreem
 def agreements(
     reader: "StreamReader", positions: Mapping[str, Position], kept: "ChunkCache | None" = None
 ) -> dict[str, Agreement]:
-    """Like `agreement`, but for many streams at once. Kept chunks are not read again."""
+    """Return the agreement of many streams, each with its position. Chunks in the cache `kept` are not read again."""
     ids = [(stream, position.offset) for stream, position in positions.items()]
     agreed: dict[str, Agreement] = {}
     try:
@@ -85,13 +84,13 @@ def agreements(
                 raise found
             agreed[stream] = agreement_of(position, found)
     except StreamUnavailable:
-        # One of the streams is unavailable; the others may not be.
+        # One stream is unavailable; read each alone.
         return {stream: agreement(reader, stream, position) for stream, position in positions.items()}
     return agreed
 
 
 def agreement_of(position: Position, found: Message | OffsetNotFound | StreamUnavailable) -> Agreement:
-    """Like `agreement`, but given what was read at the position's offset. Pure, for callers that read many at once."""
+    """Return the agreement of a position and the result of reading at its offset. No I/O."""
     if isinstance(found, StreamUnavailable):
         return Agreement.UNKNOWN
     if isinstance(found, OffsetExpired):
@@ -100,32 +99,31 @@ def agreement_of(position: Position, found: Message | OffsetNotFound | StreamUna
         if not found.is_proven:
             return Agreement.UNKNOWN
         last: int | None = found.last
-        # An offset within the stream without a message is the broker's own: a message was there once.
+        # The broker itself uses an offset within the stream that has no message. So the known message is gone.
         return Agreement.ENDS_BEFORE if last is None or last < position.offset else Agreement.OTHER
     is_same = position.agrees(_fingerprint_of(found), found.chunk_ms)
     return Agreement.SAME if is_same else Agreement.OTHER
 
 
 def position_of(message: Message) -> Position:
-    """Return the position that later identifies a stream."""
+    """Return the position of a message, with which the stream can be identified later."""
     return Position(message.offset, _fingerprint_of(message), message.chunk_ms)
 
 
 def _fingerprint_of(message: Message) -> int:
-    # Only what it needs is decoded.
-    return fingerprint(type_and_id_of(message)[1], message.body)
+    return fingerprint(type_and_id_of(message)[1], message.body)  # This decodes only id and body.
 
 
 # --- the broker's identity -------------------------------------------------------------------------------------------
 
 
 def claimed_identity(reader: "StreamReader") -> BrokerIdentity:
-    """Return the broker's identity, and give the broker an id if it has none.
+    """Return the broker's identity. A broker without an id gets one.
 
-    The id is None if this user may not read or declare its stream, or if the name is used otherwise.
+    The id is None if this user may not read, declare or write its stream, or if the name is used otherwise.
 
     Raises:
-        Transient: The identity is unknown now.
+        Transient: The identity cannot be read now.
     """
     known = reader.identity()
     if known.broker_id is not None:
@@ -147,15 +145,15 @@ def _claimed(reader: "StreamReader", link: SocketConnection) -> uuid.UUID | None
             try:
                 return broker_id_of(reader.read(IDENTITY_STREAM, 0).body)
             except OffsetNotFound:
-                # The loop reads again, because another client may have been first.
+                # The next iteration reads the first message, which may be another client's.
                 has_published = has_published or _publish(link, str(uuid.uuid4()))
         time.sleep(_PAUSE_S)
-    message = f"the stream {IDENTITY_STREAM!r} does not answer: the broker's identity is unknown"
+    message = f"the stream {IDENTITY_STREAM!r} cannot be read now, so the broker's identity is unknown: try again"
     raise StreamUnavailable(message, stream=IDENTITY_STREAM)
 
 
 def _publish(link: SocketConnection, text: str) -> bool:
-    """Publish a message, and return whether it was confirmed; False if the stream cannot accept it yet."""
+    """Publish a message, and return whether the broker confirmed it. False, too, if the stream is not ready yet."""
     code = link.answer(frames.declare_publisher, 0, "", IDENTITY_STREAM).code
     if code == Code.ACCESS_REFUSED:
         raise AccessRefused(f"this user may not write to {IDENTITY_STREAM!r}")
@@ -172,8 +170,8 @@ def _publish(link: SocketConnection, text: str) -> bool:
 def another_broker(stream: str, recorded: BrokerIdentity, connected: BrokerIdentity) -> AnotherBroker:
     """Return the error for a stream that was recorded from another broker."""
     return AnotherBroker(
-        f"the stream {stream!r} was recorded from the broker {recorded}, and this is {connected}: give each broker "
-        f"a database of its own. If this one replaces the other: `relatum forget --origin {stream}`",
+        f"the stream {stream!r} was recorded from the broker {recorded}, but this is {connected}: use a separate "
+        f"database for each broker. If this broker replaces the other: `relatum forget --origin {stream}`",
         stream=stream,
         recorded=str(recorded),
         connected=str(connected),

@@ -1,7 +1,7 @@
-"""Requests over AMQP 0.9.1: which cluster a guessed stream port must belong to, and whether a queue has a name.
+"""Requests over AMQP 0.9.1: which cluster a guessed stream port must belong to, and whether a name is a queue's.
 
-A stream port that was not given is a guess, and any server may listen there. Servers of the stream protocol name their
-cluster before the login: credentials are sent only to the cluster that the AMQP port belongs to.
+Any server may listen on a guessed stream port. Servers of the stream protocol name their cluster before the login, so
+credentials are sent only to the cluster that the AMQP port belongs to.
 """
 
 import re
@@ -31,58 +31,58 @@ from relatum.reading._connecting import (
     BROKERS_MAX,
     CONNECT_S_MIN,
     HEARTBEAT_S,
-    all_inside,
     first_answering,
-    not_reached,
+    nested_errors,
+    reach_error,
 )
 
 GOODBYE_S: Final = 0.5
 """Time limit in seconds for the broker to answer Connection.Close."""
 
 _NO_VHOST: Final = 530
-"""NOT_ALLOWED: the reply code if the virtual host does not exist or the user may not use it."""
+"""The reply code NOT_ALLOWED: the virtual host does not exist, or the user may not use it."""
 
 _REFUSED: Final = frozenset({403, _NO_VHOST})
-"""Reply codes of a refused user, password or virtual host. Others are transient, for example of a stopping node."""
+"""Reply codes of a refused user, password or virtual host. Other codes are transient, such as a stopping node's."""
 
-_FULL: Final = "is reached"
-"""Ends the text of a 530 such as "connection limit (10) is reached", of a user, a virtual host or a node."""
+_LIMIT_REACHED: Final = "is reached"
+"""In the text of a 530 for a connection limit of a user, virtual host or node: "connection limit (10) is reached"."""
 
 _CLOSED_BY_BROKER: Final = re.compile(r"\((\d+)\) (.*)", re.DOTALL)
-"""Matches the reply code and text of a Close frame in pika's errors."""
+"""Matches the reply code and text of the broker's Close in pika's errors."""
 
 _NO_QUEUE: Final = "no queue"
-"""In the text of a 404: there is no queue of that name."""
+"""In the text of a 404 if no queue has the name."""
 
 _EXCLUSIVE: Final = "exclusive"
-"""In the text of a 405: the queue is exclusive to another connection, which no stream is."""
+"""In the text of a 405 if the queue is exclusive to another connection. Streams are never exclusive."""
 
 
-class NamelessCluster(ConfigurationError):
-    """The broker does not name its cluster, so a guessed stream port cannot be proven to belong to it."""
+class UnnamedCluster(ConfigurationError):
+    """The broker does not name its cluster, so nothing can prove that a guessed stream port belongs to it."""
 
 
 @lru_cache(BROKERS_MAX)
-def cluster_meant(address: BrokerAddress) -> str:
-    """Return the name of the cluster that must answer on a guessed stream port; it is cached."""
+def expected_cluster(address: BrokerAddress) -> str:
+    """Return the name of the cluster that must answer on a guessed stream port. Cached."""
     with asking(address, max(CONNECT_S_MIN, left_s())) as connection:
-        given = connection._impl.server_properties.get("cluster_name")
-    name = given.decode(errors="replace") if isinstance(given, bytes) else given
+        cluster_name = connection._impl.server_properties.get("cluster_name")
+    name = cluster_name.decode(errors="replace") if isinstance(cluster_name, bytes) else cluster_name
     if not isinstance(name, str) or not name:
-        raise NamelessCluster(
-            "The broker does not name its cluster, so the stream port cannot be guessed: give a rabbitmq-stream:// URL."
+        raise UnnamedCluster(
+            "The broker does not name its cluster, so its stream port cannot be guessed: give a rabbitmq-stream:// URL."
         )
     return name
 
 
 def blocking_connection(address: BrokerAddress, *, timeout_s: float, heartbeat_s: int) -> pika.BlockingConnection:
-    """Open a blocking connection of pika to the first address that answers. Raises as `StreamReader.open`."""
+    """Return a blocking pika connection to the first address that answers. Raises as `StreamReader.open`."""
     return first_answering(address, timeout_s, lambda one, share_s: _connect(one, share_s, timeout_s, heartbeat_s))
 
 
 def _connect(address: BrokerAddress, within_s: float, timeout_s: float, heartbeat_s: int) -> pika.BlockingConnection:
     if address.amqp_port is None:
-        raise ConfigurationError("AMQP 0.9.1 needs an amqp:// URL.")
+        raise ConfigurationError("This needs AMQP 0.9.1, and only a stream URL was given: give an amqp:// URL.")
     login = address.login
     credentials: Any = pika.PlainCredentials(address.user, address.secret())
     if login.mechanism == "EXTERNAL":
@@ -102,15 +102,15 @@ def _connect(address: BrokerAddress, within_s: float, timeout_s: float, heartbea
     try:
         with own_connection():
             return pika.BlockingConnection(parameters)
-    # A broker that accepts and never answers raises AMQPConnectorException, which is not an AMQPError.
+    # If a broker accepts the connection and never answers, pika raises AMQPConnectorException, not an AMQPError.
     except (AMQPError, AMQPConnectorException, OSError) as error:
         raise _amqp_error(error, address, address.amqp_port) from error
 
 
 @contextmanager
 def in_time(connection: pika.BlockingConnection, timeout_s: float) -> Iterator[None]:
-    """End the connection if the block takes longer: pika itself waits forever."""
-    # Like pika's own timer for blocked connections: only timers of its loop run while it waits.
+    """End the connection if the block takes longer. Pika itself would wait forever."""
+    # It works as pika's timer for blocked connections: while pika waits, only timers of its loop run.
     loop = connection._impl
     end = partial(loop._terminate_stream, ConnectionBlockedTimeout(f"no answer within {seconds_text(timeout_s)}"))
     timer = loop._adapter_call_later(timeout_s, end)
@@ -122,7 +122,7 @@ def in_time(connection: pika.BlockingConnection, timeout_s: float) -> Iterator[N
 
 @contextmanager
 def asking(address: BrokerAddress, timeout_s: float) -> Iterator[pika.BlockingConnection]:
-    """Open a connection for one request, and end it if the answer takes longer."""
+    """Open a connection for one request, and close it after the answer or the timeout."""
     connection = blocking_connection(address, timeout_s=timeout_s, heartbeat_s=HEARTBEAT_S)
     with own_connection():
         try:
@@ -135,31 +135,30 @@ def asking(address: BrokerAddress, timeout_s: float) -> Iterator[pika.BlockingCo
 
 
 def _amqp_error(error: BaseException, address: BrokerAddress, port: int) -> RelatumError:
-    """Translate an error. Pika calls any failed opening a "probable" refusal: only the broker's reply code counts."""
+    """Translate pika's error. Pika calls any failure a "probable" refusal, so only the broker's reply code counts."""
     closed = _CLOSED_BY_BROKER.search(f"{error} {error!r}")
-    if closed is not None and int(closed[1]) in _REFUSED and _FULL not in closed[2]:
+    if closed is not None and int(closed[1]) in _REFUSED and _LIMIT_REACHED not in closed[2]:
         refuses = f"The broker at {address.where} refuses {address.who} in the virtual host {address.vhost!r}"
         if int(closed[1]) == _NO_VHOST:
             return AccessRefused(f"{refuses}: there is no such virtual host, or this user may not use it.")
-        return AccessRefused(
-            f"{refuses}: the name, the password or the certificate is wrong; RabbitMQ does not say which."
-        )
-    if any(isinstance(each, AuthenticationError) for each in all_inside(error)):
+        return AccessRefused(f"{refuses}: name, password or certificate is wrong; RabbitMQ does not say which.")
+    if any(isinstance(each, AuthenticationError) for each in nested_errors(error)):
         mechanism = address.login.mechanism
-        return ConfigurationError(f"The broker at {address.where} does not offer the mechanism {mechanism}.")
-    return not_reached(error, "AMQP 0.9.1", address.host, port)
+        return ConfigurationError(f"The broker at {address.where} does not accept the login mechanism {mechanism}.")
+    return reach_error(error, "AMQP 0.9.1", address.host, port)
 
 
 def name_missing(error: StreamNotFound, address: BrokerAddress, timeout_s: float) -> NotFound:
-    """Classify a name that a node does not know as a stream: `NotAStream` for another kind of queue. Over AMQP 0.9.1.
+    """Return the error of a name that a node does not know as a stream: `NotAStream` if another kind of queue has it.
 
-    One request decides, answered by the queue itself, because only streams accept a consumer with an offset. With two
-    requests, a stream that is deleted and declared again between them would be missing first, and then look like a
-    queue.
+    One request over AMQP 0.9.1 decides: only streams accept a consumer with an offset. With two requests, a stream that
+    is declared again between them would be missing first, and then look like a queue.
 
-    Only "no queue" means that it does not exist: a node or cluster that is starting answers 404 for existing streams,
-    too ("home node ... is down or inaccessible"). Texts of RabbitMQ 3.10.8 and 4.3.6. `StreamUnavailable` is raised if
-    there is such a stream after all, or this is unknown now.
+    Only "no queue" means that the name is unused: a starting node or cluster answers 404 for existing streams, too
+    ("home node ... is down or inaccessible"). Texts seen with RabbitMQ 3.10.8 and 4.3.6.
+
+    Raises:
+        StreamUnavailable: The stream exists after all, or may exist.
     """
     name = error.stream
     try:
@@ -172,11 +171,11 @@ def name_missing(error: StreamNotFound, address: BrokerAddress, timeout_s: float
     except (AMQPError, RelatumError):
         return error
     else:
-        raise StreamUnavailable(f"The stream {name!r} was declared just now.", stream=name)
+        raise StreamUnavailable(f"The stream {name!r} was declared just now: read it again.", stream=name)
     if (code == 406 and "x-stream-offset" in text) or (code == 405 and _EXCLUSIVE in text):
         return NotAStream(f"{name!r} is a queue, not a stream.", stream=name)
     if code == 404 and _NO_QUEUE not in text:
-        raise StreamUnavailable(f"The stream {name!r} is starting, or the node that has it is down.", stream=name)
+        raise StreamUnavailable(f"The stream {name!r} is starting, or its node is down.", stream=name)
     if code in (405, 406):
         raise StreamUnavailable(f"The stream {name!r} has no running replica on this node.", stream=name)
     return error

@@ -1,4 +1,4 @@
-"""Shared readers: one for asyncio tasks, and one that threads share and the first caller opens."""
+"""`AsyncStreamReader` for asyncio tasks, and `SharedReader` for threads, whose first caller opens it."""
 
 import asyncio
 import sys
@@ -25,14 +25,14 @@ _Result = TypeVar("_Result")
 _Taken = TypeVar("_Taken")
 _Arguments = ParamSpec("_Arguments")
 
-SLICE: Final = 50
-"""Items after which other tasks run: users decode messages as they go, and this many take about 3 ms."""
+ITEMS_PER_SWITCH: Final = 50
+"""Items after which an iteration lets other tasks run. Decoding this many messages takes about 3 ms."""
 
 
-def _called(
+def _in_thread_method(
     method: Callable[Concatenate[StreamReader, _Arguments], _Result],
 ) -> Callable[Concatenate["AsyncStreamReader", _Arguments], Coroutine[Any, Any, _Result]]:
-    """Wrap a method of `StreamReader` to run in a thread after its turn, with the same arguments and docstring."""
+    """Return a method that waits for a turn, then calls a method of `StreamReader` in a thread. Same docstring."""
 
     @wraps(method)
     async def called(self: "AsyncStreamReader", /, *args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
@@ -49,9 +49,9 @@ def _called(
 class AsyncStreamReader(AsyncClosing):
     """Reads streams with asyncio. An asynchronous context manager that tasks may share.
 
-    It calls a `StreamReader` in its own threads: `broker_connections_max` at most, and one for each followed stream.
-    The function passed to `scan` runs there, too. Between two parts of an iteration it uses no thread. A cancelled call
-    leaves the reader usable. Use `async with contextlib.aclosing(...)` around iterations that end early.
+    It calls a `StreamReader` in threads of its own: at most `broker_connections_max`, and one for each followed stream.
+    The function passed to `scan` runs there, too. An iteration needs a thread only while it fetches messages. A
+    cancelled call leaves the reader usable. Use `contextlib.aclosing(...)` around iterations that you leave early.
 
     Methods, arguments and errors are those of `StreamReader`.
     """
@@ -59,10 +59,10 @@ class AsyncStreamReader(AsyncClosing):
     def __init__(self, reader: StreamReader, timeout_s: float, broker_connections_max: int = CONNECTIONS_MAX) -> None:
         self._reader = reader
         self._timeout_s = timeout_s
-        self._turns = reader.turns_before = Turns(broker_connections_max)
+        self._turns = reader.outer_turns = Turns(broker_connections_max)
         self._threads = Threads(broker_connections_max, "relatum-reader")
-        # For followed streams, and to close iterations and the reader, which waits for no request.
-        self._beside = Threads(sys.maxsize, "relatum-reader-beside")
+        # These threads follow streams, and close iterations and the reader without waiting for running requests.
+        self._unlimited_threads = Threads(sys.maxsize, "relatum-reader-extra")
         self._is_closed = False
         of_one_process(self, "a reader for asyncio")
 
@@ -95,7 +95,7 @@ class AsyncStreamReader(AsyncClosing):
     ) -> AsyncGenerator[Result, None]:
         """Yield the messages of many ids, in the order of the ids; see `StreamReader.read_many`.
 
-        A thread iterates `ids`, some way ahead of the messages yielded.
+        A thread iterates over `ids`, ahead of the messages that are yielded.
         """
         return self._in_parts(self._reader._many(ids, window), Use.ANSWER)
 
@@ -108,24 +108,24 @@ class AsyncStreamReader(AsyncClosing):
         follow: bool = False,
         idle_timeout_s: float | None = None,
     ) -> AsyncGenerator[Message, None]:
-        """Yield the messages of a stream from a point on, ascending; see `StreamReader.iterate`."""
+        """Yield the messages of a stream from a start on, ascending; see `StreamReader.iterate`."""
         parts = self._reader._messages_in_parts(stream, start, stop=stop, follow=follow, idle_timeout_s=idle_timeout_s)
         return self._in_parts(parts, Use.FOLLOW if follow else Use.LENT)
 
-    read = _called(StreamReader.read)
-    read_all = _called(StreamReader.read_all)
-    scan = _called(StreamReader.scan)
-    bounds = _called(StreamReader.bounds)
-    all_bounds = _called(StreamReader.all_bounds)
-    missing = _called(StreamReader.missing)
-    identity = _called(StreamReader.identity)
-    partitions = _called(StreamReader.partitions)
-    bound = _called(StreamReader.bound)
-    routes = _called(StreamReader.routes)
+    read = _in_thread_method(StreamReader.read)
+    read_all = _in_thread_method(StreamReader.read_all)
+    scan = _in_thread_method(StreamReader.scan)
+    bounds = _in_thread_method(StreamReader.bounds)
+    all_bounds = _in_thread_method(StreamReader.all_bounds)
+    missing = _in_thread_method(StreamReader.missing)
+    identity = _in_thread_method(StreamReader.identity)
+    partitions = _in_thread_method(StreamReader.partitions)
+    bound = _in_thread_method(StreamReader.bound)
+    routes = _in_thread_method(StreamReader.routes)
 
     @property
     def cluster_name(self) -> str | None:
-        """The name of the broker's cluster, as given when the reader was opened; None if the broker gives none."""
+        """The name of the broker's cluster when the reader was opened; None if the broker does not name it."""
         return self._reader.cluster_name
 
     def batches(
@@ -138,26 +138,26 @@ class AsyncStreamReader(AsyncClosing):
         credit: int = CREDIT,
         idle_s: float = 1.0,
     ) -> AsyncGenerator[RecordBatch | None, None]:
-        """Yield the stream's records in batches, undecoded; see `StreamReader.batches`."""
+        """Yield a stream's records in batches, not decoded; see `StreamReader.batches`."""
         parts = self._reader._batches_in_parts(stream, start, stop=stop, follow=follow, credit=credit, idle_s=idle_s)
         return self._in_parts(parts, Use.FOLLOW if follow else Use.LENT)
 
     def statistics(self) -> ReaderStatistics:
-        """Return the broker connections in use, idle and waited for, and their limit."""
+        """Return the numbers of broker connections: in use, idle, waited for, and allowed."""
         return self._reader.statistics()
 
     async def close(self) -> None:
-        """Close all connections. Running calls of other tasks may raise `ConnectionLost`."""
+        """Close all connections. Other tasks' running calls may raise `ConnectionLost`. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self._threads.shutdown()
-            await self._beside_to_its_end(self._reader.close)
+            await self._close_in_thread(self._reader.close)
 
     async def _enter(self, use: Use) -> None:
-        """Wait for a turn, and so for a thread that is free or soon will be.
+        """Wait for a turn; a thread for it is free now or soon.
 
-        An iteration needs a thread to continue and to return its connection. So iterations get at most three of four
-        turns, and likewise of the connections.
+        An iteration needs a thread to continue and to return its connection. So iterations get at most three quarters
+        of the turns, and of the connections.
         """
         check_time()
         turn = self._turns.enter(use)
@@ -168,7 +168,7 @@ class AsyncStreamReader(AsyncClosing):
             async with asyncio.timeout(limit_s):
                 await asyncio.wrap_future(turn)
         except TimeoutError:
-            error = self._turns.none_free(limit_s)
+            error = self._turns.no_turn_error(limit_s)
             self._turns.withdraw(use, turn)
             raise error from None
         except BaseException:
@@ -183,17 +183,17 @@ class AsyncStreamReader(AsyncClosing):
         except NoThreadInTime as error:
             raise ReadTimeout(f"The call has timed out: {error}.") from None
 
-    async def _beside_to_its_end(self, close: Callable[[], None]) -> None:
-        """Close something, which returns a connection even if this task is cancelled."""
-        await asyncio.shield(asyncio.wrap_future(self._beside.submit(close)))
+    async def _close_in_thread(self, close: Callable[[], None]) -> None:
+        """Call `close` in a thread, even if this task is cancelled, so that its connection is returned."""
+        await asyncio.shield(asyncio.wrap_future(self._unlimited_threads.submit(close)))
 
     async def _in_parts(self, given: Generator[list[_Item], None, None], use: Use) -> AsyncGenerator[_Item, None]:
-        """Yield the items of an iteration, fetched in parts; between two parts it uses no thread.
+        """Yield the items of an iteration. A thread fetches them in parts; between two parts, it is free.
 
-        An iteration of requests holds no connection between two parts, and gives its turn to others.
+        With `Use.ANSWER`, the iteration has no connection between two parts, so it returns its turn, too.
         """
         parts, has_turn, count = Parts(given), False, 0
-        threads = self._beside if use is Use.FOLLOW else self._threads
+        threads = self._unlimited_threads if use is Use.FOLLOW else self._threads
         try:
             while True:
                 if not has_turn:
@@ -208,20 +208,20 @@ class AsyncStreamReader(AsyncClosing):
                 for item in part:
                     yield item
                     count += 1
-                    if not count % SLICE:
+                    if not count % ITEMS_PER_SWITCH:
                         await asyncio.sleep(0)
         finally:
             try:
-                await self._beside_to_its_end(parts.close)
+                await self._close_in_thread(parts.close)
             finally:
                 if has_turn:
                     self._turns.leave(use)
 
 
 class SharedReader:
-    """Opens a reader at most once, as `opened`. `options` are the options of `StreamReader.open`.
+    """Opens a reader at the first use, once for all threads. `options` are those of `StreamReader.open`.
 
-    `refusing`: The message of `UsedAfterClose`.
+    `opened`: The reader; None before the first use. `refusing`: The message of `UsedAfterClose`.
     """
 
     def __init__(
@@ -247,21 +247,21 @@ class SharedReader:
         """Return the reader. Raises the errors of `StreamReader.open`, and `UsedAfterClose` after `close`."""
         reader = self.opened
         if reader is None and not self._is_closed:
-            # The first caller may spend all its time on a silent broker. The others wait only for their own time.
+            # A silent broker may take all of the first caller's time. Other callers wait no longer than their own.
             if not self._opening.acquire(timeout=left_s(self._timeout_s)):
-                raise ReadTimeout("the broker has not answered earlier calls yet")
+                raise ReadTimeout("the broker did not answer in time: an earlier call is still connecting to it")
             try:
                 reader = self.opened = self.opened or self._open()
             finally:
                 self._opening.release()
         if reader is None or self._is_closed:
-            # This thread may have opened it while another closed, and nobody else would close it.
+            # If another thread called `close` during the opening, this thread must close the reader.
             self.close()
             raise UsedAfterClose(self._refusing)
         return reader
 
     def close(self) -> None:
-        """Close the reader. A reader still being opened is not waited for: its opener closes it. Idempotent."""
+        """Close the reader. If another thread is opening it, that thread closes it. Idempotent."""
         self._is_closed = True
         if self.opened is not None:
             self.opened.close()

@@ -1,4 +1,4 @@
-"""A stream's first and last offset, and the errors for streams and offsets that cannot be read."""
+"""A stream's first and last offset, and the errors of streams and offsets that cannot be read."""
 
 from collections.abc import Iterable
 from operator import index
@@ -33,13 +33,13 @@ class _Ends(NamedTuple):
 
 
 class StreamBounds(_Ends):
-    """Offsets of the first and the last retained message; both None if there is none.
+    """The pair of the first and last retained offset; both None if the stream is empty.
 
     Attributes:
-        is_proven: True if the offsets come from the stream's leader: everything confirmed before the request is between
-            them. False if they are what one node knows, because the leader is unreachable. Not a member of the pair.
-        is_silence: True if there are no offsets because a leader that may have to wait for replicas showed none for a
-            while: enough if nothing is known of the stream, but no proof that a known message is gone.
+        is_proven: True if the stream's leader gave the offsets: all messages confirmed before the request are within
+            them. False if another node gave them, because the leader is unreachable. Not an item of the pair.
+        is_silence: True if the stream counts as empty because its leader returned no message for a while. The leader
+            may be waiting for replicas, so this does not prove that a known message is gone.
     """
 
     is_proven: bool
@@ -52,7 +52,7 @@ class StreamBounds(_Ends):
 
     @property
     def is_sure(self) -> bool:
-        """Whether a message that was once confirmed and is not within the bounds is gone."""
+        """Whether a confirmed message outside the bounds is certainly gone."""
         return self.is_proven and not self.is_silence
 
     @property
@@ -65,7 +65,7 @@ class StreamBounds(_Ends):
         return self.first is not None and self.last is not None and self.first <= offset <= self.last
 
     def lag(self, position: int) -> int:
-        """Return how many retained offsets there are from a position on."""
+        """Return the number of retained offsets from a position on."""
         return max(0, self.end - max(position, self.first or 0))
 
 
@@ -76,7 +76,7 @@ def check_time() -> None:
 
 
 def check_integers(offsets: Iterable[int]) -> None:
-    """Raise `InvalidInput` for an offset that is not an integer; integers of other libraries (numpy) are accepted."""
+    """Raise `InvalidInput` for an offset that is not an integer. Integers of other libraries (numpy) are valid."""
     for offset in offsets:
         try:
             is_integer = index(offset) is not None and not isinstance(offset, bool)
@@ -87,7 +87,7 @@ def check_integers(offsets: Iterable[int]) -> None:
 
 
 def check_offset(stream: str, offset: int) -> None:
-    """Raise `InvalidInput` for an offset that is not an integer, `OffsetNotFound` for one not from 0 to 2^63 - 1."""
+    """Raise `InvalidInput` if an offset is not an integer, `OffsetNotFound` if it is not from 0 to 2^63 - 1."""
     if type(offset) is not int:
         check_integers((offset,))
     if not 0 <= offset <= INTEGER_MAX:
@@ -95,41 +95,41 @@ def check_offset(stream: str, offset: int) -> None:
 
 
 def refusal(stream: str, code: int) -> RelatumError:
-    """Return the error for a stream that refused a command."""
+    """Return the error for a response code about a stream."""
     if code == Code.STREAM_DOES_NOT_EXIST:
         return StreamNotFound(f"There is no stream {stream!r}.", stream=stream)
     if code == Code.ACCESS_REFUSED:
         return AccessRefused(f"The broker does not let this user read the stream {stream!r}.", stream=stream)
     if code == Code.STREAM_NOT_AVAILABLE:
-        message = f"The stream {stream!r} has no replica on this node, or none that answers."
+        message = f"The stream {stream!r} has no replica on this node, or the replica does not answer."
         return StreamNotHere(message, stream=stream)
     return BrokerUnavailable(f"Reading the stream {stream!r} failed: {code_name(code)}.", stream=stream)
 
 
-def moved(stream: str) -> StreamUnavailable:
-    """Return the error for a stream that the broker stopped sending."""
+def stream_moved(stream: str) -> StreamUnavailable:
+    """Return the error for a stream whose subscriptions the broker has ended."""
     return StreamUnavailable(f"The stream {stream!r} moved or was deleted.", stream=stream)
 
 
-def not_there(stream: str, offset: int, bounds: StreamBounds) -> OffsetNotFound:
-    """Return the error for an offset without a message: expired, past the end, or used by the broker itself."""
+def offset_error(stream: str, offset: int, bounds: StreamBounds) -> OffsetNotFound:
+    """Return the error of an offset without a message: it has expired, is past the end, or is the broker's own."""
     first, last = bounds
     proven = bounds.is_sure
     if first is not None and offset < first:
         message = f"Offset {offset} of {stream!r} has expired: the stream now begins at {first}."
         return OffsetExpired(message, stream=stream, offset=offset, first=first, last=last, is_proven=proven)
-    where = "is empty" if last is None else f"ends at {last}" if offset > last else "has no message there"
+    why = "is empty" if last is None else f"ends at {last}" if offset > last else "has no message there"
     if bounds.is_silence:
-        where = "returns no message at present"
-    message = f"There is no message at offset {offset}: the stream {stream!r} {where}."
+        why = "returns no message at present"
+    message = f"There is no message at offset {offset}: the stream {stream!r} {why}."
     return OffsetNotFound(message, stream=stream, offset=offset, last=last, is_proven=proven)
 
 
 def bounds_or_error(reader: "StreamReader", stream: str) -> StreamBounds | RelatumError:
-    """Return a stream's bounds, or why it cannot be read: missing, a queue, no permission, no leader, bad data.
+    """Return a stream's bounds, or the error: it is missing or a queue, or has no permission, no leader or bad data.
 
     Raises:
-        BrokerUnavailable: The broker is unavailable for all streams.
+        BrokerUnavailable: The broker is unavailable, which concerns all streams.
     """
     try:
         return reader.bounds(stream)
@@ -140,22 +140,22 @@ def bounds_or_error(reader: "StreamReader", stream: str) -> StreamBounds | Relat
 
 
 def ends_of_known(reader: "StreamReader", stream: str) -> StreamBounds:
-    """Return the bounds of a stream that was read before, for a caller that is about to discard its messages.
+    """Return the bounds of a stream that was read before. Use this before you discard knowledge of its messages.
 
     Raises:
-        StreamUnavailable: Its leader returns no message at present, which proves nothing. Wait, and call again.
+        StreamUnavailable: The leader returns no message at present, which proves nothing. Call again later.
         RelatumError: As for `StreamReader.bounds`.
     """
     bounds = reader.bounds(stream)
     if bounds.is_silence:
         raise StreamUnavailable(
             f"the leader of {stream!r} returns no message at present: it waits for its replicas, or the stream was "
-            "declared again; the next message will show which",
+            "declared again; try again, since its next message shows which",
             stream=stream,
         )
     return bounds
 
 
 def is_of_all(error: RelatumError) -> bool:
-    """Whether an error of one stream concerns the broker, so that the other streams need no request."""
+    """Whether an error of one stream's request concerns the broker, so that requests for other streams would fail."""
     return isinstance(error, BrokerUnavailable) and not isinstance(error, (StreamUnavailable, ConnectionLost))

@@ -1,12 +1,12 @@
-"""Connects to one of a broker's addresses, and says what an error means.
+"""Connects to one of a broker's addresses, and translates errors of connecting.
 
-Of several addresses, the last to answer in this process is tried first, for either protocol, so that only
-one caller waits for a silent node. There is no failback: the nodes of a cluster are equal, and a return would end
-connections that work (docs/adr/0042).
+Of several addresses, the one that answered last in this process is tried first, for both protocols, so that only one
+caller waits for a silent node. There is no failback: the nodes of a cluster are equal, and a return would close working
+connections (docs/adr/0042).
 
-The client libraries wrap TLS errors in their own, and some never arrive: with TLS 1.3 a server refuses a client's
-certificate after the client has finished the handshake, and if the client has sent data by then, the kernel drops the
-refusal. The broker's log has it.
+Client libraries wrap TLS errors in their own errors. Some TLS errors never arrive: with TLS 1.3, the server refuses a
+certificate after the client's handshake is complete. If the client has sent data by then, the kernel drops the refusal,
+and only the broker's log shows it.
 """
 
 import logging
@@ -36,38 +36,38 @@ from relatum.reading._address import BrokerAddress
 logger = logging.getLogger("relatum.broker")
 
 HEARTBEAT_S: Final = 10
-"""The requested heartbeat interval in seconds; a frozen broker is noticed after 1.5 times that."""
+"""The requested heartbeat interval in seconds. A frozen broker is detected after 1.5 times as long."""
 
 CONNECT_S_MIN: Final = 0.5
-"""The least seconds for a port to answer, however much of the timeout other addresses have used."""
+"""Minimum seconds for connecting to an address, even if other addresses have used up the timeout."""
 
 HANDSHAKE_S_MIN: Final = 0.5
-"""The least seconds for the TLS handshake, however long connecting took."""
+"""Minimum seconds for the TLS handshake, even if connecting has used up the timeout."""
 
 SHARE_S_MIN: Final = 0.01
-"""The least seconds for one of a host's addresses: sockets take 0 for something else."""
+"""Minimum seconds for one of a host's addresses. A timeout of 0 would make the socket non-blocking."""
 
 BROKERS_MAX: Final = 256
-"""Brokers whose last address is remembered; more than a process has."""
+"""Maximum brokers whose last address is remembered; more than a process uses."""
 
 WOULD_BLOCK: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-"""Errors of a socket that can neither be read nor written now."""
+"""Errors of a socket that is not ready to be read or written."""
 
-PASSED_OVER: Final = (BrokerUnavailable, ReadTimeout, AccessRefused, ConfigurationError, ProtocolError)
-"""Errors after which the next address is tried: a node may be configured differently."""
+TRY_NEXT_AFTER: Final = (BrokerUnavailable, ReadTimeout, AccessRefused, ConfigurationError, ProtocolError)
+"""Errors after which the next address is tried, because nodes may be configured differently."""
 
 _Connection = TypeVar("_Connection")
 
-# Changed by single operations of a dictionary: a fork could leave a lock locked.
+# No lock guards it, because a fork could leave the lock locked; single operations of a dictionary are atomic.
 _used: dict[BrokerAddress, int] = {}
-"""The index of each broker's address that answered last."""
+"""By broker: the index of the address that answered last."""
 
 
 # --- one of several addresses ----------------------------------------------------------------------------------------
 
 
-def in_turn(address: BrokerAddress) -> list[BrokerAddress]:
-    """Return the single addresses in the order in which to try them now."""
+def ordered_addresses(address: BrokerAddress) -> list[BrokerAddress]:
+    """Return a broker's single addresses in the order in which to try them."""
     each, first = list(address.each), _used.get(address, 0)
     return each[first:] + each[:first]
 
@@ -75,16 +75,16 @@ def in_turn(address: BrokerAddress) -> list[BrokerAddress]:
 def first_answering(
     address: BrokerAddress, within_s: float, connect: Callable[[BrokerAddress, float], _Connection]
 ) -> _Connection:
-    """Connect to the first address that answers; each gets its share of the remaining seconds.
+    """Connect to the first address that answers. Each gets an equal share of the remaining seconds.
 
-    If none answers, the first error that needs a fix is raised, else one error for all.
+    If none answers, this raises the first error that is not transient, else one error that names all.
     """
-    until, addresses, errors = time.monotonic() + within_s, in_turn(address), list[RelatumError]()
+    until, addresses, errors = time.monotonic() + within_s, ordered_addresses(address), list[RelatumError]()
     for number, one in enumerate(addresses):
         share_s = max(min(CONNECT_S_MIN, within_s), (until - time.monotonic()) / (len(addresses) - number))
         try:
             connection = connect(one, share_s)
-        except PASSED_OVER as error:
+        except TRY_NEXT_AFTER as error:
             errors.append(error)
         else:
             _remember(address, one, errors)
@@ -113,9 +113,9 @@ def _remember(address: BrokerAddress, one: BrokerAddress, errors: list[RelatumEr
 
 
 def open_socket(host: str, port: int, tls: ssl.SSLContext | None, name: str | None, within_s: float) -> socket.socket:
-    """Connect in time. TLS compares the server's certificate with `name`; None if the context compares none.
+    """Return a connected socket. TLS compares the server's certificate with `name`; None: with no name.
 
-    In another thread, because a resolver ignores deadlines; this one leaves when the call's deadline is moved up.
+    Another thread connects, because name resolution ignores deadlines. The caller waits until its deadline at most.
     """
     until = time.monotonic() + within_s
     deadline = Deadline(within_s if tls is None else within_s + HANDSHAKE_S_MIN, current())
@@ -123,7 +123,7 @@ def open_socket(host: str, port: int, tls: ssl.SSLContext | None, name: str | No
 
 
 def _connected(host: str, port: int, tls: ssl.SSLContext | None, name: str | None, until: float) -> socket.socket:
-    """Connect to the first of a host's addresses that answers, each within its share of the time."""
+    """Connect to the first of a host's addresses that answers. Each gets its share of the time."""
     error: OSError = OSError(f"{host} has no address")
     addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for number, (family, kind, protocol, _, where) in enumerate(addresses):
@@ -147,10 +147,10 @@ def _connected(host: str, port: int, tls: ssl.SSLContext | None, name: str | Non
         raise
 
 
-def is_ready(stream: socket.socket, event: int, until: float) -> bool:
-    """Wait until a socket can be read or written, or until the next check of the deadline, which may be moved up.
+def wait_ready(stream: socket.socket, event: int, until: float) -> bool:
+    """Wait until a socket can be read or written, for `LOOK_S` at most, and return whether it can.
 
-    `TimeoutError` if no time is left.
+    Raises `TimeoutError` if no time is left. The caller repeats the call, which checks the deadline.
     """
     left_s = until - time.monotonic()
     if left_s <= 0 or has_passed():
@@ -160,36 +160,36 @@ def is_ready(stream: socket.socket, event: int, until: float) -> bool:
     return bool(poll.poll(min(left_s, LOOK_S) * 1000))
 
 
-# --- what an error means ---------------------------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------------------------------
 
-_OUT_OF_TIME: Final = (TimeoutError, ReadTimeout, AMQPConnectorStackTimeout, ConnectionOpenAborted)
-"""Time-outs: ours, the system's, and pika's for an attempt that it has given up."""
+_TIMEOUTS: Final = (TimeoutError, ReadTimeout, AMQPConnectorStackTimeout, ConnectionOpenAborted)
+"""Timeouts: Relatum's, the system's, and pika's."""
 
-_OTHER_PORTS: Final = {5432: "PostgreSQL", 15672: "RabbitMQ's management pages"}
-"""Ports often given by mistake, and their usual servers."""
+_FOREIGN_PORTS: Final = {5432: "PostgreSQL", 15672: "RabbitMQ's management pages"}
+"""Ports that users often give by mistake, with their usual servers."""
 
 _UNKNOWN_ISSUERS: Final = frozenset({18, 19, 20, 21})
-"""OpenSSL's verify codes of a certificate that no trusted authority issued."""
+"""OpenSSL's verify codes for a certificate that no trusted authority issued."""
 
-_OTHER_NAMES: Final = frozenset({62, 63, 64})
-"""OpenSSL's verify codes of a certificate for another host, e-mail or IP address."""
+_WRONG_NAMES: Final = frozenset({62, 63, 64})
+"""OpenSSL's verify codes for a certificate of another host, e-mail or IP address."""
 
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL", "HTTP_REQUEST"})
 """OpenSSL's reasons for an answer that is not TLS."""
 
-_PASSING_ALERTS: Final = frozenset({"INTERNAL_ERROR", "USER_CANCELLED", "BAD_RECORD_MAC", "DECODE_ERROR"})
-"""Ends of OpenSSL's reasons for alerts that may be transient. Source: RFC 8446, section 6."""
+_TRANSIENT_ALERTS: Final = frozenset({"INTERNAL_ERROR", "USER_CANCELLED", "BAD_RECORD_MAC", "DECODE_ERROR"})
+"""Transient alerts, as the ends of OpenSSL's reasons. Source: RFC 8446, section 6."""
 
 
-def not_reached(error: BaseException, protocol: str, host: str, port: int) -> TlsRefused | BrokerUnavailable:
-    """Return the error for a server that was not reached, not reached in time, or not reached with TLS."""
-    where, found = f"{host}:{port}", list(all_inside(error))
+def reach_error(error: BaseException, protocol: str, host: str, port: int) -> TlsRefused | BrokerUnavailable:
+    """Translate the error of a failed connection: the server was not reached, did not answer in time, or TLS failed."""
+    where, found = f"{host}:{port}", list(nested_errors(error))
     for each in found:
         if isinstance(each, ssl.SSLError) and (refused := _tls_refusal(each, where)) is not None:
             return refused
-    hint = f" ({port} is usually the port of {_OTHER_PORTS[port]})" if port in _OTHER_PORTS else ""
-    if any(isinstance(each, _OUT_OF_TIME) for each in found):
-        return BrokerUnavailable(f"Nothing at {where} answered as {protocol} in time{hint}.")
+    hint = f" ({port} is usually the port of {_FOREIGN_PORTS[port]})" if port in _FOREIGN_PORTS else ""
+    if any(isinstance(each, _TIMEOUTS) for each in found):
+        return BrokerUnavailable(f"Nothing at {where} answered as {protocol} in time{hint}: check the address.")
     reason, why = next((each for each in found if isinstance(each, OSError)), None), ""
     if isinstance(reason, ssl.SSLError):
         why = f": TLS failed ({reason.reason or 'the connection was closed'})"
@@ -200,12 +200,12 @@ def not_reached(error: BaseException, protocol: str, host: str, port: int) -> Tl
     return BrokerUnavailable(f"No {protocol.removeprefix('the ')} at {where}{why}{hint}.")
 
 
-def all_inside(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those inside it, as pika nests them."""
+def nested_errors(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and all errors inside it, wherever pika puts them."""
     yield error
     for part in (error.__cause__, getattr(error, "exception", None), *error.args):
         if isinstance(part, BaseException):
-            yield from all_inside(part)
+            yield from nested_errors(part)
 
 
 def _tls_refusal(error: ssl.SSLError, where: str) -> TlsRefused | None:
@@ -213,14 +213,14 @@ def _tls_refusal(error: ssl.SSLError, where: str) -> TlsRefused | None:
         message = f"The certificate of {where} is not trusted: {error.verify_message.rstrip('.')}."
         if error.verify_code in _UNKNOWN_ISSUERS:
             message += " Name its certificate authority: cacertfile= in the URL, an ssl_context, or SSL_CERT_FILE."
-        elif error.verify_code in _OTHER_NAMES:
+        elif error.verify_code in _WRONG_NAMES:
             message += " If this is the right broker, set server_name_indication= in the URL."
         return TlsRefused(message)
     reason = error.reason or ""
     if reason in _NO_TLS:
         return TlsRefused(f"{where} does not speak TLS: correct the port, or use amqp:// or rabbitmq-stream://.")
-    _, alert, said = reason.partition("_ALERT_")
-    if alert and said not in _PASSING_ALERTS:
-        words = said.lower().replace("_", " ")
+    _, alert, alert_name = reason.partition("_ALERT_")
+    if alert and alert_name not in _TRANSIENT_ALERTS:
+        words = alert_name.lower().replace("_", " ")
         return TlsRefused(f"{where} refuses TLS ({words}): check the client certificate and the broker's log.")
     return None

@@ -1,8 +1,8 @@
-"""Bindings of exchanges and their routes: requests that crash some brokers, and are therefore made with care.
+"""Queries bindings and routes of exchanges, with requests that can crash some brokers.
 
-If a broker ends the connection during a request, it has crashed over it, and a repetition would crash it again; or it
-just stopped at that moment, and a later request is harmless. So the request is not repeated for half a minute, and then
-for twice as long each time.
+If the connection ends during a request, the request may have crashed the broker, and would crash it again. Or the
+broker stopped at that moment, and a later request is harmless. So the request is refused for half a minute, and for
+twice as long after each further loss.
 """
 
 import time
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
+from relatum.common.checks import seconds_text
 from relatum.common.headers import BROKERS_OWN, NAME_BYTES_MAX
 from relatum.common.waiting import pause
 from relatum.errors import BrokerUnavailable, ConnectionLost, NotFound
@@ -23,88 +24,88 @@ from relatum.wire.frames import Code
 from relatum.wire.session import Answer
 
 ROUTE_SINCE: Final = (4, 3)
-"""The version from which Route is known to be safe. In 3.10.8 the one process that serves all stream connections of a
-node evaluates it, with a message that has no content: any exchange that looks into messages (headers, hash by header,
-recent history, JMS topic) crashes it, reached directly, as alternate exchange or through a binding between exchanges.
-4.3.6 evaluates it in the connection's process, with an empty message. The versions between were not tested."""
+"""The version from which Route is known to be safe. 3.10.8 evaluates it with a message without content, in the one
+process that serves all stream connections of a node. An exchange that reads messages (headers, hash by header, recent
+history, JMS topic) crashes this process, even if it is an alternate exchange or bound to the exchange. 4.3.6 evaluates
+Route in the connection's process, with an empty message. The versions in between were not tested."""
 
 RECOVERED_SINCE: Final = (4, 3)
-"""The version from which a broker is known to have its bindings before it admits clients. 3.10.8 answers while it
-recovers them: of 40 there were none for up to 0.6 s, then some for 20 to 50 ms, never the same for over 20 ms. The
-versions between were not tested."""
+"""The version from which a broker certainly recovers its bindings before it admits clients. 3.10.8 answers while it
+recovers them: of 40 bindings it showed none for up to 0.6 s, then some for 20 to 50 ms, with changes at least every
+20 ms. The versions in between were not tested."""
 
 RECOVERING_S: Final = 0.1
-"""Seconds in which a broker that is recovering bindings certainly recovers another one."""
+"""Pause in seconds between two queries. A broker that is recovering bindings certainly recovers one in this time."""
 
-REPEATED_S: Final = (30.0, 3600.0)
-"""Least and most seconds before a request that lost its connection is repeated."""
+REFUSED_S: Final = (30.0, 3600.0)
+"""Minimum and maximum seconds for which a request is refused after it lost its connection."""
 
-LOST_MAX: Final = 1000
-"""The most requests remembered for a lost connection."""
+LOSSES_MAX: Final = 1000
+"""Maximum requests whose lost connections are remembered."""
 
-# Changed by single operations of a dictionary: a fork could leave a lock locked.
-_lost: Final[dict[tuple[str, int | None, str, str], tuple[float, float]]] = {}
-"""By broker, virtual host and exchange: when the request may be repeated, and the pause after that.
+# No lock guards it, because a fork could leave the lock locked; single operations of a dictionary are atomic.
+_losses: Final[dict[tuple[str, int | None, str, str], tuple[float, float]]] = {}
+"""By broker, virtual host and exchange: when the request is allowed again, and the pause after the next loss.
 
-Shared by the whole process: another reader would crash the broker as well.
+All readers of the process share it, since each could crash the broker.
 """
 
 
 def bound(nodes: Nodes, exchange: str) -> list[str]:
     if exchange.startswith(BROKERS_OWN):
         return []
-    with _once(nodes.address, exchange):
-        found, may_lack = nodes.ask(lambda connection: _partitions(connection, exchange, None))
+    with _guarded(nodes.address, exchange):
+        found, may_lack = nodes.query(lambda connection: _partitions(connection, exchange, None))
         while may_lack:
             pause(RECOVERING_S)
-            found, may_lack = nodes.ask(partial(_partitions, exchange=exchange, before=found))
+            found, may_lack = nodes.query(partial(_partitions, exchange=exchange, before=found))
         return found
 
 
 def routes(nodes: Nodes, exchange: str, routing_key: str) -> list[str] | None:
     if not exchange:
-        return nodes.ask(lambda connection: _named(connection, routing_key))
-    with _once(nodes.address, exchange):
-        return nodes.ask(lambda connection: _routes(connection, exchange, routing_key))
+        return nodes.query(lambda connection: _default_route(connection, routing_key))
+    with _guarded(nodes.address, exchange):
+        return nodes.query(lambda connection: _routes(connection, exchange, routing_key))
 
 
 @contextmanager
-def _once(address: BrokerAddress, exchange: str) -> Iterator[None]:
-    """Query an exchange in the block; `BrokerUnavailable` if such a query lost a connection recently."""
-    question = (address.stream_host, address.stream_port, address.vhost, exchange)
-    until, pause_s = _lost.get(question, (0.0, REPEATED_S[0]))
-    if time.monotonic() < until:
+def _guarded(address: BrokerAddress, exchange: str) -> Iterator[None]:
+    """Guard a query of an exchange in the block. `BrokerUnavailable` if such a query lost a connection recently."""
+    query = (address.stream_host, address.stream_port, address.vhost, exchange)
+    until, pause_s = _losses.get(query, (0.0, REFUSED_S[0]))
+    if (left_s := until - time.monotonic()) > 0:
         raise BrokerUnavailable(
-            f"Asking the broker about exchange {exchange!r} ended the connection; it is not repeated for now."
+            f"A query of the exchange {exchange!r} may have crashed the broker: try again after {seconds_text(left_s)}."
         )
     try:
         yield
     except ConnectionLost:
-        if len(_lost) >= LOST_MAX:
-            _lost.clear()
-        _lost[question] = time.monotonic() + pause_s, min(2 * pause_s, REPEATED_S[1])
+        if len(_losses) >= LOSSES_MAX:
+            _losses.clear()
+        _losses[query] = time.monotonic() + pause_s, min(2 * pause_s, REFUSED_S[1])
         raise
-    _lost.pop(question, None)
+    _losses.pop(query, None)
 
 
 def _routes(connection: SocketConnection, exchange: str, routing_key: str) -> list[str] | None:
-    """Return the streams that an exchange routes a key to; None if this broker cannot be queried safely."""
-    # A version that cannot be parsed is not known to answer Route.
+    """Return the streams to which an exchange routes a key; None if this broker cannot be queried safely."""
+    # A broker whose version cannot be parsed may be unsafe.
     parts = connection.session.server_properties.get("version", "").split(".")[:2]
     is_known = len(parts) == 2 and all(part.isdecimal() for part in parts)
     if exchange.startswith(BROKERS_OWN) or not is_known or tuple(map(int, parts)) < ROUTE_SINCE:
         return None
     _prove_alive(connection)
-    answer = connection.answer(frames.about, frames.Command.ROUTE, routing_key, exchange)
+    answer = connection.answer(frames.named_request, frames.Command.ROUTE, routing_key, exchange)
     if answer.code == Code.STREAM_DOES_NOT_EXIST:
         raise NotFound(f"There is no exchange {exchange!r}.")
     return _strings(answer, exchange)
 
 
-def _named(connection: SocketConnection, name: str) -> list[str]:
-    """Return the stream of that name, if there is one: the default exchange routes to nothing else.
+def _default_route(connection: SocketConnection, name: str) -> list[str]:
+    """Return the stream of this name, if it exists: the default exchange routes to no other stream.
 
-    Route is never used: RabbitMQ 3.10 delivers an empty message if the key is an address of direct reply-to.
+    This does not use Route: RabbitMQ 3.10 delivers an empty message if the key is an address of direct reply-to.
     """
     if name.startswith(BROKERS_OWN) or not 1 <= len(name.encode(errors="replace")) <= NAME_BYTES_MAX:
         return []
@@ -112,24 +113,24 @@ def _named(connection: SocketConnection, name: str) -> list[str]:
 
 
 def _partitions(connection: SocketConnection, exchange: str, before: list[str] | None) -> tuple[list[str], bool]:
-    """Return the streams bound to an exchange, in order, and whether the broker may be recovering more.
+    """Return the streams bound to an exchange, in order, and whether the broker may still be recovering bindings.
 
-    The request lists bindings and routes nothing, so it is safe for exchanges of every kind. `before` is its last
-    result, if the broker may have been recovering more.
+    The request only lists bindings, so it is safe for all types of exchanges. `before` is the previous result, None at
+    first: two equal results show that all bindings are recovered.
     """
     _prove_alive(connection)
-    answer = connection.answer(frames.about, frames.Command.PARTITIONS, exchange)
+    answer = connection.answer(frames.named_request, frames.Command.PARTITIONS, exchange)
     if answer.code == Code.STREAM_DOES_NOT_EXIST:
         return [], False
     found = _strings(answer, exchange)
     if found == before:
-        connection.settled.add(exchange)
-    may_lack = exchange not in connection.settled and connection.session.is_older_than(RECOVERED_SINCE)
+        connection.recovered.add(exchange)
+    may_lack = exchange not in connection.recovered and connection.session.is_older_than(RECOVERED_SINCE)
     return found, bool(found) and may_lack
 
 
 def _prove_alive(connection: SocketConnection) -> None:
-    """Exchange something harmless, so that a connection lost afterwards was lost over the request, not while idle."""
+    """Send a harmless request. If the connection ends later, the next request ended it, not idleness."""
     connection.answer(frames.metadata, [])
     connection.is_reused = False
 

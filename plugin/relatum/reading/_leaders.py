@@ -1,15 +1,15 @@
 """A stream's first and last offset, as its leader knows them.
 
-A request for the ends includes the request for the leader in the same write. If the connected node does not lead, the
-leader is queried over a connection of its own, which is kept.
+A query for the bounds asks for the leader in the same write. If the connected node does not lead the stream, the leader
+is queried over another connection.
 
-A leader may have nothing to show at once, so "no chunk" proves nothing, and the request is repeated. A stream is empty
+A leader may return no chunk at first, which proves nothing, so the query is repeated. A stream counts as empty
 
 - if StreamStats says so, from RabbitMQ 3.11 on;
-- on RabbitMQ 3.10, if the leader showed nothing during a look: `EMPTY_LOOK_S`, three times that if it should have
-  replicas and Metadata names none, and three times more if the stream had messages before. The result is trusted for
-  `EMPTY_TRUST_S`, as long as no connection to the node is lost. A node that was alone for a whole look, without any
-  sign of another node, commits by itself: there, no more looks are needed.
+- on RabbitMQ 3.10, if the leader returned no chunk for `EMPTY_WAIT_S`: three times as long if other nodes exist but
+  Metadata names no other replica, and three times longer if the stream had messages before. The result is trusted for
+  `EMPTY_TRUST_S`, unless a connection to the node is lost. A node that showed no other node for all that time commits
+  alone; its other streams need no such wait.
 
 See docs/adr/0012.
 """
@@ -28,53 +28,53 @@ from relatum.reading._address import BrokerAddress
 from relatum.reading._bounds import StreamBounds
 from relatum.reading._connection import Attach, SocketConnection, until
 from relatum.reading._many import LANES_MAX, ChunkCache
-from relatum.reading._nodes import Node, Nodes, OutOfReach, places_in
+from relatum.reading._nodes import Node, Nodes, NodeUnreachable, places_in
 from relatum.reading._pool import Use
 from relatum.wire import frames
 from relatum.wire.chunk import Chunk
 from relatum.wire.frames import FIRST, LAST, Code, NodeAddress
 
 STATS_SINCE: Final = (3, 11)
-"""The version from which StreamStats is answered."""
+"""The first version that answers StreamStats."""
 
-EMPTY_LOOK_S: Final = 1.0
-"""Seconds a stream must show nothing at its leader to count as empty, if the leader cannot be asked outright.
+EMPTY_WAIT_S: Final = 1.0
+"""Seconds without a chunk from its leader after which a stream counts as empty, if StreamStats is not available.
 
-A leader shows nothing between its election and the first answer of a replica: at most 0.3 s in 12 kills of three nodes
-on a busy machine, and in that time Metadata named no other replica.
+A leader returns no chunk between its election and the first answer of a replica: at most 0.3 s in 12 kills of three
+nodes on a busy machine. In that time Metadata named no other replica.
 """
 
 EMPTY_FACTOR: Final = 3.0
-"""Factor of a longer look, if a leader may just have been elected, and if a stream had messages: it can be empty only
-if it was declared again."""
+"""Factor of a longer wait, if the leader may just have been elected, or if the stream had messages: then it is empty
+only if it was declared again."""
 
 EMPTY_TRUST_S: Final = 30.0
-"""Seconds for which the result of such a look is trusted."""
+"""Seconds for which such a result is trusted."""
 
 PAUSE_S: Final = (0.002, 0.1)
-"""Least and most seconds before a leader is asked again; the pause doubles. A chunk is committed within milliseconds, a
-leader elected within a second."""
+"""Minimum and maximum seconds before a leader is queried again; the pause doubles. A chunk is committed within
+milliseconds, a leader is elected within a second."""
 
 STREAMS_MAX: Final = 10_000
-"""The most streams whose leaders and ends are remembered."""
+"""Maximum streams whose leaders and emptiness are remembered."""
 
 BOUNDS_AT_ONCE: Final = 8
-"""Streams whose ends are asked for in one write: two chunks come for each."""
+"""Maximum streams whose bounds are requested in one write. Two chunks arrive for each."""
 
 BOUNDS_OF_LANE: Final = 2
-"""Streams whose ends are asked for over one connection if more are available: up to two attaches each."""
+"""Streams whose bounds are requested over one connection before another one is used: up to two attaches each."""
 
 
 class NotTheLeader(StreamUnavailable):
-    """The queried node does not lead the stream; `leader` does (None: no node leads it now)."""
+    """The queried node does not lead the stream. `leader` does; None while there is none."""
 
     leader: NodeAddress | None
 
 
 class NotSettled(StreamUnavailable):
-    """The leader has nothing to show yet.
+    """The leader has returned no chunk yet.
 
-    Fields: `may_be_empty` (not even a first message), `is_alone` (no other node has a replica that is up now).
+    `may_be_empty`: It has not returned a first message either. `is_alone`: Metadata names no other replica now.
     """
 
     may_be_empty: bool
@@ -83,7 +83,7 @@ class NotSettled(StreamUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is known of a stream: its leader, whether it was empty, the node's lost connections then, and when."""
+    """A stream's last known leader, and whether the stream was empty; `losses` is that of the node at that time."""
 
     node: Node
     is_empty: bool
@@ -92,36 +92,36 @@ class _Known:
 
 
 class Leaders:
-    """The ends of streams, and the node that last led each stream. Bounded."""
+    """Queries the bounds of streams, and remembers the leader of each. Bounded."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
-        self._at: BrokerAddress | None = None
+        self._node_address: BrokerAddress | None = None
         self._known: dict[str, _Known] = {}
         self._has_others = False
         self._alone: dict[Node, int] = {}
 
     def of(self, stream: str) -> Node:
-        """The node that led a stream last; None for the connected node, or if unknown."""
-        if self._nodes.at is not self._at:
-            # The leaders of another node's time, and whether it was alone, say nothing about this one.
-            self._at, self._has_others = self._nodes.at, bool(self._nodes.address.others)
+        """Return the node that last led a stream; None for the connected node, or if unknown."""
+        if self._nodes.current is not self._node_address:
+            # Another address answers now: leaders and replicas that were seen from the previous node do not count.
+            self._node_address, self._has_others = self._nodes.current, bool(self._nodes.address.others)
             self._known, self._alone = {}, {}
         known = self._known.get(stream)
         return known.node if known is not None else None
 
     def bounds(self, stream: str) -> StreamBounds:
-        """Query a stream's ends until a node that can know them answers."""
+        """Return a stream's bounds. It queries until the leader answers, or another node if that is unreachable."""
         deadline, pause_s, empty_since, losses = time.monotonic() + self._nodes.limit_s, PAUSE_S[0], None, 0
         node, any_node, hops = self.of(stream), False, 0
         while True:
             error: Exception
             try:
-                return self._noted(stream, node, self._ask(stream, node, any_node=any_node))
+                return self._remembered(stream, node, self._query(stream, node, any_node=any_node))
             except NotTheLeader as elsewhere:
                 self._has_others = True
                 error, empty_since, hops = elsewhere, None, hops + 1
-                # The first hop has no pause; more hops happen only while two nodes disagree about the leader.
+                # No pause before the first hop. A second hop means that two nodes disagree about the leader.
                 goes_on = elsewhere.leader is not None and elsewhere.leader != node
                 node, any_node = elsewhere.leader if goes_on else None, False
                 if goes_on and hops % 2:
@@ -129,16 +129,16 @@ class Leaders:
             except NotSettled as unsettled:
                 error, now = unsettled, time.monotonic()
                 self._has_others |= not unsettled.is_alone
-                # A look ends with its connection: the next one may go to another node, and a new leader.
+                # A lost connection restarts the wait: the next one may lead to another node or a new leader.
                 before, losses = losses, self._nodes.losses[node]
                 is_on = unsettled.may_be_empty and losses == before and empty_since is not None
                 empty_since = empty_since if is_on else now if unsettled.may_be_empty else None
                 if empty_since is not None and self._is_empty(stream, node, unsettled, now, now - empty_since):
                     is_silence = self._has_others or not unsettled.is_alone
                     empty = StreamBounds(None, None, is_proven=not any_node, is_silence=is_silence)
-                    return self._noted(stream, node, empty)
-            except OutOfReach as out:
-                error, node, any_node = out, None, True
+                    return self._remembered(stream, node, empty)
+            except NodeUnreachable as unreachable:
+                error, node, any_node = unreachable, None, True
                 continue
             except (StreamUnavailable, ReadTimeout, BrokerUnavailable) as lost:
                 if node is None and not isinstance(lost, StreamUnavailable):
@@ -149,33 +149,33 @@ class Leaders:
             pause(pause_s)
             pause_s = min(pause_s * 2, PAUSE_S[1])
 
-    def _ask(self, stream: str, node: Node, *, any_node: bool) -> StreamBounds:
+    def _query(self, stream: str, node: Node, *, any_node: bool) -> StreamBounds:
         if any_node:
-            return self._nodes.ask_about(stream, lambda connection: _bounds(connection, stream, any_node=True))
-        return self._nodes.ask(lambda connection: _bounds(connection, stream), node)
+            return self._nodes.query_replica(stream, lambda connection: _bounds(connection, stream, any_node=True))
+        return self._nodes.query(lambda connection: _bounds(connection, stream), node)
 
-    def _is_empty(self, stream: str, node: Node, shown: NotSettled, now: float, looked_s: float) -> bool:
-        """Whether a stream whose leader has shown nothing for so long is empty."""
-        known, look_s = self._known.get(stream), EMPTY_LOOK_S
-        if shown.is_alone and not self._has_others:
-            if looked_s >= look_s:
+    def _is_empty(self, stream: str, node: Node, answer: NotSettled, now: float, waited_s: float) -> bool:
+        """Whether a stream counts as empty whose leader returned no chunk for `waited_s` seconds."""
+        known, wait_s = self._known.get(stream), EMPTY_WAIT_S
+        if answer.is_alone and not self._has_others:
+            if waited_s >= wait_s:
                 self._alone[node] = self._nodes.losses[node]
             elif self._alone.get(node) == self._nodes.losses[node]:
-                look_s = 0.0
-        elif shown.is_alone:
-            look_s *= EMPTY_FACTOR
+                wait_s = 0.0
+        elif answer.is_alone:
+            wait_s *= EMPTY_FACTOR
         if known is not None and not known.is_empty:
-            return looked_s >= max(look_s, EMPTY_LOOK_S) * EMPTY_FACTOR
-        return looked_s >= look_s or (known is not None and self._is_trusted(known, node, now))
+            return waited_s >= max(wait_s, EMPTY_WAIT_S) * EMPTY_FACTOR
+        return waited_s >= wait_s or (known is not None and self._is_trusted(known, node, now))
 
     def _is_trusted(self, known: _Known, node: Node, now: float) -> bool:
         is_recent = known.is_empty and now - known.at < EMPTY_TRUST_S
         return is_recent and (known.node, known.losses) == (node, self._nodes.losses[node])
 
-    def _noted(self, stream: str, node: Node, bounds: StreamBounds) -> StreamBounds:
+    def _remembered(self, stream: str, node: Node, bounds: StreamBounds) -> StreamBounds:
         known, is_empty, now = self._known.get(stream), bounds.first is None, time.monotonic()
         if is_empty and known is not None and self._is_trusted(known, node, now):
-            # Trusted because of an earlier look: only a new look restarts the time.
+            # An earlier result was trusted, so the time of trust does not restart.
             return bounds
         if len(self._known) >= STREAMS_MAX and stream not in self._known:
             self._known.clear()
@@ -188,51 +188,51 @@ class Leaders:
             by_node[self.of(stream)].append(stream)
         found: dict[str, StreamBounds] = {}
         for node, led in by_node.items():
-            # `bounds` waits for streams left out here, and asks other nodes.
-            with suppress(StreamUnavailable, OutOfReach):
+            # Streams that are missing from the result are left to `bounds`, which waits and queries other nodes.
+            with suppress(StreamUnavailable, NodeUnreachable):
                 for part in (led[start : start + BOUNDS_AT_ONCE] for start in range(0, len(led), BOUNDS_AT_ONCE)):
                     for stream, bounds in self._all_at(node, part, kept, lasts).items():
-                        found[stream] = self._noted(stream, node, bounds)
+                        found[stream] = self._remembered(stream, node, bounds)
         return found
 
     def _all_at(
         self, node: Node, streams: Sequence[str], kept: ChunkCache, lasts: Collection[str]
     ) -> dict[str, StreamBounds]:
-        """Query one node for the ends of a few streams, two on each connection if there are many."""
+        """Query one node for the bounds of a few streams, over several connections if these are available."""
         found: dict[str, StreamBounds] = {}
         most = min(LANES_MAX, math.ceil(len(streams) / BOUNDS_OF_LANE))
         with ExitStack() as stack:
             connections = [stack.enter_context(self._nodes.connection(Use.ANSWER, node))]
-            while len(connections) < most and (further := self._nodes.further(stack, node)) is not None:
-                connections.append(further)
-            asked = []
+            while len(connections) < most and (spare := self._nodes.spare_connection(stack, node)) is not None:
+                connections.append(spare)
+            requests = []
             for number, connection in enumerate(connections):
-                some = streams[number :: len(connections)]
-                firsts = {each: None if each in lasts else Attach.once(connection, each, FIRST) for each in some}
-                asked.append({each: (first, attach_at_end(connection, each)) for each, first in firsts.items()})
-                connection.put_by(self._nodes.limit_s)
-            for connection, pairs in zip(connections, asked, strict=True):
+                share = streams[number :: len(connections)]
+                firsts = {each: None if each in lasts else Attach.once(connection, each, FIRST) for each in share}
+                requests.append({each: (first, attach_at_end(connection, each)) for each, first in firsts.items()})
+                connection.flush_or_abandon(self._nodes.limit_s)
+            for connection, pairs in zip(connections, requests, strict=True):
                 connection.deadline = time.monotonic() + self._nodes.limit_s
                 found |= _ends_of(connection, pairs, kept.keep)
         return found
 
 
 def _bounds(connection: SocketConnection, stream: str, *, any_node: bool = False) -> StreamBounds:
-    """Return the first and the last offset, in one round trip if this node leads.
+    """Return a stream's bounds, in one round trip if this node leads the stream.
 
-    `any_node`: True accepts this node's answer even if it does not lead: the offsets are then not proven.
+    `any_node`: Accept this node's answer even if it does not lead; the bounds are then not proven.
     """
     first, last = Attach.once(connection, stream, FIRST), attach_at_end(connection, stream)
     until(connection, first, last)
     check_leading(connection, last, any_node=any_node)
-    shown = _shown(first, last, is_proven=not any_node)
+    shown = _bounds_shown(first, last, is_proven=not any_node)
     if shown is not None:
         return shown
     may_be_empty = not first.chunks
     if may_be_empty and not any_node and not connection.session.is_older_than(STATS_SINCE):
         if _has_no_message(connection, stream):
             return StreamBounds(None, None, is_proven=True)
-        # A leader returns nothing until another replica has answered, however long that takes after an election.
+        # The stream has messages. A new leader returns none until another replica has answered.
         may_be_empty = False
     raise not_settled(last, may_be_empty=may_be_empty)
 
@@ -242,17 +242,17 @@ def _ends_of(
     pairs: Mapping[str, tuple[Attach | None, Attach]],
     keep: Callable[[str, Chunk], object],
 ) -> dict[str, StreamBounds]:
-    """Return the ends of the streams that this node leads and that have messages to show, in one round trip.
+    """Return the bounds of the streams that this node leads and whose chunks arrived, in one round trip.
 
-    The first offset is 0 if it was not requested. `keep` is called with the chunks received.
+    The first offset is 0 if it was not requested. `keep` is called with each received chunk.
     """
     until(connection, *(attach for pair in pairs.values() for attach in pair if attach is not None))
     found: dict[str, StreamBounds] = {}
     for stream, (first, last) in pairs.items():
-        # A stream's error is reported once the stream is asked for separately.
+        # A stream with an error is left out; a separate query reports the error.
         with suppress(NotFound, AccessRefused, StreamUnavailable):
             check_leading(connection, last, any_node=False)
-            shown = _shown(first, last, is_proven=True)
+            shown = _bounds_shown(first, last, is_proven=True)
             if shown is not None:
                 found[stream] = shown
                 for chunk in (*(first.chunks if first is not None else ()), *last.chunks):
@@ -260,22 +260,22 @@ def _ends_of(
     return found
 
 
-def _shown(first: Attach | None, last: Attach, *, is_proven: bool) -> StreamBounds | None:
-    """Return a stream's ends by its first chunk (None: not asked for, and 0) and its last; None if one did not come."""
-    asked = [last] if first is None else [first, last]
-    for attach in asked:
+def _bounds_shown(first: Attach | None, last: Attach, *, is_proven: bool) -> StreamBounds | None:
+    """Return the bounds that first and last chunk show; None if one is missing. Without `first`, the first is 0."""
+    requested = [last] if first is None else [first, last]
+    for attach in requested:
         attach.check()
-    if not all(attach.chunks for attach in asked):
+    if not all(attach.chunks for attach in requested):
         return None
     end = last.chunks[-1].last_offset
     if end < 0:
-        # A chunk of empty batches has no message, and may be the only one.
+        # The only chunk may consist of empty batches, and so have no message.
         return StreamBounds(None, None, is_proven=is_proven)
     return StreamBounds(0 if first is None else first.chunks[0].first_offset, end, is_proven=is_proven)
 
 
 def attach_at_end(connection: SocketConnection, stream: str) -> Attach:
-    """Request the last chunk, and the stream's leader, without waiting."""
+    """Request a stream's last chunk and its leader. Does not wait."""
     last = Attach(connection, stream, LAST)
     last.end()
     connection.session.send(frames.metadata(last.barrier, [stream]))
@@ -283,28 +283,28 @@ def attach_at_end(connection: SocketConnection, stream: str) -> Attach:
 
 
 def check_leading(connection: SocketConnection, last: Attach, *, any_node: bool) -> None:
-    """Raise `NotTheLeader` if this node does not lead the stream, given the result of `attach_at_end`."""
+    """Raise `NotTheLeader` if this node does not lead the stream, by the answers to `attach_at_end`."""
     if last.code not in (Code.OK, Code.STREAM_NOT_AVAILABLE):
         last.check()
     places = places_in(last.answer, last.stream)
     if not any_node and (places.code != Code.OK or places.leader != connection.session.own_node):
-        message = f"The stream {last.stream!r} is led by another node, or by none at present."
+        message = f"Another node leads the stream {last.stream!r}, or none does at present."
         raise NotTheLeader(message, stream=last.stream, leader=places.leader)
 
 
 def _has_no_message(connection: SocketConnection, stream: str) -> bool:
-    """Whether the leader's log has no message at all, committed or not; from RabbitMQ 3.11 on.
+    """Whether the leader's log has no message, committed or not. Needs RabbitMQ 3.11.
 
-    The broker keeps its own notes in the log (such as offsets that readers stored), and retention may leave nothing
-    else. They are counted, but never delivered.
+    The broker writes its own records to the log, such as stored offsets of readers, which it counts but never delivers.
+    Retention may leave only such records.
     """
     before = _stats(connection, stream)
     if before.get("first_chunk_id", 0) < 0:
         return True
     if before.get("committed_chunk_id", -1) != before.get("last_chunk_id"):
         return False
-    # Everything written is committed. So this attach gets the first message, if there is one, unless a leader was
-    # elected just now, which sets the committed chunk back.
+    # All chunks are committed, so this attach receives the first message, if there is one. Only the election of a new
+    # leader in the meantime could prevent this; it resets the committed chunk.
     first = Attach.once(connection, stream, FIRST)
     until(connection, first)
     first.check()
@@ -312,13 +312,13 @@ def _has_no_message(connection: SocketConnection, stream: str) -> bool:
 
 
 def _stats(connection: SocketConnection, stream: str) -> dict[str, int]:
-    """Return the leader's statistics of its log; empty if it has none."""
-    answer = connection.answer(frames.about, frames.Command.STREAM_STATS, stream)
+    """Return the leader's statistics of its log; empty if it gives none."""
+    answer = connection.answer(frames.named_request, frames.Command.STREAM_STATS, stream)
     return frames.decode_stats(answer.body) if answer.code == Code.OK else {}
 
 
 def not_settled(last: Attach, *, may_be_empty: bool) -> NotSettled:
-    """Return the error for a leader that has nothing to show yet, given the result of `attach_at_end`."""
+    """Return the error for a leader that has returned no chunk yet, by the answers to `attach_at_end`."""
     message = f"The stream {last.stream!r} is starting, or its messages are not committed yet."
     places = places_in(last.answer, last.stream)
     is_alone = not set(places.replicas) - {places.leader}

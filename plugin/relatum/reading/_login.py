@@ -1,11 +1,11 @@
-"""The login to a broker: TLS authorities and certificates, the SASL mechanism, and passwords that change.
+"""The login to a broker: certificate authorities and certificates, the SASL mechanism, and changing passwords.
 
-A password may change while a process lives: each login gets the current one, and nothing stores it.
-`PasswordFunction` wraps a user's function, which may ask a server for a token, raise, or never return. So it runs in a
-thread of its own, one call at a time, and a login waits a few seconds for it. The message of its error may hold the
-secret, and is never shown. `HeldPassword` is the password that an intercepted connection would log in with, which for
-example aio-pika's `update_secret` changes; reading it is free. Connections with equal logins share one recorder, so
-several may be read: the last change applies, even after its connection is gone.
+Each login gets the current password, which may change while a process runs.
+`PasswordFunction` wraps a user's function, which may request a token from a server, raise, or never return. It runs in
+a separate thread, one call at a time, and a login waits a few seconds for it. Its error message may contain the secret,
+and is never shown. `HeldPassword` reads the password with which an intercepted connection would log in; aio-pika's
+`update_secret`, for example, changes it. Connections with equal logins share one recorder, so it may read several: the
+latest change applies, even after that connection has closed.
 """
 
 import base64
@@ -29,20 +29,20 @@ from relatum.errors import BrokerUnavailable, ConfigurationError
 logger = logging.getLogger("relatum.broker")
 
 AuthMechanism: TypeAlias = Literal["PLAIN", "EXTERNAL"]
-"""The SASL mechanism: a password, or the certificate of the TLS connection."""
+"""The SASL mechanism: PLAIN uses user and password, EXTERNAL the client certificate of the TLS connection."""
 
 MECHANISMS: Final = ("PLAIN", "EXTERNAL")
 
 NO_SERVER_NAME: Final = "disable"
-"""RabbitMQ's value for "send no server name, and compare none"."""
+"""RabbitMQ's value of `server_name_indication` to send no server name, and to verify none."""
 
 CONTEXTS_MAX: Final = 64
-"""The most cached contexts: more than a process has ways to log in."""
+"""Maximum cached TLS contexts: more than a process has logins."""
 
-UNSENDABLE: Final = "an ssl_context cannot be sent to another process: give the names of files in the URL"
+SSL_CONTEXT_NOT_PICKLABLE: Final = "an ssl_context cannot be sent to another process: name its files in the URL instead"
 
 PASSWORD_S: Final = 5.0
-"""Seconds for the function to return the password. After that the login fails, and is retried."""
+"""Maximum seconds that a login waits for a password function. After that, it fails and is retried."""
 
 _PEM: Final = "-----BEGIN "
 
@@ -60,21 +60,21 @@ _PARAMETERS: Final = {
     "server_name_indication": "server_name",
     "verify": "verifies",
 }
-"""The query parameters of RabbitMQ, and of aiormq and aio-pika, with the field of `BrokerLogin` that each sets.
+"""Query parameters of RabbitMQ, aiormq and aio-pika, each with the field of `BrokerLogin` that it sets.
 
-Source: https://www.rabbitmq.com/docs/uri-query-parameters, the clients' own documentation.
+Source: https://www.rabbitmq.com/docs/uri-query-parameters, and the clients' documentation.
 """
 
 _warned: Final[set[str]] = set()
-"""Ignored parameters that were logged already."""
+"""Ignored parameters that were already logged."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerLogin:
     """The login to a broker. Neither `repr` nor errors show keys and passwords.
 
-    Files are read when connecting, and again if they have changed. An `ssl_context` replaces the files, and is used as
-    it is; it is not compared, since each connection may have its own.
+    Files are read when connecting, and again if they have changed. An `ssl_context` replaces the files, and is used
+    unchanged. Comparisons ignore it, since each connection may have a context of its own.
     """
 
     mechanism: AuthMechanism = "PLAIN"
@@ -96,15 +96,13 @@ class BrokerLogin:
         for name in ("ca", "ca_text", "ca_directory", "certificate", "key", "server_name"):
             given = getattr(self, name)
             if given is not None and _PEM in checked_text(name, given) and name != "ca_text":
-                raise ConfigurationError(f"{name} is the name of a file, not its content")
+                raise ConfigurationError(f"{name} takes the name of a file, not its content")
         if self.ssl_context is not None and self._has_files:
-            raise ConfigurationError("TLS is configured by an ssl_context or by files and options, not by both")
+            raise ConfigurationError("both an ssl_context and TLS files or options were given: give only one of them")
         if self.key is not None and self.certificate is None:
             raise ConfigurationError("a client key needs its certificate: give both")
         if self.mechanism == "EXTERNAL" and self.ssl_context is None and self.certificate is None:
-            raise ConfigurationError(
-                "EXTERNAL logs in by the client certificate: give it, or an ssl_context that has it"
-            )
+            raise ConfigurationError("EXTERNAL needs a client certificate: give certfile=, or an ssl_context with one")
 
     @property
     def _has_files(self) -> bool:
@@ -112,98 +110,99 @@ class BrokerLogin:
         return any(given is not None for given in files) or not self.verifies
 
     @property
-    def is_of_tls(self) -> bool:
+    def needs_tls(self) -> bool:
         """Whether an option needs TLS."""
         named = self.server_name is not None or self.mechanism == "EXTERNAL"
         return named or self.ssl_context is not None or self._has_files
 
     def server_name_for(self, host: str) -> str | None:
-        """Return the name to send to a server, and to compare with its certificate; None for none."""
+        """Return the name to send to a server and to verify in its certificate; None for no name."""
         if self.server_name == NO_SERVER_NAME:
             return None
         return self.server_name or host
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return the context for TLS; it verifies certificate and host name unless the options say otherwise."""
+        """Return the TLS context. It verifies certificate and host name unless the options disable this."""
         if self.ssl_context is not None:
             return self.ssl_context
         has_ca = not (self.ca is self.ca_text is self.ca_directory is None)
         ca = self.ca if has_ca else os.environ.get("SSL_CERT_FILE")
-        return _context(self, tuple(map(_written, filter(None, (ca, self.ca_directory, self.certificate, self.key)))))
+        files = filter(None, (ca, self.ca_directory, self.certificate, self.key))
+        return _context(self, tuple(map(_file_state, files)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.ssl_context is not None:
-            raise ConfigurationError(UNSENDABLE)
+            raise ConfigurationError(SSL_CONTEXT_NOT_PICKLABLE)
         return BrokerLogin, tuple(getattr(self, each.name) for each in fields(self))
 
 
 def login_of_query(query: str, *, ssl_context: ssl.SSLContext | None = None, is_clients: bool = False) -> BrokerLogin:
     """Return the login of a URL's query.
 
-    - `ssl_context`: Used in place of the query's files, as aiormq does.
-    - `is_clients`: True for a client library's own URL: its other parameters need no warning.
+    - `ssl_context`: Replaces the query's files, as in aiormq.
+    - `is_clients`: True for a client library's URL, whose other parameters need no warning.
     """
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):
         if name in _PARAMETERS:
             value = _parameter(name, text)
-            if given.setdefault(_PARAMETERS[name], value) != value:
+            if options.setdefault(_PARAMETERS[name], value) != value:
                 raise ConfigurationError(f"the broker's URL gives {_PARAMETERS[name]!r} two values, one by {name!r}")
         elif not is_clients and name not in _warned:
             _warned.add(name)
             known = ", ".join(_PARAMETERS)
-            logger.warning("the parameter %s in the broker's URL is ignored; known are %s", ascii(name)[:80], known)
+            text = "the parameter %s in the broker's URL is unknown and ignored: correct or remove it; known are %s"
+            logger.warning(text, ascii(name)[:80], known)
     if ssl_context is not None:
-        given = {name: value for name, value in given.items() if name in ("mechanism", "server_name")}
-    return BrokerLogin(**given, ssl_context=ssl_context)
+        options = {name: value for name, value in options.items() if name in ("mechanism", "server_name")}
+    return BrokerLogin(**options, ssl_context=ssl_context)
 
 
 def _parameter(name: str, text: str) -> str | bool:
-    """Return the value of a query parameter for its field of `BrokerLogin`."""
     try:
         if name == "verify":
             return {"verify_peer": True, "verify_none": False}[text]
         if name == "no_verify_ssl":
-            return text == "0"  # as aiormq: any other value switches verification off
+            return text == "0"  # As in aiormq, any other value disables verification.
         if name in ("auth", "auth_mechanism"):
             return MECHANISMS[MECHANISMS.index(text.upper())]
         if name == "cadata":
-            # As aiormq: base64 of a certificate in DER, or of PEM text.
+            # As in aiormq: base64 of a certificate in DER, or of PEM text.
             data = base64.b64decode(text, validate=True)
             text = data.decode("ascii") if _PEM.encode() in data else ssl.DER_cert_to_PEM_cert(data)
     except (KeyError, ValueError):
         text = ""
     if not text:
-        raise ConfigurationError(f"the URL's parameter {name!r} has an invalid value")
+        raise ConfigurationError(f"the URL's parameter {name!r} has an invalid value: correct or remove it")
     return text
 
 
 @lru_cache(CONTEXTS_MAX)
-def _context(login: BrokerLogin, _written: tuple[Any, ...]) -> ssl.SSLContext:
-    """Cache one context while the files stay the same; after a renewal the next connection gets a new one."""
+def _context(login: BrokerLogin, _file_state: tuple[Any, ...]) -> ssl.SSLContext:
+    """Return a TLS context, cached until its files change, so that connections use a renewed certificate."""
     try:
         context = ssl.create_default_context(cafile=login.ca, capath=login.ca_directory, cadata=login.ca_text)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise ConfigurationError(f"the certificate authorities {login.ca!r}: no certificate in PEM") from error
+        raise ConfigurationError(f"the certificate authorities {login.ca!r} have no certificate in PEM") from error
     if login.server_name == NO_SERVER_NAME or not login.verifies:
         context.check_hostname = False
     if not login.verifies:
         context.verify_mode = ssl.CERT_NONE
     if login.certificate is not None:
         try:
-            # A function, because otherwise OpenSSL asks for an encrypted key's password on the terminal.
+            # With a function, OpenSSL does not ask for an encrypted key's password on the terminal.
             context.load_cert_chain(login.certificate, login.key, lambda: login.key_password or "")
         except (OSError, ValueError) as error:
             key = "" if login.key is None else f", the client key {login.key!r}"
-            is_others = getattr(error, "reason", None) == "KEY_VALUES_MISMATCH"
             why = "no certificate with its key in PEM, or the key's password is missing or wrong"
-            why = "the key does not belong to this certificate" if is_others else why
-            raise ConfigurationError(f"the client certificate {login.certificate!r}{key}: {why}") from None
+            if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+                why = "the key does not belong to this certificate"
+            raise ConfigurationError(f"the client certificate {login.certificate!r}{key} is unusable: {why}") from None
     return context
 
 
-def _written(path: str) -> tuple[int, int]:
-    """Return when a file or directory was written, and its size; `ConfigurationError` if it cannot be read."""
+def _file_state(path: str) -> tuple[int, int]:
+    """Return when a file or directory was last written, and its size; `ConfigurationError` if it is unreadable."""
     file = Path(path)
     try:
         if file.is_dir():
@@ -212,7 +211,7 @@ def _written(path: str) -> tuple[int, int]:
             file.open("rb").close()
         found = file.stat()
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "cannot be a file"
+        reason = getattr(error, "strerror", None) or "it is not a valid path"
         raise ConfigurationError(f"the TLS file {path!r} cannot be read: {reason}") from error
     return found.st_mtime_ns, found.st_size
 
@@ -233,7 +232,7 @@ class PasswordFunction:
         self._call = None
 
     def __call__(self) -> str:
-        """Call the function, or wait for a call that has not returned yet."""
+        """Return the function's result, from a new call or from one that is still running."""
         call = self._call
         if call is None or call.done():
             call = self._call = self._threads.submit(self._function)
@@ -242,10 +241,10 @@ class PasswordFunction:
         if (error := call.exception()) is not None:
             raise BrokerUnavailable(f"The broker's password function raised {type(error).__name__}.")
         answer = call.result()
-        if not can_be_sent(answer):
+        if not is_valid_password(answer):
             raise ConfigurationError(
-                "The broker's password function returned no password: it must return text, without NUL "
-                f"characters and lone surrogates, and returned {type(answer).__name__}."
+                f"The broker's password function returned {type(answer).__name__}, no valid password: it must return "
+                "text without NUL characters and lone surrogates."
             )
         return str(answer)
 
@@ -260,39 +259,39 @@ class PasswordFunction:
 
 
 class HeldPassword:
-    """The password that a connection, held weakly, would log in with now.
+    """Reads the password with which a connection would log in now. The connection is referenced weakly.
 
-    `says` returns the password; None: unchanged. `others` are further objects with such functions, such as the
-    parameters of its next connection; held weakly if they can be.
+    `read` returns the connection's password; None: unchanged. `others` are more objects with such functions, such as
+    the parameters of its next connection. They are referenced weakly if possible.
     """
 
     def __init__(
-        self, connection: object, password: str, says: Callable[[Any], Any], *others: tuple[Any, Callable[[Any], Any]]
+        self, connection: object, password: str, read: Callable[[Any], Any], *others: tuple[Any, Callable[[Any], Any]]
     ) -> None:
         self._connections = [weakref.ref(connection)]
         self._sources = [
-            _Source(_weakly(connection), says, password),
-            *(_Source(_weakly(each), read, read(each)) for each, read in others),
+            _Source(_reference(connection), read, password),
+            *(_Source(_reference(each), read, read(each)) for each, read in others),
         ]
         self._last: str | None = None
 
     def __call__(self) -> str | None:
-        """Return the password that changed last; None if no password has changed."""
+        """Return the latest changed password; None if no password has changed."""
         for source in self._sources:
             owner = source.owner()
-            now = None if owner is None else source.says(owner)
-            if now != source.before and can_be_sent(now):
+            now = None if owner is None else source.read(owner)
+            if now != source.before and is_valid_password(now):
                 source.before = self._last = now
         return self._last
 
     @property
-    def is_left(self) -> bool:
-        """Whether all of its connections were closed or dropped, so that it cannot change any more."""
-        there = (connection() for connection in self._connections)
-        return all(each is None or getattr(each, "is_closed", False) is True for each in there)
+    def is_orphaned(self) -> bool:
+        """Whether all of its connections were closed or dropped, so that the password cannot change any more."""
+        connections = (connection() for connection in self._connections)
+        return all(each is None or getattr(each, "is_closed", False) is True for each in connections)
 
     def join(self, others: "HeldPassword", password: str | None) -> None:
-        """Also read what another connection holds; `password` is used from now on, None: unchanged."""
+        """Also read the passwords of other connections. `password` is used from now on; None: unchanged."""
         self()
         self._connections = [each for each in self._connections if each() is not None] + others._connections
         self._sources = [each for each in self._sources if each.owner() is not None] + others._sources
@@ -301,21 +300,21 @@ class HeldPassword:
 
 @dataclass(slots=True)
 class _Source:
-    """An object that has a password, how to read it, and the value read last."""
+    """An object that has a password, the function that reads it, and the value that was read last."""
 
     owner: Callable[[], Any]
-    says: Callable[[Any], Any]
+    read: Callable[[Any], Any]
     before: Any
 
 
-def _weakly(owner: Any) -> Callable[[], Any]:
+def _reference(owner: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(owner)
     except TypeError:
-        # pika's parameters: they are few, and their users keep them for long.
+        # pika's parameters do not support weak references. They are few and live long anyway.
         return lambda: owner
 
 
-def can_be_sent(password: Any) -> bool:
-    """Whether it is a valid password, without an error that would show it."""
+def is_valid_password(password: Any) -> bool:
+    """Whether a password is valid text. Raises no error, which could show the password."""
     return isinstance(password, str) and "\0" not in password and password == password.encode(errors="ignore").decode()

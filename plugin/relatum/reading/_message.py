@@ -1,4 +1,4 @@
-"""A message of a stream: the same value for every protocol and broker version."""
+"""`Message`: a message of a stream, with the same value for every protocol and broker version."""
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -23,8 +23,8 @@ from relatum.reading._message_parts import (
 from relatum.reading._message_values import Properties, TimeSource
 
 
-class _Unsealed:
-    """The fields of a message while they are set: plain assignments take a third of the time of `Message`'s."""
+class _Assignable:
+    """A message whose fields can be assigned. This takes a third of the time of `object.__setattr__`."""
 
     __slots__ = ("_body", "_content", "_decode", "_raw", "_time", "chunk_ms", "offset", "stream")
 
@@ -39,8 +39,8 @@ class _Unsealed:
         self._time: tuple[int | None, TimeSource] | None = None
 
 
-class Message(_Unsealed):
-    """A message read from a stream. Immutable; its bytes are decoded when a part is first used.
+class Message(_Assignable):
+    """A message read from a stream. Immutable. It decodes its bytes when one of its parts is first used.
 
     Two messages are equal if they have the same stream, offset, headers, properties and body.
 
@@ -53,15 +53,15 @@ class Message(_Unsealed):
     __slots__ = ()
 
     def __init__(self, *fields: Any) -> None:
-        unsealed = _Unsealed(*fields)
-        for name in _Unsealed.__slots__:
+        unsealed = _Assignable(*fields)
+        for name in _Assignable.__slots__:
             object.__setattr__(self, name, getattr(unsealed, name))
 
     @classmethod
     def from_record(cls, stream: str, offset: int, raw: bytes, chunk_ms: int | None = None) -> Self:
-        """Return the message of a stream's record, undecoded."""
-        # Called once a microsecond while reading: this is most of the cost of a message.
-        message: Any = _Unsealed(stream, offset, raw, chunk_ms)
+        """Return the message of a stream's record, not decoded yet."""
+        # Readers call this up to a million times a second, so the class is replaced instead of copying fields.
+        message: Any = _Assignable(stream, offset, raw, chunk_ms)
         message.__class__ = cls
         return message  # type: ignore[no-any-return]
 
@@ -70,7 +70,7 @@ class Message(_Unsealed):
         """Return the message of an AMQP 0.9.1 delivery; `properties` has pika's or aiormq's attributes.
 
         Raises:
-            InvalidInput: the offset is not an integer, or `properties` has no headers.
+            InvalidInput: The stream, offset or body is invalid, or `properties` has no headers.
         """
         checked_name("stream", stream)
         checked_count("offset", offset, least=0, most=INTEGER_MAX)
@@ -87,9 +87,9 @@ class Message(_Unsealed):
 
     @property
     def headers(self) -> Mapping[str, Any]:
-        """The headers, read-only: str, int, bool, float, aware datetime, None, or bytes that are not UTF-8.
+        """The publisher's headers, read-only: str, int, bool, float, list, dict, aware datetime, None, non-UTF-8 bytes.
 
-        Headers of the broker (`x-exchange`, `x-routing-key`, `x-stream-offset`, `x-death`, `x-basic-…`) are left out.
+        The broker's headers (`x-exchange`, `x-routing-key`, `x-stream-offset`, `x-death`, `x-basic-…`) are omitted.
         """
         return MappingProxyType(self._parts()[0])
 
@@ -100,57 +100,57 @@ class Message(_Unsealed):
 
     @property
     def body(self) -> bytes:
-        """The body; all bytes of the message if it is not an AMQP message."""
+        """The body. If it is not an AMQP message, all its bytes."""
         if self._content is not None or self._raw is None:
             return self._parts()[2]
         body = self._body
         if body is None:
-            # The body alone can be read without decoding the rest.
+            # The body is read without decoding the other parts.
             body = body_of_record(self._raw)
             object.__setattr__(self, "_body", body)
         return body
 
     @property
     def is_amqp(self) -> bool:
-        """False if a stream client wrote it without AMQP 1.0 encoding: then it has only a body."""
+        """Whether it is encoded as AMQP 1.0. Stream clients may write other bytes; these are the body."""
         return self._parts()[3]
 
     @property
     def raw(self) -> bytes | None:
-        """The message's bytes as the stream holds them; None for an AMQP 0.9.1 delivery."""
+        """The message's bytes in the stream; None for an AMQP 0.9.1 delivery."""
         return self._raw
 
     @property
     def time_us(self) -> int | None:
-        """The message's time, microseconds since 1970, UTC; None if it has none. See `time_source`."""
-        return self._timed()[0]
+        """The message's time, in microseconds since 1970, UTC; None if it has none. See `time_source`."""
+        return self._time_and_source()[0]
 
     @property
     def time(self) -> datetime | None:
         """The message's time as an aware datetime; None if it has none."""
-        time_us = self._timed()[0]
+        time_us = self._time_and_source()[0]
         return None if time_us is None else EPOCH + time_us * MICROSECOND
 
     @property
     def time_source(self) -> TimeSource:
         """The source of the message's time."""
-        return self._timed()[1]
+        return self._time_and_source()[1]
 
     def _parts(self) -> Parts:
-        # Read in this order: another thread that decodes sets the content first, and then `_decode` to None.
+        # The order matters: another thread that decodes sets `_content` first, and then `_decode` to None.
         decode, content = self._decode, self._content
         if content is None:
             if self._raw is not None:
                 content = parts_of_record(self._raw)
             else:
-                assert decode is not None, "what has no bytes says how it is decoded"
+                assert decode is not None, "a message without bytes has a decoder"
                 content = decode()
             object.__setattr__(self, "_content", content)
             object.__setattr__(self, "_decode", None)
             object.__setattr__(self, "_body", None)
         return content
 
-    def _timed(self) -> tuple[int | None, TimeSource]:
+    def _time_and_source(self) -> tuple[int | None, TimeSource]:
         timed = self._time
         if timed is None:
             headers, properties, _, _ = self._parts()
@@ -160,10 +160,10 @@ class Message(_Unsealed):
         return timed
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"A message does not change; {name!r} can't be set.")
+        raise AttributeError(f"A message is immutable: {name!r} cannot be set.")
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"A message does not change; {name!r} can't be deleted.")
+        raise AttributeError(f"A message is immutable: {name!r} cannot be deleted.")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Message):

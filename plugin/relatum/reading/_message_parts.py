@@ -1,4 +1,4 @@
-"""Decodes a message from a stream's record or an AMQP 0.9.1 delivery, with its time and the time's source. Pure."""
+"""Decodes a stream's record or an AMQP 0.9.1 delivery into the parts of a message. No I/O."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +17,7 @@ from relatum.wire import amqp10
 try:
     from pika.compat import long
 except ImportError:
-    # Releases of pika after 1.4 read 64-bit numbers as plain integers, and write a type by the number's size.
+    # Releases of pika after 1.4 read 64-bit numbers as plain integers, and write the type that fits the number.
     long = int
 
 pika_long: type[int] = long
@@ -29,19 +29,18 @@ _NOT_HEADERS: Final = frozenset({"x-exchange", "x-routing-key", "x-stream-offset
 _NOT_HEADERS_PREFIX: Final = "x-basic-"
 _QUEUE_ADDRESS: Final = "/queues/"
 _AMQP_BODY: Final = "amqp-1.0"
-"""The `type` that RabbitMQ sets for AMQP 0.9.1 consumers if a body exists only in AMQP 1.0: it is then encoded."""
+"""The `type` that RabbitMQ sets for AMQP 0.9.1 consumers if the body is AMQP 1.0 sections, still encoded."""
 _IDS_IN_HEADERS: Final = {"message_id": "x-message-id", "correlation_id": "x-correlation-id"}
-"""Where RabbitMQ shows AMQP 0.9.1 consumers an AMQP 1.0 id that is no short text: binary, or too long."""
+"""Headers in which RabbitMQ gives AMQP 0.9.1 consumers an AMQP 1.0 id that is binary, or too long for a property."""
 _SHORT_TEXT_MAX: Final = 255
-"""Bytes of an AMQP 0.9.1 property."""
+"""Maximum bytes of a text property of AMQP 0.9.1."""
 _TYPE: Final = {b"x-basic-type": 0}
 _ABSENT: Final[Any] = object()
 _APPLIED_PROPERTIES: Final = frozenset({"x-basic-type", "x-basic-app-id"})
 _HEADER_FIELDS: Final = 3
-"""The fields read of AMQP 1.0's header: durable, priority, ttl."""
+"""The number of fields to read of AMQP 1.0's header section: durable, priority, ttl."""
 _PROPERTY_FIELDS: Final = 11
-"""The fields read of its properties, from `message-id` to `group-id`."""
-
+"""The number of fields to read of its properties section: `message-id` to `group-id`."""
 
 _NONE: Final = Properties()
 Parts: TypeAlias = tuple[dict[str, Any], Properties, bytes, bool]
@@ -52,10 +51,10 @@ def message_time(stamped: Any, timestamp: Any, message_id: Any, chunk_ms: int | 
     """Return a message's time in microseconds, and its source.
 
     Args:
-        stamped: The header `relatum_time`; ignored unless it is a moment in microseconds.
-        timestamp: The property `timestamp`; only whole seconds are used, since AMQP 0.9.1 shows no more.
-        message_id: The property `message_id`; ignored unless an intercepted connection made it.
-        chunk_ms: When the chunk was written; None if unknown.
+        stamped: The header `relatum_time`; ignored unless it is a valid time in microseconds.
+        timestamp: The property `timestamp`; only whole seconds are used, since AMQP 0.9.1 has no fractions.
+        message_id: The property `message_id`; ignored unless an intercepted connection created it.
+        chunk_ms: When the chunk was written, milliseconds since 1970, UTC; None if unknown.
     """
     if type(stamped) is int and TIME_US_MIN <= stamped <= TIME_US_MAX:
         return stamped, TimeSource.HEADER
@@ -69,7 +68,7 @@ def message_time(stamped: Any, timestamp: Any, message_id: Any, chunk_ms: int | 
 
 
 def whole_second(value: Any) -> datetime | None:
-    """Cut to whole seconds, as AMQP 0.9.1 does, so that deliveries and records agree."""
+    """Return a time without its fraction of a second, as AMQP 0.9.1 gives it, so that deliveries and records agree."""
     if not isinstance(value, datetime):
         return None
     moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
@@ -92,9 +91,9 @@ def body_of_record(raw: bytes) -> bytes:
 
 
 def type_and_id_in(raw: bytes) -> tuple[str | None, str | None]:
-    """Return the properties `type` and `message_id` of a record, for a fifth of the cost of decoding all."""
+    """Return the properties `type` and `message_id` of a record. Decoding all takes five times as long."""
     message_id = None
-    annotated, applied = [_ABSENT], [_ABSENT]
+    annotated, application = [_ABSENT], [_ABSENT]
     try:
         sections = amqp10.find_sections(raw)
     except UndecodableMessage:
@@ -106,15 +105,15 @@ def type_and_id_in(raw: bytes) -> tuple[str | None, str | None]:
             except UndecodableMessage:
                 continue
         elif code == amqp10.MESSAGE_ANNOTATIONS:
-            annotated = _picked(raw, start, annotated)
+            annotated = _type_in(raw, start, annotated)
         elif code == amqp10.APPLICATION_PROPERTIES:
-            applied = _picked(raw, start, applied)
-    kind = annotated[0] if annotated[0] is not _ABSENT else applied[0]
+            application = _type_in(raw, start, application)
+    kind = annotated[0] if annotated[0] is not _ABSENT else application[0]
     return None if kind is _ABSENT else property_text(kind), property_text(message_id)
 
 
-def _picked(raw: bytes, start: int, before: list[Any]) -> list[Any]:
-    """Return the type that a map holds; `before` if the map is broken."""
+def _type_in(raw: bytes, start: int, before: list[Any]) -> list[Any]:
+    """Return the type in a map, in a list; `before` if the map is broken."""
     found = [_ABSENT]
     try:
         amqp10.pick(raw, start, _TYPE, found)
@@ -127,35 +126,35 @@ def _decode_sections(raw: bytes, sections: list[amqp10.Section]) -> Parts:
     header: list[Any] = []
     listed: list[Any] = []
     annotations: dict[str, Any] = {}
-    applied: dict[str, Any] = {}
+    application: dict[str, Any] = {}
     for code, start, end in sections:
-        # A section that is broken inside counts as absent, here as in the recorder; the others are used. A context
-        # manager would take a sixth of the decoding time.
+        # A broken section counts as absent, as in the recorder; the others are used. `try`, because `suppress` would
+        # take a sixth of the decoding time.
         try:
             if code == amqp10.APPLICATION_PROPERTIES:
-                applied = amqp10.decode_map(raw, start)
+                application = amqp10.decode_map(raw, start)
             elif code == amqp10.PROPERTIES:
                 listed = amqp10.decode_list(raw, start, _PROPERTY_FIELDS)
             elif code == amqp10.MESSAGE_ANNOTATIONS:
                 annotations = amqp10.decode_map(raw, start)
             elif code == amqp10.HEADER:
-                # Sliced, so that a list that exceeds its section is broken, regardless of the bytes that follow.
+                # The slice makes a list that exceeds its section invalid.
                 header = amqp10.decode_list(raw[:end], start, _HEADER_FIELDS)
         except UndecodableMessage:
             pass
-    properties = _properties(header, listed, annotations, applied)
-    return _headers(annotations, applied), properties, amqp10.body_of(raw, sections), True
+    properties = _properties(header, listed, annotations, application)
+    return _headers(annotations, application), properties, amqp10.body_of(raw, sections), True
 
 
 def _properties(
-    header: list[Any], listed: list[Any], annotations: dict[str, Any], applied: dict[str, Any]
+    header: list[Any], listed: list[Any], annotations: dict[str, Any], application: dict[str, Any]
 ) -> Properties:
-    """Read the properties from where each version stores them.
+    """Return the properties, which RabbitMQ's versions store in different sections.
 
-    RabbitMQ up to 3.12 stores what AMQP 1.0 has no field for as `x-basic-…` in annotations and application properties,
-    4.x in the header section, annotations and `group-id` (rabbit_msg_record.erl, mc_amqpl.erl).
+    Up to 3.12, properties without a field in AMQP 1.0 are `x-basic-…` annotations and application properties; in 4.x
+    they are in the header section, annotations and `group-id`. Source: rabbit_msg_record.erl, mc_amqpl.erl.
     """
-    if not (header or listed or annotations) and _APPLIED_PROPERTIES.isdisjoint(applied):
+    if not (header or listed or annotations) and _APPLIED_PROPERTIES.isdisjoint(application):
         return _NONE
     at = listed or [None] * _PROPERTY_FIELDS
     durable, priority, ttl = header or [None] * _HEADER_FIELDS
@@ -170,15 +169,15 @@ def _properties(
         property_text(ttl if ttl is not None else annotations.get("x-basic-expiration")),
         property_text(at[0]),
         whole_second(at[9]),
-        property_text(annotations.get("x-basic-type", applied.get("x-basic-type"))),
+        property_text(annotations.get("x-basic-type", application.get("x-basic-type"))),
         property_text(at[1]),
-        property_text(applied.get("x-basic-app-id", at[10])),
+        property_text(application.get("x-basic-app-id", at[10])),
     )
 
 
-def _headers(annotations: dict[str, Any], applied: dict[str, Any]) -> dict[str, Any]:
-    headers = {name: header_value(value) for name, value in applied.items() if is_header(name)}
-    # From 3.13 on the broker stores headers named `x-…` as annotations, and `CC` as `x-cc`.
+def _headers(annotations: dict[str, Any], application: dict[str, Any]) -> dict[str, Any]:
+    headers = {name: header_value(value) for name, value in application.items() if is_header(name)}
+    # From 3.13 on, the broker stores headers named `x-…` as annotations, and `CC` as `x-cc`.
     for name, value in annotations.items():
         if name.startswith("x-") and is_header(name):
             headers[name] = header_value(value)
@@ -188,20 +187,20 @@ def _headers(annotations: dict[str, Any], applied: dict[str, Any]) -> dict[str, 
 
 
 def is_header(name: str) -> bool:
-    """Whether a header is the publisher's, not one that the broker adds."""
+    """Whether a header is the publisher's, not the broker's."""
     return name not in _NOT_HEADERS and not name.startswith(_NOT_HEADERS_PREFIX)
 
 
 def header_value(value: Any) -> Any:
-    """Decode a header's value. The broker turns long text into binary, and AMQP back: so UTF-8 counts as text."""
+    """Return a header's value as Python types. UTF-8 bytes are text: the broker stores long text as binary."""
     convert = _CONVERSIONS.get(type(value))
     return value if convert is None else convert(value)
 
 
 def _nested(value: Any, depth: int) -> Any:
-    """Decode a table's or an array's values. The depth limit ends a value that contains itself, also when compiled."""
+    """Return the values of a table or array as Python types. The depth limit catches a value that contains itself."""
     if depth > _DEPTH_MAX:
-        raise RecursionError("a header is nested too deeply")
+        raise RecursionError(f"a header has more than {_DEPTH_MAX} nested levels")
     if type(value) is dict:
         return {name: _nested(each, depth + 1) for name, each in value.items()}
     if type(value) is list:
@@ -217,14 +216,14 @@ def _utf8(value: bytes | bytearray) -> str | bytes:
 
 
 def property_text(value: Any) -> str | None:
-    """Return a property's value as text, as AMQP 0.9.1 shows it."""
+    """Return a property's value as text, as AMQP 0.9.1 clients receive it."""
     if value is None or type(value) is str:
         return value
     value = header_value(value)
     if value is None or type(value) is str:
         return value
     if isinstance(value, bytes):
-        return None  # Not text: the versions of the broker show AMQP 0.9.1 different values, or none.
+        return None  # For bytes that are not text, clients receive different values, depending on the broker's version.
     return str(value)
 
 
@@ -233,7 +232,7 @@ def _integer(value: Any) -> int | None:
 
 
 def reply_to_text(value: Any) -> str | None:
-    """Return the property `reply_to` as published: RabbitMQ 4 stores it as an address."""
+    """Return the property `reply_to` as published. RabbitMQ 4 stores it as an address."""
     text = property_text(value)
     if text is not None and text.startswith(_QUEUE_ADDRESS):
         return unquote(text[len(_QUEUE_ADDRESS) :])
@@ -244,31 +243,31 @@ def reply_to_text(value: Any) -> str | None:
 
 
 def parts_of_delivery(properties: Any, body: bytes) -> Parts:
-    given: dict[str, Any] = {each.name: getattr(properties, each.name, None) for each in fields(Properties)}
-    stamp = given["timestamp"]
+    values: dict[str, Any] = {each.name: getattr(properties, each.name, None) for each in fields(Properties)}
+    stamp = values["timestamp"]
     if isinstance(stamp, int):
-        # The broker passes on seconds past the year 9999, which no datetime can hold.
-        given["timestamp"] = EPOCH + stamp * SECOND if 0 <= stamp <= TIME_US_MAX // 1_000_000 else None
-    if given["type"] == _AMQP_BODY:
+        # The broker delivers seconds after the year 9999, which no datetime can represent.
+        values["timestamp"] = EPOCH + stamp * SECOND if 0 <= stamp <= TIME_US_MAX // 1_000_000 else None
+    if values["type"] == _AMQP_BODY:
         with suppress(UndecodableMessage):
             body = amqp10.body_of(body, amqp10.find_sections(body))
-            given["type"] = None
-    given["timestamp"] = whole_second(given["timestamp"])
-    given["delivery_mode"] = 2 if given["delivery_mode"] == 2 else 1
-    given["priority"] = _integer(given["priority"])
-    for name, value in given.items():
+            values["type"] = None
+    values["timestamp"] = whole_second(values["timestamp"])
+    values["delivery_mode"] = 2 if values["delivery_mode"] == 2 else 1
+    values["priority"] = _integer(values["priority"])
+    for name, value in values.items():
         if name not in ("timestamp", "delivery_mode", "priority"):
-            given[name] = property_text(value)
+            values[name] = property_text(value)
     headers = {name: header_value(value) for name, value in (properties.headers or {}).items() if is_header(name)}
     for name, header in _IDS_IN_HEADERS.items():
         raw = (properties.headers or {}).get(header)
-        if given[name] is None and (isinstance(raw, bytes) or len(str(raw)) > _SHORT_TEXT_MAX):
-            given[name] = property_text(headers.pop(header))
-    return headers, Properties(**given), body, True
+        if values[name] is None and (isinstance(raw, bytes) or len(str(raw)) > _SHORT_TEXT_MAX):
+            values[name] = property_text(headers.pop(header))
+    return headers, Properties(**values), body, True
 
 
 _DEPTH_MAX: Final = 1_000
-"""The most levels of a header's values; pika's reader ends at about 900."""
+"""Maximum nested levels of a header's values. pika decodes about 900."""
 
 _CONVERSIONS: Final[dict[type, Callable[[Any], Any]]] = {
     bytes: _utf8,

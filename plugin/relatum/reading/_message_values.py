@@ -1,4 +1,4 @@
-"""A message's values besides its body: its AMQP properties, and the source of its time."""
+"""A message's AMQP properties, and the source of its time."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,20 +13,20 @@ class TimeSource(Enum):
     PROPERTY = "property"
     """The property `timestamp`, seconds."""
     MESSAGE_ID = "message_id"
-    """The property `message_id`, if an intercepted connection made it: microseconds, up to 1.25 too few."""
+    """The property `message_id` of an intercepted connection: microseconds, up to 1.25 microseconds too early."""
     CHUNK = "chunk"
-    """When the broker wrote the chunk, milliseconds; not available over AMQP 0.9.1."""
+    """When the broker wrote the message's chunk, milliseconds; not available over AMQP 0.9.1."""
     UNKNOWN = "unknown"
     """The message has no time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """A message's AMQP 0.9.1 properties, under pika's names. None if the publisher gave none.
+    """A message's AMQP 0.9.1 properties, under pika's names. A property that the publisher did not give is None.
 
     Attributes:
         delivery_mode: 2 for persistent, else 1: RabbitMQ 4 does not distinguish "not persistent" from "not given".
-        timestamp: The publisher's, whole seconds, UTC.
+        timestamp: The publisher's timestamp, in whole seconds, UTC.
     """
 
     content_type: str | None = None

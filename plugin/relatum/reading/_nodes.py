@@ -1,7 +1,7 @@
-"""The nodes of a broker for one reader: a connection for each request, to the node that has the answer.
+"""The broker's nodes for one reader: each request gets a connection to the node that can answer it.
 
-A node is named as it advertises itself; None is the node at the address, or, of several addresses, at the one that
-answered last.
+A node is identified by the address that it advertises. None is the connected node: the node at the given address or, of
+several addresses, at the one that answered last.
 """
 
 import contextlib
@@ -27,43 +27,43 @@ from relatum.errors import (
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp import name_missing
 from relatum.reading._bounds import check_time
-from relatum.reading._connecting import CONNECT_S_MIN, HEARTBEAT_S, in_turn
+from relatum.reading._connecting import CONNECT_S_MIN, HEARTBEAT_S, ordered_addresses
 from relatum.reading._connection import SocketConnection, stream_connection
 from relatum.reading._plan import Density
 from relatum.reading._pool import CONNECTIONS_MAX, IDLE_S, Pool, Use
 from relatum.wire import frames
 from relatum.wire.frames import Code, NodeAddress, StreamPlaces
 
-OUT_OF_REACH_S: Final = 5.0
-"""Seconds for which a node that could not be reached is not tried again."""
+UNREACHABLE_S: Final = 5.0
+"""Seconds for which an unreachable node is not tried again."""
 
 NODE_CONNECT_S: Final = 2.0
-"""The most seconds for reaching another node: what a node advertises may be unreachable from here."""
+"""Maximum seconds for connecting to an advertised address, which may be unreachable from here."""
 
 PLACES_AT_ONCE: Final = 128
-"""Streams in one request for their nodes: at most 33 kB of names."""
+"""Maximum streams in one Metadata request: at most 33 kB of names."""
 
 _BY_AMQP: Final = NodeAddress("AMQP 0.9.1", 0)
-"""Stands for a node in the pool: an AMQP 0.9.1 connection, which is used once and never kept."""
+"""The pool's key for connections over AMQP 0.9.1, which are used once and never kept."""
 
 _in_use: Final[set[SocketConnection]] = set()
-"""Connections in use. Kept here, because the garbage collector, which ends the objects of a cycle in any order, would
-close the socket of a dropped iteration before the iteration ends and returns it."""
+"""Connections in use, referenced here for the garbage collector: it finalizes the objects of a cycle in any order, and
+could close the socket of a dropped iteration before that returns its connection."""
 
 _Result = TypeVar("_Result")
 Node: TypeAlias = NodeAddress | None
-Question = Callable[[SocketConnection], _Result]
+Request = Callable[[SocketConnection], _Result]
 
 
-class OutOfReach(BrokerUnavailable):
-    """A node cannot be reached from here: behind a load balancer, nodes may advertise internal names."""
+class NodeUnreachable(BrokerUnavailable):
+    """A node cannot be reached from here. Nodes behind a load balancer may advertise internal names."""
 
 
 class Nodes:
-    """The connections of one reader to all nodes. Thread-safe: each request has a connection to itself.
+    """The connections of one reader to all nodes. Thread-safe: no two requests share a connection.
 
-    `at` is the one of several addresses that answered last, `losses` how often connections to each node were lost,
-    `densities` the chunk sizes of streams, and `server_properties` the node's when the reader was opened.
+    `current`: Of several addresses, the one that answered last. `losses`: The number of lost connections to each node.
+    `densities`: The chunk sizes of streams. `server_properties`: Those of the connected node, from the opening.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Nodes:
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         self.address = address
-        self.at = in_turn(address)[0]
+        self.current = ordered_addresses(address)[0]
         self.losses: Counter[Node] = Counter()
         self.densities: dict[str, Density] = {}
         self.server_properties: dict[str, str] = {}
@@ -83,24 +83,24 @@ class Nodes:
         self._heartbeat_s = heartbeat_s
         self.pool = Pool(connections_max)
         self._reached: set[NodeAddress] = set()
-        self._out_of_reach: dict[NodeAddress, float] = {}
+        self._unreachable_until: dict[NodeAddress, float] = {}
 
     def open(self) -> None:
-        """Connect once, so that setup errors show at once."""
-        with self._held(Use.ANSWER, None, time.monotonic() + self.limit_s) as connection:
+        """Connect once, to raise configuration errors now."""
+        with self._lent(Use.ANSWER, None, time.monotonic() + self.limit_s) as connection:
             self.server_properties = connection.session.server_properties
 
     @property
     def limit_s(self) -> float:
-        """Seconds that an answer may take; less if the call has less left."""
+        """Maximum seconds for an answer: the reader's timeout, or the time that the call has left."""
         return left_s(self._timeout_s)
 
     @contextlib.contextmanager
-    def _held(self, use: Use, node: Node, deadline: float) -> Iterator[SocketConnection]:
-        """Hold a connection in its turn while the block runs; a reused one may have ended since."""
+    def _lent(self, use: Use, node: Node, deadline: float) -> Iterator[SocketConnection]:
+        """Provide a connection from the pool. A reused one may have ended while idle."""
 
         def connect() -> SocketConnection:
-            # Nothing exchanges heartbeats on an idle connection, so they are rare: see `IDLE_S`.
+            # An idle connection sends no heartbeats, so the broker must not expect any before `IDLE_S`.
             is_followed = use is Use.FOLLOW or not self._heartbeat_s
             heartbeat_s = self._heartbeat_s if is_followed else max(self._heartbeat_s, int(IDLE_S))
             return self._open(node, max(CONNECT_S_MIN, deadline - time.monotonic()), heartbeat_s)
@@ -116,116 +116,117 @@ class Nodes:
                     self.losses[node] += 1
 
     def _open(self, node: Node, within_s: float, heartbeat_s: int) -> SocketConnection:
-        """Connect to a node. `OutOfReach`: it was never reached, and is down, or advertises a name known elsewhere."""
+        """Connect to a node. `NodeUnreachable` if it cannot be reached now and never was."""
         within_s = left_s(within_s)
         if node is None:
             connection = stream_connection(self.address, within_s, heartbeat_s)
-            at = in_turn(self.address)[0]
-            if at != self.at:
-                self.at = at
+            at = ordered_addresses(self.address)[0]
+            if at != self.current:
+                self.current = at
                 self.losses[None] += 1
             return connection
         message = (
             f"The node that advertises {node.host}:{node.port} is unreachable from here: it is down, or "
             "stream.advertised_host and stream.advertised_port in its rabbitmq.conf must name a reachable address."
         )
-        if time.monotonic() < self._out_of_reach.get(node, 0.0):
-            raise OutOfReach(message)
-        # A node that knows the password already has named it, so nothing is guessed.
-        there = replace(self.at, stream_host=node.host, stream_port=node.port, stream_port_guessed=False)
+        if time.monotonic() < self._unreachable_until.get(node, 0.0):
+            raise NodeUnreachable(message)
+        # The connected node has named this address, so it is no guess.
+        address = replace(self.current, stream_host=node.host, stream_port=node.port, stream_port_guessed=False)
         try:
-            connection = SocketConnection.open(there, min(NODE_CONNECT_S, within_s), heartbeat_s)
+            connection = SocketConnection.open(address, min(NODE_CONNECT_S, within_s), heartbeat_s)
         except (BrokerUnavailable, ReadTimeout) as error:
-            # A call that ran out of time proves nothing about the node.
+            # A call without time left proves nothing about the node.
             check_time()
             if node in self._reached:
                 raise
-            self._out_of_reach[node] = time.monotonic() + OUT_OF_REACH_S
-            raise OutOfReach(message) from error
+            self._unreachable_until[node] = time.monotonic() + UNREACHABLE_S
+            raise NodeUnreachable(message) from error
         self._reached.add(node)
         return connection
 
     @contextlib.contextmanager
     def connection(self, use: Use, node: Node = None) -> Iterator[SocketConnection]:
-        """Hold a connection that has not ended while idle, so that long work need not restart for that."""
+        """Provide a connection that has not ended while idle, for work that is costly to restart."""
         deadline = time.monotonic() + self.limit_s
         while True:
-            with self._held(use, node, deadline) as connection:
-                if _is_there(connection):
+            with self._lent(use, node, deadline) as connection:
+                if _is_alive(connection):
                     yield connection
                     return
 
-    def further(self, stack: contextlib.ExitStack, node: Node = None) -> SocketConnection | None:
-        """Hold a further connection until the stack is closed; None if others may need it, or none can be opened."""
+    def spare_connection(self, stack: contextlib.ExitStack, node: Node = None) -> SocketConnection | None:
+        """Return one more connection, until `stack` is closed. None if other calls may need it, or connecting fails."""
         if self.pool.has_plenty:
             with contextlib.suppress(Transient, AccessRefused):
                 return stack.enter_context(self.connection(Use.ANSWER, node))
         return None
 
     def link(self, node: Node) -> SocketConnection:
-        """Return a logged-in connection to a node, which the caller owns and no limit counts. Errors as for `ask`."""
+        """Return a new logged-in connection to a node. The caller owns it; no limit counts it. Raises as `query`."""
         if self.pool.is_closed:
             raise UsedAfterClose("the reader was closed: open another one")
         return self._open(node, self._timeout_s, self._heartbeat_s)
 
-    def ask(self, question: Question[_Result], node: Node = None) -> _Result:
-        """Ask a node; repeat on a new connection if an idle one has been closed."""
+    def query(self, request: Request[_Result], node: Node = None) -> _Result:
+        """Send a request to a node, and return its result. If a reused connection had ended, repeat it on another."""
         deadline = time.monotonic() + self.limit_s
         try:
             while True:
-                with self._held(Use.ANSWER, node, deadline) as connection:
+                with self._lent(Use.ANSWER, node, deadline) as connection:
                     try:
-                        return question(connection)
+                        return request(connection)
                     except ConnectionLost:
-                        # Reading changes nothing, so it can be repeated, within the deadline. Bytes received before the
-                        # end prove nothing: they may be old heartbeats, or belong to the request before.
+                        # Requests can be repeated: they change nothing. Received bytes do not show that the connection
+                        # was alive: they may be old heartbeats, or belong to an earlier request.
                         if not connection.is_reused or time.monotonic() >= deadline:
                             raise
         except StreamNotFound as error:
-            raise self.named(error) from None
+            raise self.missing_error(error) from None
 
-    def ask_about(self, stream: str, question: Question[_Result]) -> _Result:
-        """Ask a node that has a replica of the stream."""
+    def query_replica(self, stream: str, request: Request[_Result]) -> _Result:
+        """Send a request to a node that has a replica of the stream, and return its result."""
         try:
-            return self.ask(question)
+            return self.query(request)
         except StreamNotHere:
             node = self.other_node(stream)
             if node is None:
                 raise
-            return self.ask(question, node)
+            return self.query(request, node)
 
-    def named(self, error: StreamNotFound) -> NotFound:
-        """Return `NotAStream` for another kind of queue, which AMQP 0.9.1 distinguishes."""
+    def missing_error(self, error: StreamNotFound) -> NotFound:
+        """Return the error of a missing stream, or `NotAStream` if AMQP 0.9.1 finds another kind of queue."""
         if self.address.amqp_port is None:
             return error
         with self.pool.lend(_BY_AMQP, Use.ANSWER, time.monotonic() + self.limit_s, lambda: None):
             return name_missing(error, self.address, self.limit_s)
 
-    def other_node(self, stream: str, asked: Node = None) -> Node:
-        """Return a node other than the one asked that has the stream; None if no other has it.
+    def other_node(self, stream: str, queried: Node = None) -> Node:
+        """Return a node that has the stream, other than `queried`; None if no other node has it.
 
-        `StreamNotHere`: others have it, but none can be reached.
+        Raises `StreamNotHere` if other nodes have it, but none can be reached.
         """
 
         def others(connection: SocketConnection) -> list[NodeAddress]:
             answer = connection.answer(frames.metadata, [stream])
             return other_nodes(places_in(answer.body, stream), connection.session.own_node)
 
-        out: BrokerUnavailable | None = None
-        for broker in self.ask(others, asked):
+        unreachable: BrokerUnavailable | None = None
+        for broker in self.query(others, queried):
             try:
-                self.ask(lambda _: None, broker)
+                self.query(lambda _: None, broker)
             except BrokerUnavailable as error:
-                out = error
+                unreachable = error
             else:
                 return broker
-        if out is not None:
-            raise StreamNotHere(f"The stream {stream!r} has no replica on this node. {out}", stream=stream) from out
+        if unreachable is not None:
+            message = f"The stream {stream!r} has no replica on this node. {unreachable}"
+            raise StreamNotHere(message, stream=stream) from unreachable
         return None
 
 
 def missing(connection: SocketConnection, streams: list[str]) -> list[str]:
-    """Return the streams that the broker does not know, in few round trips; other kinds of queues are among them."""
+    """Return the names of which the broker has no stream, in few round trips. They may be those of other queues."""
     found: list[str] = []
     for start in range(0, len(streams), PLACES_AT_ONCE):
         answer = connection.answer(frames.metadata, streams[start : start + PLACES_AT_ONCE])
@@ -235,7 +236,7 @@ def missing(connection: SocketConnection, streams: list[str]) -> list[str]:
 
 
 def other_nodes(places: StreamPlaces, own: NodeAddress) -> list[NodeAddress]:
-    """Return the other nodes with a replica of a stream; replicas come first, as they have less to do than leaders."""
+    """Return the other nodes that have a stream, its leader last, since replicas have less to do than a leader."""
     if places.code != Code.OK:
         return []
     leader = (places.leader,) if places.leader is not None else ()
@@ -247,14 +248,14 @@ def places_in(body: bytes, stream: str) -> StreamPlaces:
     for places in frames.decode_metadata(body):
         if places.stream == stream:
             return places
-    raise ProtocolError(f"The broker did not answer for the stream {stream!r}.")
+    raise ProtocolError(f"The broker's answer to Metadata lacks the stream {stream!r}.")
 
 
-def _is_there(connection: SocketConnection) -> bool:
-    """Whether the peer has not hung up."""
+def _is_alive(connection: SocketConnection) -> bool:
+    """Whether the peer has not closed the connection."""
     try:
         while connection.wait(0.0) is not None:
-            pass  # Heartbeats that arrived while this program was stopped; the end may follow them.
+            pass  # Heartbeats may have arrived while this process was suspended, and then the connection's end.
     except ConnectionLost:
         return False
     except BaseException:

@@ -1,11 +1,11 @@
-"""The connections of one reader: used in turns, kept while idle, limited in number over all nodes.
+"""The connections of one reader, to all nodes: limited in number, lent to one call at a time, kept while idle.
 
-A turn is the right to have one connection; turns are given in the order of the calls. A call that holds one never waits
-for another, with one exception: the caller of an iteration (`Use.LENT`) may make another request between two messages.
-So iterations never get the last quarter of the turns: requests end by themselves, and always make progress.
+A turn is the right to use one connection. Calls get turns in their order. A call with a turn never waits for another
+turn, with one exception: the caller of an iteration (`Use.LENT`) may make a request between two messages. So iterations
+never get the last quarter of the turns, which is left to requests. These end by themselves, so there is no deadlock.
 
 Connections in use and idle together never exceed the limit: before another is opened, the one that was idle longest is
-closed. A followed stream has a connection of its own, outside the limit.
+closed. A followed stream has a separate connection, outside the limit.
 """
 
 import threading
@@ -27,21 +27,21 @@ from relatum.reading._connection import SocketConnection
 from relatum.wire.frames import NodeAddress
 
 CONNECTIONS_MAX: Final = 16
-"""The default limit of a reader's connections: about what keeps one broker node busy."""
+"""The default limit of a reader's connections: about as many as keep one broker node busy."""
 
-CONNECTIONS_KEPT: Final = CONNECTIONS_MAX
-"""Idle connections that a reader keeps, of all nodes. With half of them, 64 concurrent lookups closed one and opened
-another for each thirty; and a login takes as long as ten lookups."""
+IDLE_MAX: Final = CONNECTIONS_MAX
+"""Maximum idle connections that a reader keeps, of all nodes. With half as many, 64 concurrent lookups opened a new
+connection for every thirtieth lookup, and a login takes as long as ten lookups."""
 
 CONNECTIONS_MIN: Final = 2
-"""The least limit: one connection for an iteration, and one for its caller's requests."""
+"""The minimum limit: one connection for an iteration, and one for its caller's requests."""
 
 IDLE_S: Final = 60.0
-"""Seconds after which an idle connection is closed, not used again: networks forget connections without traffic. It is
-also the heartbeat interval of these connections, so that the broker closes those of a client that is gone."""
+"""Seconds after which an idle connection is not reused but closed, because networks drop connections without traffic.
+It is also these connections' minimum heartbeat interval, so that the broker closes those of a dead client."""
 
-NEVER_LENT: Final = 4
-"""The divisor of the share of turns that iterations never get; at least one turn."""
+RESERVED_DIVISOR: Final = 4
+"""The limit divided by this is the number of turns that iterations never get; at least one."""
 
 
 def check_limit(broker_connections_max: int) -> None:
@@ -56,10 +56,10 @@ class Use(Enum):
     """A request, which ends by itself."""
 
     LENT = "lent"
-    """An iteration: its caller decides when it continues."""
+    """An iteration. Its caller decides when it continues."""
 
     FOLLOW = "follow"
-    """A followed stream: it lasts until its caller ends it, and takes no turn."""
+    """A followed stream. It lasts until its caller ends it, and takes no turn."""
 
 
 @reported()
@@ -68,19 +68,19 @@ class ReaderStatistics:
     """The connections of a reader to all nodes of the broker.
 
     Attributes:
-        limit: The most connections in use and idle at once: `broker_connections_max`.
-        in_use: Connections used by calls that end by themselves, and by iterations.
-        idle: Connections kept open and unused now.
+        limit: Maximum connections in use and idle together: `broker_connections_max`.
+        in_use: Connections that requests and iterations use now.
+        idle: Open connections that no call uses now.
         waiting: Calls that wait for a connection.
-        following: Streams followed now (`follow=True`): a connection each, beside the limit.
+        following: Streams followed now (`follow=True`), each over a connection outside the limit.
         opened: Connections opened so far.
     """
 
-    limit: Annotated[int, Gauge("relatum_reader_connections_limit", "Connections that may be in use or kept at once")]
+    limit: Annotated[int, Gauge("relatum_reader_connections_limit", "Maximum connections to the broker, used and idle")]
     in_use: Annotated[int, Gauge("relatum_reader_connections_in_use", "Connections to the broker in use")]
-    idle: Annotated[int, Gauge("relatum_reader_connections_idle", "Connections to the broker kept and not used")]
+    idle: Annotated[int, Gauge("relatum_reader_connections_idle", "Connections to the broker that are idle")]
     waiting: Annotated[int, Gauge("relatum_reader_waiting_calls", "Calls that wait for a connection")]
-    following: Annotated[int, Gauge("relatum_reader_followed_streams", "Streams followed, a connection each")]
+    following: Annotated[int, Gauge("relatum_reader_followed_streams", "Followed streams, each over one connection")]
     opened: Annotated[int, Counter("relatum_reader_connections_opened_total", "Connections opened to the broker")]
 
     @classmethod
@@ -90,14 +90,14 @@ class ReaderStatistics:
 
 
 class Turns:
-    """The turns of one reader, and the calls that wait for one, from threads or tasks. Thread-safe."""
+    """The turns of one reader, and the calls of threads or tasks that wait for a turn. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        # Reentrant: the garbage collector may end dropped iterations in any thread, including this one.
+        # Reentrant, because the garbage collector may end dropped iterations while this thread has the lock.
         self.lock = threading.RLock()
         self.in_use = self.lent = self.following = 0
-        self._lent_max = limit - max(1, limit // NEVER_LENT)
+        self._lent_max = limit - max(1, limit // RESERVED_DIVISOR)
         self._waiting: list[tuple[Use, Future[None]]] = []
 
     @property
@@ -105,7 +105,7 @@ class Turns:
         return len(self._waiting)
 
     def enter(self, use: Use) -> "Future[None] | None":
-        """Take a turn; if none is free, return a future that is done when the turn has come."""
+        """Take a turn. If none is free, return a future that is done when the call gets its turn."""
         with self.lock:
             if use is Use.FOLLOW:
                 self.following += 1
@@ -118,7 +118,7 @@ class Turns:
         return None
 
     def leave(self, use: Use) -> None:
-        """Return a turn; it goes to the call that has waited longest of all that can use it."""
+        """Return a turn. Of the waiting calls that may use it, the first one gets it."""
         with self.lock:
             if use is Use.FOLLOW:
                 self.following -= 1
@@ -137,7 +137,7 @@ class Turns:
                     turn.set_result(None)
 
     def withdraw(self, use: Use, turn: "Future[None]") -> None:
-        """Stop waiting; a turn that has just come is given back."""
+        """Stop waiting. If the call got its turn in the meantime, return it."""
         with self.lock:
             if turn.done() and not turn.cancelled():
                 self.leave(use)
@@ -145,12 +145,12 @@ class Turns:
                 turn.cancel()
                 self._waiting = [each for each in self._waiting if each[1] is not turn]
 
-    def none_free(self, waited_s: float) -> ConnectionsInUse:
-        """Return the error for a turn that did not come in time."""
+    def no_turn_error(self, waited_s: float) -> ConnectionsInUse:
+        """Return the error of a call that got no turn in time."""
         return ConnectionsInUse(
             f"all {self.limit} connections that this reader may have to the broker are in use, and none became free "
-            f"within {seconds_text(max(0.0, waited_s))}: make fewer calls at once, close iterations you leave early, "
-            f"or set broker_connections_max= (now {self.limit}) higher",
+            f"within {seconds_text(max(0.0, waited_s))}: make fewer concurrent calls, close iterations that you leave "
+            f"early, or raise broker_connections_max= (now {self.limit})",
             limit=self.limit,
             waiting=self.waiting,
         )
@@ -164,15 +164,15 @@ class Turns:
 
 
 class Pool:
-    """The turns, and the idle connections by node, least recently used first. Thread-safe.
+    """The turns and the idle connections of one reader, least recently used first. Thread-safe.
 
-    In a forked child all turns are free and there is no connection: the connections are the parent's.
+    In a forked child, all turns are free and there is no connection: the connections belong to the parent.
     """
 
     def __init__(self, limit: int = CONNECTIONS_MAX) -> None:
         self._turns = Turns(limit)
         self._idle: list[tuple[NodeAddress | None, SocketConnection]] = []
-        self._opened = self._out = 0
+        self._opened = self._connections_out = 0
         self.is_closed = False
         after_fork(self, Pool._renew)
 
@@ -180,11 +180,11 @@ class Pool:
         # A turn taken in the parent goes back to the parent's turns.
         self._turns = Turns(self._turns.limit)
         leave_to_parent(*self._idle)
-        self._idle, self._out = [], 0
+        self._idle, self._connections_out = [], 0
 
     @property
     def has_plenty(self) -> bool:
-        """Whether a call may have a further connection: less than half are in use, and no call waits."""
+        """Whether a call may get one more connection: less than half are in use, and no call waits."""
         return 2 * self._turns.in_use < self._turns.limit and not self._turns.waiting
 
     def statistics(self) -> ReaderStatistics:
@@ -197,9 +197,9 @@ class Pool:
     def lend(
         self, node: NodeAddress | None, use: Use, deadline: float, connect: Callable[[], SocketConnection | None]
     ) -> Iterator[Any]:
-        """Hold a connection to a node while the block runs: the idle one that was used last, or what `connect` returns.
+        """Provide a connection to a node: the most recently used idle one, or the result of `connect`.
 
-        Waits for a turn until `deadline`. Afterwards a usable connection is kept for others, or closed.
+        Waits for a turn until `deadline`. After the block, the connection is kept for other calls, or closed.
         """
         if self.is_closed:
             raise UsedAfterClose("the reader was closed: open another one")
@@ -209,7 +209,7 @@ class Pool:
         if turn is not None:
             _wait(turns, use, turn, deadline)
         with turns.lock:
-            self._out += not is_followed
+            self._connections_out += not is_followed
             for index in () if is_followed else reversed(range(len(self._idle))):
                 if self._idle[index][0] == node and not self._idle[index][1].is_idle_for(IDLE_S):
                     connection = self._idle.pop(index)[1]
@@ -223,8 +223,8 @@ class Pool:
             yield connection
         finally:
             with self._turns.lock:
-                self._out -= not is_followed
-                if connection is not None and not is_followed and self._keeps(connection):
+                self._connections_out -= not is_followed
+                if connection is not None and not is_followed and self._should_keep(connection):
                     self._idle.append((node, connection))
                     connection = None
             if connection is not None:
@@ -232,27 +232,27 @@ class Pool:
             turns.leave(use)
 
     def _make_room(self) -> None:
-        """Close old idle connections, and those that would exceed the limit with the one about to be opened."""
+        """Close idle connections that are too old, or exceed the limit together with the one to be opened."""
         with self._turns.lock:
-            count = max(0, self._out + len(self._idle) - self._turns.limit)
+            count = max(0, self._connections_out + len(self._idle) - self._turns.limit)
             while count < len(self._idle) and self._idle[count][1].is_idle_for(IDLE_S):
                 count += 1
             surplus, self._idle = self._idle[:count], self._idle[count:]
         for _, connection in surplus:
             connection.close()
 
-    def _keeps(self, connection: SocketConnection) -> bool:
+    def _should_keep(self, connection: SocketConnection) -> bool:
         turns, idle = self._turns, len(self._idle)
         if not connection.is_usable or connection.session.is_used_up:
             return False
-        if self.is_closed or self._out + idle >= turns.limit:
+        if self.is_closed or self._connections_out + idle >= turns.limit:
             return False
         connection.is_reused = True
-        # Calls that have their turn by now, or wait for it, are about to take one.
-        return idle < CONNECTIONS_KEPT or idle < turns.in_use - self._out + turns.waiting
+        # More are kept if calls that have a turn, or wait for one, are about to use them.
+        return idle < IDLE_MAX or idle < turns.in_use - self._connections_out + turns.waiting
 
     def close(self) -> None:
-        """Close all idle connections; connections in use are closed when they are given back."""
+        """Close all idle connections. A connection in use is closed when its call returns it."""
         with self._turns.lock:
             self.is_closed = True
             idle, self._idle = self._idle, []
@@ -267,7 +267,7 @@ def _wait(turns: Turns, use: Use, turn: "Future[None]", deadline: float) -> None
         while not turn.done():
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise turns.none_free(deadline - asked_at)  # noqa: TRY301 - as any error, it ends the waiting
+                raise turns.no_turn_error(deadline - asked_at)  # noqa: TRY301 - the handler below withdraws the turn
             check_time()
             wait([turn], min(left_s, LOOK_S))
     except BaseException:

@@ -1,4 +1,4 @@
-"""The blocking reader."""
+"""`StreamReader`: reads streams, blocking."""
 
 import contextlib
 import math
@@ -32,7 +32,7 @@ from relatum.errors import (
 )
 from relatum.reading import _exchanges
 from relatum.reading._address import AnyBroker, BrokerAddress
-from relatum.reading._bounds import StreamBounds, check_offset, not_there
+from relatum.reading._bounds import StreamBounds, check_offset, offset_error
 from relatum.reading._connecting import HEARTBEAT_S
 from relatum.reading._connection import Attach, SocketConnection, until
 from relatum.reading._leaders import Leaders
@@ -53,16 +53,16 @@ _Taken = TypeVar("_Taken")
 class StreamReader(Closing):
     """Reads streams, blocking. A thread-safe context manager.
 
-    Every method may raise `StreamNotFound`, `NotAStream` or `AccessRefused`, and these, which are safe to retry:
-    `StreamUnavailable`, `ConnectionLost`, `BrokerUnavailable`, `ReadTimeout` (no answer within `timeout_s`) and
+    Every method may raise `StreamNotFound`, `NotAStream` or `AccessRefused`, and these errors, after which a retry is
+    safe: `StreamUnavailable`, `ConnectionLost`, `BrokerUnavailable`, `ReadTimeout` (no answer within `timeout_s`) and
     `ConnectionsInUse` (no connection became free within `timeout_s`).
     """
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self._leaders = Leaders(nodes)
-        self.turns_before: Turns | None = None
-        """Turns that calls of an asyncio reader take before they come here."""
+        self.outer_turns: Turns | None = None
+        """The turns of an asyncio reader, whose calls take one before they call this reader; None without one."""
 
     @classmethod
     def open(
@@ -77,19 +77,18 @@ class StreamReader(Closing):
 
         Args:
             broker: The broker's URL, or a `Broker`.
-            timeout_s: Seconds after which a call without an answer raises `ReadTimeout`; connecting included.
-            heartbeat_s: The heartbeat interval to request for followed streams, in seconds: a broker silent for 1.5
-                times that counts as lost. Connections for requests have an interval of at least 60 s. 0: none.
-            broker_connections_max: The most connections to all nodes of the broker together, in use and idle; 2 or
-                more. Calls wait for one within `timeout_s`, in their order. Each followed stream has one more, outside
-                the limit.
+            timeout_s: Seconds after which a call without an answer raises `ReadTimeout`, including the time to connect.
+            heartbeat_s: The heartbeat interval to request for followed streams, in seconds. A broker that is silent for
+                1.5 times as long counts as lost. Other connections have at least 60 s. 0: no heartbeats.
+            broker_connections_max: Maximum connections in use and idle, to all nodes together; at least 2. Calls wait
+                for one in their order, for `timeout_s` at most. Each followed stream has one more, outside the limit.
 
         Raises:
-            BrokerUnavailable: Nothing answers. If the broker is running, its plugin `rabbitmq_stream` is not enabled.
+            BrokerUnavailable: Nothing answers. If RabbitMQ runs there, enable its plugin `rabbitmq_stream`.
             AccessRefused: The broker refuses the user or the virtual host.
             TlsRefused: TLS failed; the message says why.
-            ConfigurationError: The URL has no stream port, another kind of server listens there, or a TLS file cannot
-                be used.
+            ConfigurationError: The stream port is unknown, belongs to another kind of server, or a TLS file is
+                unusable.
             InvalidInput: `broker_connections_max` is not an integer of at least 2.
         """
         address = BrokerAddress.of(broker)
@@ -103,41 +102,41 @@ class StreamReader(Closing):
         return reader
 
     def read(self, stream: str, offset: int) -> Message:
-        """Read the message at an offset.
+        """Return the message at an offset.
 
         Raises:
-            OffsetExpired: Retention has dropped the message; `first` is the first retained offset.
-            OffsetNotFound: The stream ends before the offset (`last` says where), or the broker used the offset itself.
+            OffsetExpired: Retention has dropped the message. `first` is the first retained offset.
+            OffsetNotFound: The stream ends before the offset (`last` is its last one), or the offset is the broker's.
         """
         checked_name("stream", stream)
         check_offset(stream, offset)
-        message = self._nodes.ask_about(stream, partial(_message_at, stream, offset))
+        message = self._nodes.query_replica(stream, partial(_message_at, stream, offset))
         if message is not None:
             return message
         # The connected node may lag behind.
         bounds = self._leaders.bounds(stream)
         if bounds.is_proven and bounds.holds(offset):
-            message = self._nodes.ask(partial(_message_at, stream, offset), self._leaders.of(stream))
+            message = self._nodes.query(partial(_message_at, stream, offset), self._leaders.of(stream))
             if message is not None:
                 return message
             # Retention may have dropped it since.
             bounds = self._leaders.bounds(stream)
-        error = not_there(stream, offset, bounds)
+        error = offset_error(stream, offset, bounds)
         if bounds.is_proven or isinstance(error, OffsetExpired):
             raise error
         raise StreamUnavailable(
-            f"This node has no message at offset {offset} of {stream!r}, and the leader cannot be asked from here.",
+            f"This node has no message at offset {offset} of {stream!r}, and the leader is unreachable: try again.",
             stream=stream,
         )
 
     def read_many(
         self, ids: Iterable[tuple[str, int]], *, window: int = WINDOW_MESSAGES
     ) -> Generator[Result, None, None]:
-        """Yield the messages of many ids, in the order of the ids; neighbours are read together.
+        """Yield the messages of many ids, in the order of the ids. Neighbours are read together.
 
         Each id yields its message or, as a value, the `NotFound` or `AccessRefused` error that says why there is none.
-        Memory is bounded: at most `window` messages and 64 MiB are held; more is read again. No connection is held
-        between two results.
+        Memory is bounded: at most `window` messages or 64 MiB are held, and dropped messages are read again. Between
+        two results, this uses no connection.
 
         Args:
             ids: The ids to read, of any streams, in any order and number; they may repeat.
@@ -152,25 +151,25 @@ class StreamReader(Closing):
         given: object = ids
         if isinstance(given, str | bytes) or not isinstance(given, Iterable):
             raise InvalidInput(f"ids= takes pairs of a stream's name and an offset (MessageId), not {shown(ids)}")
-        return ManyReader(self._nodes, partial(self._settled, {}), kept).run(ids, window)
+        return ManyReader(self._nodes, partial(self._resolved, {}), kept).run(ids, window)
 
-    def _settled(self, begins: dict[str, int], result: Result | StreamNotHere) -> Result:
-        """Resolve a result that is not a message: query the leader, or another name.
+    def _resolved(self, first_offsets: dict[str, int], result: Result | StreamNotHere) -> Result:
+        """Return the final result for one that is not a message: query the leader, or another kind of queue.
 
-        `begins`: First offsets of streams, learned so far. They only grow, so any offset below has expired.
+        `first_offsets`: The known first offsets of streams. They only grow, so lower offsets have expired.
         """
         if isinstance(result, StreamNotFound):
-            return self._nodes.named(result)
+            return self._nodes.missing_error(result)
         if not isinstance(result, StreamNotHere):
             return result
         stream, offset = result.stream, result.offset
-        if offset < begins.get(stream, 0):
-            return not_there(stream, offset, StreamBounds(begins[stream], None, is_proven=True))
+        if offset < first_offsets.get(stream, 0):
+            return offset_error(stream, offset, StreamBounds(first_offsets[stream], None, is_proven=True))
         try:
             return self.read(stream, offset)
         except OffsetExpired as error:
             if error.is_proven:
-                begins[stream] = error.first
+                first_offsets[stream] = error.first
             return error
         except (NotFound, AccessRefused) as error:
             return error
@@ -180,7 +179,7 @@ class StreamReader(Closing):
 
         Args:
             ids: As for `read_many`.
-            kept: A cache of chunks read before, to which the chunks read now are added. None: no cache.
+            kept: A cache: its chunks are not read again, and the chunks read now are added. None (default): no cache.
         """
         return list(_each(self._many(ids, WINDOW_MESSAGES, kept)))
 
@@ -193,18 +192,18 @@ class StreamReader(Closing):
         follow: bool = False,
         idle_timeout_s: float | None = None,
     ) -> Generator[Message, None, None]:
-        """Yield the messages of a stream from a point on, ascending.
+        """Yield the messages of a stream from a start on, ascending.
 
         Args:
             stream: The stream's name.
-            start: Where to begin: an offset, "first", "next"; "last" for the last chunk the broker wrote; or a moment,
-                for the first message written at or after it.
-            stop: The offset to end before; None for no end.
-            follow: False ends where the stream ended at the time of the call; True waits for new messages.
-            idle_timeout_s: With `follow`, ends after this many seconds without a message; None waits forever.
+            start: An offset; "first"; "last" for the last chunk; "next" for messages published from now on; or a
+                datetime, for messages that the broker wrote at that time or later.
+            stop: The offset to end before. None (default): no end.
+            follow: False (default): end at the stream's present end. True: wait for new messages.
+            idle_timeout_s: With `follow`: end after so many seconds without a message. None (default): wait forever.
 
         Raises:
-            ReadTimeout: Without `follow`: nothing came for `timeout_s`, though the stream has more.
+            ReadTimeout: Without `follow`: no message arrived for `timeout_s`, although the stream has more.
         """
         return _each(self._messages_in_parts(stream, start, stop=stop, follow=follow, idle_timeout_s=idle_timeout_s))
 
@@ -217,7 +216,7 @@ class StreamReader(Closing):
         return self._messages(scan, idle_timeout_s, Use.FOLLOW if follow else Use.LENT)
 
     def _messages(self, scan: Scan, idle_timeout_s: float | None, use: Use) -> Generator[list[Message], None, None]:
-        """Yield the messages of a scan, those that arrived together in one list."""
+        """Yield the messages of a scan, in lists of those that arrived together."""
         idle_s = self._nodes.limit_s if not scan.follow else math.inf if idle_timeout_s is None else idle_timeout_s
         with contextlib.closing(batches_of(self._nodes, self._leaders, scan, idle_s, use)) as parts:
             for part in parts:
@@ -237,10 +236,10 @@ class StreamReader(Closing):
             stream: The stream's name.
             start: The first offset.
             stop: The offset to end before.
-            take: Returns what to keep of a message, None for nothing. It must not use this reader.
+            take: The function. A result of None is omitted. It must not use this reader.
 
         Raises:
-            ReadTimeout: Nothing came for `timeout_s`, though the stream has more.
+            ReadTimeout: No message arrived for `timeout_s`, although the stream has more.
         """
         scan = Scan.of(stream, start, stop, follow=False)
         messages = _each(self._messages(scan, None, Use.ANSWER))
@@ -249,35 +248,34 @@ class StreamReader(Closing):
 
     @property
     def cluster_name(self) -> str | None:
-        """The name of the broker's cluster, as given when the reader was opened; None if the broker gives none."""
+        """The name of the broker's cluster when the reader was opened; None if the broker does not name it."""
         return self._nodes.server_properties.get("cluster_name") or None
 
     def bounds(self, stream: str) -> StreamBounds:
-        """Return the first and the last offset of a stream; both None while it is empty."""
+        """Return the first and last offset of a stream; both are None if it is empty."""
         return self._leaders.bounds(checked_name("stream", stream))
 
     def all_bounds(
         self, streams: Sequence[str], kept: ChunkCache | None = None, lasts: Collection[str] = ()
     ) -> dict[str, StreamBounds]:
-        """Return `bounds` of many streams in one request, as far as their leaders know the bounds at once.
+        """Return the bounds of many streams, with few requests, if their leaders answer without a wait.
 
-        Streams may be missing from the result: they are empty, starting, led elsewhere, or do not exist. Call `bounds`
-        for them.
+        Streams without a result are empty, starting, led by another node, or do not exist. Call `bounds` for them.
 
         Args:
             streams: The streams' names.
-            kept: A cache, to which the first and last chunks are added.
-            lasts: Streams of which only the last offset is needed, in half the time; their first is 0.
+            kept: A cache, to which first and last chunks are added. None (default): no cache.
+            lasts: Streams of which you need only the last offset, which takes half the time; their first is 0.
         """
         return self._leaders.all_bounds(checked_names("streams", streams), kept or ChunkCache(), lasts)
 
     def missing(self, streams: Sequence[str]) -> list[str]:
-        """Return which of many streams the broker certainly does not have, in one request."""
+        """Return those of many streams that the broker does not have, with few requests. Other queues are included."""
         names = checked_names("streams", streams)
-        return self._nodes.ask(lambda connection: missing(connection, list(names)))
+        return self._nodes.query(lambda connection: missing(connection, list(names)))
 
     def identity(self) -> BrokerIdentity:
-        """Return the broker's identity; its id is None if no recorder has left one, or it cannot be read here."""
+        """Return the broker's identity. Its id is None if no recorder has created one, or this user may not read it."""
         known = None
         if not self.missing([IDENTITY_STREAM]):
             with contextlib.suppress(NotFound, AccessRefused):
@@ -287,22 +285,22 @@ class StreamReader(Closing):
     def partitions(self, super_stream: str) -> list[str]:
         """Return the partitions of a super stream, in order; empty if no super stream has the name.
 
-        Also empty if a stream has that very name: it takes precedence over an exchange. For an exchange that is no
-        super stream, returns the same as `bound`.
+        Also empty if a stream has the same name, which takes precedence over an exchange. For any other exchange, the
+        result is that of `bound`.
         """
         found = self.bound(checked_name("super_stream", super_stream))
         return [] if found and self.routes("", super_stream) else found
 
     def bound(self, exchange: str) -> list[str]:
-        """Return the streams bound to an exchange (a super stream's in order); empty if there is no such exchange."""
+        """Return the streams bound to an exchange, a super stream's in order; empty if there is no such exchange."""
         return _exchanges.bound(self._nodes, checked_name("exchange", exchange))
 
     def routes(self, exchange: str, routing_key: str) -> list[str] | None:
-        """Return the streams that an exchange routes a key to; None if the broker cannot be asked safely.
+        """Return the streams to which an exchange routes a key; None if the broker cannot be queried safely.
 
-        "" is the default exchange, which routes to the stream of that name: every broker answers this. Other exchanges
-        can be queried from RabbitMQ 4.3 on: in older brokers the request crashes the stream plugin if it reaches a
-        headers exchange. A headers exchange routes by headers, so it yields no stream.
+        The default exchange, "", routes to the stream whose name is the key; all brokers can be queried for it. Other
+        exchanges can be queried from RabbitMQ 4.3 on: in older brokers, the request crashes the stream plugin if it
+        reaches an exchange that reads messages. A headers exchange routes by headers, so its result is empty.
 
         Raises:
             NotFound: There is no such exchange.
@@ -320,17 +318,17 @@ class StreamReader(Closing):
         credit: int = CREDIT,
         idle_s: float = 1.0,
     ) -> Generator[RecordBatch | None, None, None]:
-        """Yield the stream's records in batches, undecoded, as a recorder reads them.
+        """Yield a stream's records in batches, not decoded, as a recorder reads them.
 
-        Asking for the next batch acknowledges the last one, so that the broker may send more chunks. Offsets ascend,
-        with gaps. If retention overtakes the reader, batches silently continue further ahead: compare offsets.
+        When you take the next batch, the broker may send more chunks. Offsets ascend, with gaps. If retention drops
+        records that were not read yet, the next batch begins after them, without an error: compare offsets.
 
         Args:
             stream: The stream's name.
-            start: Where to begin.
-            stop: The offset to end before; None for no end.
-            follow: True waits for new messages; False ends where the stream ended at the time of the call.
-            credit: How many chunks the broker may send ahead of the acknowledged ones.
+            start: As for `iterate`.
+            stop: The offset to end before. None (default): no end.
+            follow: True (default): wait for new messages. False: end at the stream's present end.
+            credit: Maximum chunks that the broker sends ahead of those you have taken.
             idle_s: Yield None after every so many seconds without a chunk.
 
         Raises:
@@ -347,28 +345,30 @@ class StreamReader(Closing):
         return ([*part] if part else [None] for part in parts)
 
     def places(self, stream: str) -> StreamPlaces:
-        """Return the nodes that have a stream, for a caller with its own connections.
+        """Return the nodes that have a stream, for callers that open their own connections.
 
         Args:
             stream: The stream's name.
         """
-        return self._nodes.ask(lambda connection: places_in(connection.answer(frames.metadata, [stream]).body, stream))
+        return self._nodes.query(
+            lambda connection: places_in(connection.answer(frames.metadata, [stream]).body, stream)
+        )
 
     def link(self, node: Node) -> SocketConnection:
-        """Return a logged-in connection of the stream protocol, for a caller with its own loop.
+        """Return a logged-in connection of the stream protocol, which the caller must close.
 
         Args:
-            node: The node, as advertised; None for the one that the reader is connected to.
+            node: The node's advertised address; None for the node that the reader is connected to.
         """
         return self._nodes.link(node)
 
     def statistics(self) -> ReaderStatistics:
-        """Return the broker connections in use, idle and waited for, and their limit."""
+        """Return the numbers of broker connections: in use, idle, waited for, and allowed."""
         found = self._nodes.pool.statistics()
-        return found if self.turns_before is None else replace(found, waiting=found.waiting + self.turns_before.waiting)
+        return found if self.outer_turns is None else replace(found, waiting=found.waiting + self.outer_turns.waiting)
 
     def close(self) -> None:
-        """Close all connections. Running calls of other threads may raise `ConnectionLost`."""
+        """Close all connections. Other threads' running calls may raise `ConnectionLost`. Idempotent."""
         self._nodes.pool.close()
         metrics.retire(self)
 
@@ -380,7 +380,7 @@ def _each(parts: Generator[Iterable[_Item], None, None]) -> Generator[_Item, Non
 
 
 def _message_at(stream: str, offset: int, connection: SocketConnection) -> Message | None:
-    """Read the message at an offset in one round trip; None if this node has none there."""
+    """Return the message at an offset, in one round trip; None if this node has none there."""
     attach = Attach.once(connection, stream, StartSpec(frames.Start.OFFSET, offset))
     until(connection, attach)
     attach.check()

@@ -1,4 +1,4 @@
-"""Reads a stream from a point on: the scan, the subscription that serves it, and the batches it yields."""
+"""Reads a stream from a start on: the scan, its subscription, and the batches that it yields."""
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
@@ -13,7 +13,7 @@ from relatum.common.limits import INTEGER_MAX
 from relatum.common.waiting import left_s
 from relatum.errors import InvalidInput, StreamNotFound, StreamNotHere, StreamUnavailable
 from relatum.reading._bounds import check_time
-from relatum.reading._connection import GOODBYE_S, Attach, SocketConnection
+from relatum.reading._connection import CLOSE_TIMEOUT_S, Attach, SocketConnection
 from relatum.reading._leaders import Leaders, NotSettled, NotTheLeader, attach_at_end, check_leading, not_settled
 from relatum.reading._message import Message
 from relatum.reading._nodes import Nodes
@@ -24,26 +24,26 @@ from relatum.wire.frames import NEXT, StartSpec
 from relatum.wire.session import CreditRefused, Event
 
 Start = int | datetime | Literal["first", "last", "next"]
-"""An offset; a moment (by the broker's clock when it wrote the message); the first message; the first message of the
-last chunk; or what is published from now on."""
+"""Where to begin: an offset; a time, compared with the broker's time of each chunk; "first" for the first message;
+"last" for the last chunk; or "next" for messages published from now on."""
 
 CREDIT: Final = 16
-"""Default number of chunks sent ahead: it keeps the socket busy. They wait in its buffers, not in ours."""
+"""Default number of chunks sent ahead. It keeps the socket busy; the chunks wait in the socket's buffers."""
 
 CREDIT_MAX: Final = 0x7FFF
-"""The most chunks the protocol can grant at once."""
+"""Maximum chunks that one Credit can grant."""
 
 SHORT_SCAN_CREDIT: Final = 2
-"""Chunks granted at first to a scan with a stop: chunks beyond the stop are wasted, so the credit grows on the way."""
+"""Chunks granted at first to a scan with a stop. It grows later; chunks after the stop would be useless."""
 
 NODES_TRIED_MAX: Final = 4
-"""The most nodes tried in a row because the one before has no replica of the stream."""
+"""Maximum nodes tried in a row if they have no replica of the stream."""
 
 PART_RECORDS: Final = 1000
-"""The most records yielded together, except those of one batch."""
+"""Number of records after which a list of batches is yielded."""
 
-_NAMED: Final = {"first": frames.FIRST, "last": frames.LAST, "next": frames.NEXT}
-_NO_START: Final = "A start is an offset, a datetime, 'first', 'last' or 'next', not {}."
+_START_SPECS: Final = {"first": frames.FIRST, "last": frames.LAST, "next": frames.NEXT}
+_INVALID_START: Final = "A start is an offset, a datetime, 'first', 'last' or 'next', not {}."
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
@@ -54,12 +54,12 @@ class RecordBatch:
 
     Attributes:
         stream: The stream's name.
-        first_offset: The offset of the first record of the batch.
+        first_offset: The offset of the first record.
         offsets: The offset of each record, ascending.
-        records: Each record's bytes (AMQP 1.0 sections, or whatever a publisher wrote), for `Message.from_record`; an
-            `UnreadableRecord` if its batch cannot be unpacked.
-        chunk_ms: When the chunk was written, milliseconds since 1970, UTC.
-        epoch: The leader's term.
+        records: Each record's bytes (AMQP 1.0 sections, or other bytes of a stream client), for `Message.from_record`;
+            an `UnreadableRecord` if its sub-entry batch cannot be unpacked.
+        chunk_ms: When the broker wrote the chunk, milliseconds since 1970, UTC.
+        epoch: The leader's term when it wrote the chunk.
     """
 
     stream: str
@@ -74,7 +74,7 @@ class RecordBatch:
 
     @property
     def last_offset(self) -> int:
-        """The offset of the last record of the batch."""
+        """The offset of the last record."""
         return self.offsets[-1]
 
     def each_message(self) -> list[Message]:
@@ -88,9 +88,9 @@ class RecordBatch:
 class Scan:
     """A range of a stream to read.
 
-    The subscription attaches at `spec`; messages below `first` and chunks written before `time_ms` are skipped. It ends
-    before `stop`, and without `follow` after the existing messages: with `any_node`, at the end known to a node that
-    does not lead the stream.
+    The subscription begins at `spec`. Messages before `first` and chunks written before `time_ms` are skipped. The scan
+    ends before `stop`; without `follow`, it also ends at the stream's present end, as its leader knows it. With
+    `any_node`, the node that is read may be another one.
     """
 
     stream: str
@@ -104,7 +104,7 @@ class Scan:
 
     @classmethod
     def of(cls, stream: str, start: Start, stop: int | None, *, follow: bool, credit: int = CREDIT) -> "Scan":
-        """Check the arguments of a caller; `InvalidInput` if one is invalid."""
+        """Return the scan of a caller's arguments; `InvalidInput` if one is invalid."""
         checked_name("stream", stream)
         if stop is not None:
             try:
@@ -112,11 +112,11 @@ class Scan:
             except TypeError:
                 is_offset = False
             if not is_offset:
-                raise InvalidInput(f"stop= takes an offset, or None, not {shown(stop)}")
+                raise InvalidInput(f"stop= takes an offset or None, not {shown(stop)}")
         return cls(stream, *_beginning(start), stop, follow, checked_count("credit", credit, most=CREDIT_MAX))
 
     def end(self, tail: Attach) -> int | None:
-        """Return the last offset to read, given the last chunk; None if there is nothing to read."""
+        """Return the last offset to read, given the stream's last chunk; None if there is nothing to read."""
         tail.check()
         if self.spec == NEXT:
             return None
@@ -127,34 +127,34 @@ class Scan:
         return None if end < self.first or not self.wants(chunk) else end
 
     def wants(self, chunk: Chunk) -> bool:
-        """Whether a chunk reaches the beginning of the scan or a later offset."""
+        """Whether a chunk contains or follows the scan's start."""
         return chunk.last_offset >= self.first and (self.time_ms is None or chunk.time_ms >= self.time_ms)
 
 
 def _beginning(start: Start) -> tuple[int, int | None, StartSpec]:
-    """Return the first offset, the first time, and where to attach."""
+    """Return the first offset, the first time in milliseconds, and the start of the subscription."""
     if isinstance(start, str):
-        if start not in _NAMED:
-            raise InvalidInput(_NO_START.format(shown(start)))
-        return 0, None, _NAMED[start]
+        if start not in _START_SPECS:
+            raise InvalidInput(_INVALID_START.format(shown(start)))
+        return 0, None, _START_SPECS[start]
     if isinstance(start, datetime):
         moment = start if start.tzinfo is not None else start.replace(tzinfo=UTC)
-        # In integers: as a float, 0.123 s may be a millisecond less.
+        # Integer arithmetic: with floats, 0.123 s may become 122 ms.
         time_ms = max(0, (moment - _EPOCH) // _MILLISECOND)
-        # The documentation says that the broker attaches at the chunk before the moment, its code at the one after. A
-        # second earlier is right in both cases; earlier chunks are skipped.
+        # By the documentation, the broker begins at the chunk before the time; by its code, at the one after. Beginning
+        # a second earlier is right in both cases, since earlier chunks are skipped.
         return 0, time_ms, StartSpec(frames.Start.TIMESTAMP, max(0, time_ms - 1000))
     if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= INTEGER_MAX:
-        raise InvalidInput(_NO_START.format(shown(start)))
+        raise InvalidInput(_INVALID_START.format(shown(start)))
     return start, None, StartSpec(frames.Start.OFFSET, start)
 
 
 def batches_of(
     nodes: Nodes, leaders: Leaders, scan: Scan, idle_s: float, use: Use
 ) -> Generator[list[RecordBatch], None, None]:
-    """Yield the batches of a scan, those that arrived together in one list; an empty one after `idle_s` of silence."""
-    with closing(_chunks(nodes, leaders, scan, idle_s, use)) as given:
-        for chunks in given:
+    """Yield the batches of a scan, in lists of those that arrived together; an empty list after `idle_s` of silence."""
+    with closing(_chunks(nodes, leaders, scan, idle_s, use)) as lists:
+        for chunks in lists:
             part: list[RecordBatch] = []
             count = 0
             for chunk in chunks:
@@ -169,7 +169,7 @@ def batches_of(
 
 
 def _batches_in(chunk: Chunk, scan: Scan) -> Iterator[RecordBatch]:
-    """Yield a chunk's records within the scan, in one batch unless unpacking makes it large."""
+    """Yield a chunk's records within the scan, in several batches if they are many."""
     for first, records in split(chunk):
         end = first + len(records)
         if scan.stop is not None and end > scan.stop:
@@ -183,7 +183,7 @@ def _batches_in(chunk: Chunk, scan: Scan) -> Iterator[RecordBatch]:
 def _chunks(nodes: Nodes, leaders: Leaders, scan: Scan, idle_s: float, use: Use) -> Generator[list[Chunk], None, None]:
     """Yield the chunks of a scan as they arrive; an empty list after `idle_s` of silence.
 
-    A node refuses before the first chunk; then the scan restarts on a node that has the stream.
+    If a node has no replica, or cannot know the end, it refuses before the first chunk. Another node is then used.
     """
     stream, node, hops = scan.stream, None, 0
     while True:
@@ -191,7 +191,7 @@ def _chunks(nodes: Nodes, leaders: Leaders, scan: Scan, idle_s: float, use: Use)
             with nodes.connection(use, node) as connection:
                 yield from _chunks_at(connection, scan, idle_s)
         except (NotTheLeader, NotSettled):
-            # The end must come from the node that is read.
+            # The node that is read must know the stream's end.
             bounds = leaders.bounds(stream)
             if bounds.first is None:
                 return
@@ -202,13 +202,13 @@ def _chunks(nodes: Nodes, leaders: Leaders, scan: Scan, idle_s: float, use: Use)
             if node is None or hops > NODES_TRIED_MAX:
                 raise
         except StreamNotFound as error:
-            raise nodes.named(error) from None
+            raise nodes.missing_error(error) from None
         else:
             return
 
 
 def _chunks_at(connection: SocketConnection, scan: Scan, idle_s: float) -> Generator[list[Chunk], None, None]:
-    """Yield the chunks from one node. The credit of a handled chunk is granted again."""
+    """Yield the chunks from one node. The credit of chunks that the caller has handled is granted again."""
     if scan.follow and scan.stop is not None and scan.stop <= scan.first:
         return
     subscription = Subscription(connection, scan)
@@ -219,31 +219,31 @@ def _chunks_at(connection: SocketConnection, scan: Scan, idle_s: float) -> Gener
             if events is None:
                 yield []
                 continue
-            # Chunks before another event are delivered first: it may be an error.
+            # Chunks are yielded before the event after them, which may be an error.
             for _, run in groupby(events, key=lambda event: type(event) is Chunk):
-                if came := [chunk for event in run if (chunk := subscription.take(event)) is not None]:
-                    yield came
+                if chunks := [chunk for event in run if (chunk := subscription.take(event)) is not None]:
+                    yield chunks
                 subscription.grant()
     finally:
         subscription.close()
 
 
 class Subscription:
-    """A lasting subscription, its credit, and its end: `is_over` once all wanted chunks have arrived."""
+    """The subscription of a scan, with its credit. `is_over`: All requested chunks have arrived."""
 
     def __init__(self, connection: SocketConnection, scan: Scan) -> None:
         self._connection = connection
         self._scan = scan
         self._end = scan.stop - 1 if scan.follow and scan.stop is not None else None
         self.is_over = False
-        # Requested first, so that the end is known before the first chunk arrives; both go out in one write.
+        # The end is requested first, so that it is known before the first chunk arrives. Both are sent in one write.
         self._tail = None if scan.follow else attach_at_end(connection, scan.stream)
         self._credit = scan.credit if scan.stop is None else min(SHORT_SCAN_CREDIT, scan.credit)
         self._outstanding = self._credit
         self._attach = Attach(connection, scan.stream, scan.spec, self._credit)
 
     def take(self, event: Event) -> Chunk | None:
-        """Return the chunk in an event, if it belongs to this subscription and is wanted."""
+        """Handle an event. Return its chunk if it belongs to this subscription and the scan."""
         if self._tail is not None:
             self._tail.take(event)
             if self._tail.is_at_barrier:
@@ -264,7 +264,7 @@ class Subscription:
         return None
 
     def grant(self) -> None:
-        """Grant the credit of handled chunks again, several at once: a frame for each would cost a system call."""
+        """Grant the credit of handled chunks again, once it is half of the credit, to save system calls."""
         if not self.is_over and self._outstanding * 2 <= self._credit:
             self._credit = min(self._scan.credit, self._credit * 2)
             more = frames.credit(self._attach.subscription, self._credit - self._outstanding)
@@ -272,6 +272,6 @@ class Subscription:
             self._outstanding = self._credit
 
     def close(self) -> None:
-        """Unsubscribe. Chunks that still come for the old number are dropped."""
+        """Unsubscribe. Chunks that still arrive for the old id are dropped."""
         self._attach.end()
-        self._connection.put_by(GOODBYE_S)
+        self._connection.flush_or_abandon(CLOSE_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Super streams over AMQP 0.9.1: declare, describe, change, delete, and publish to them."""
+"""Super streams over AMQP 0.9.1: declares, describes, changes and deletes them, and publishes to them."""
 
 from relatum.superstreams._super_stream import AffinityHandle, SuperStream
 from relatum.superstreams.administration import (

@@ -1,4 +1,4 @@
-"""`SuperStream`: a super stream to publish to. `AffinityHandle`: messages that stay together in one partition."""
+"""`SuperStream` publishes messages to the partitions of their keys, `AffinityHandle` a set of them to one partition."""
 
 import json
 import threading
@@ -36,21 +36,21 @@ RouteBy: TypeAlias = str | Callable[[Outgoing], str | bytes] | None
 
 
 class SuperStream(Target):
-    """A super stream to publish to: messages go to the partitions of their keys, as with RabbitMQ's stream clients.
+    """A super stream to publish to. Each message goes to the partition of its key, as with RabbitMQ's stream clients.
 
     Use it in place of an exchange: `channel.basic_publish(orders, "", body, properties)` on an intercepted pika
     channel, or `relatum.publish(channel, orders, "", body, properties)`. On any pika channel, call
     `orders.publish(channel, body, properties)`. With aio-pika, use `orders.exchange(channel)` as the exchange.
 
-    One object serves any number of channels, connections and threads.
+    Channels, connections and threads can share one object.
 
     Args:
         name: The super stream's name.
         route_by: The source of a message's key: the name of a header, whose value is used as text; or a function of an
             `Outgoing`. None (default): the key is the message's routing key.
         partitions: The layout, or the number of partitions if the streams are `NAME-0`, `NAME-1` and so on. None
-            (default): Relatum asks the broker at the first publish, over a separate connection.
-        broker: The broker to ask for the partitions: its URL, or a `Broker`. None (default): the publishing
+            (default): Relatum queries the broker at the first publish, over a separate connection.
+        broker: The broker to query for the partitions: its URL, or a `Broker`. None (default): the publishing
             connection's broker. If the stream protocol does not answer, see `describe_super_stream`.
 
     Raises:
@@ -77,7 +77,7 @@ class SuperStream(Target):
         self.name = name
         self.route_by = route_by
         self._broker = broker
-        self._given = partitions if isinstance(partitions, Layout | None) else Layout.numbered(name, partitions)
+        self._fixed_layout = partitions if isinstance(partitions, Layout | None) else Layout.numbered(name, partitions)
         self._rules: dict[BalanceName | Balance, Balance] = {}
         self._open_handles: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -87,7 +87,7 @@ class SuperStream(Target):
         after_fork(self, SuperStream._renew)
 
     def _renew(self) -> None:
-        """Reset lock and rules after a fork. Known layouts stay known, handles stay open."""
+        """Replace lock and rules in a forked child. Layouts and counts of open handles are kept."""
         self._lock = threading.Lock()
         self._rules = {}
 
@@ -95,7 +95,7 @@ class SuperStream(Target):
         return f"SuperStream({self.name!r})"
 
     def layout(self, broker: Any) -> Layout:
-        """Return the partitions on a broker. Relatum asks the broker once for all connections.
+        """Return the partitions on a broker, which is queried once for all connections.
 
         Args:
             broker: A URL, a pika connection or channel, or an aio-pika connection. This call blocks: if the thread of
@@ -104,7 +104,7 @@ class SuperStream(Target):
 
         Raises:
             SuperStreamNotFound: There is no such super stream.
-            BrokerUnavailable, AccessRefused: The broker could not be asked; safe to retry.
+            BrokerUnavailable, AccessRefused: The broker could not be queried; safe to retry.
         """
         connection = broker.connection if isinstance(broker, BlockingChannel | Channel) else broker
         known = self._known(connection)
@@ -113,7 +113,7 @@ class SuperStream(Target):
         source = self._broker or connection
         address = address_of(source)
         key = address.host, address.amqp_port or address.stream_port, address.vhost
-        # One thread asks, the others wait: threads that start to publish together would all ask.
+        # One thread queries while the others wait, so that threads that start together cause one query.
         with self._lock:
             if key not in self._layouts:
                 self._layouts[key] = describe_super_stream(source, self.name)
@@ -124,12 +124,12 @@ class SuperStream(Target):
 
     def _known(self, connection: Any) -> Layout | None:
         try:
-            return self._by_connection.get(connection) if self._given is None else self._given
+            return self._by_connection.get(connection) if self._fixed_layout is None else self._fixed_layout
         except TypeError:
-            return None  # A URL cannot be held weakly.
+            return None  # A URL does not support weak references.
 
     async def layout_async(self, channel: Any) -> Layout:
-        """Return the partitions on the broker of an aio-pika channel. A thread queries it; the loop does not block.
+        """Return the partitions on the broker of an aio-pika channel. A thread queries it, so the loop does not block.
 
         Raises: As `layout`.
         """
@@ -138,7 +138,7 @@ class SuperStream(Target):
         return known if known is not None else await in_thread(self._threads, self.layout, connection)
 
     def refresh(self) -> None:
-        """Ask the broker again before the next publish: call this after partitions were added or unbound."""
+        """Query the broker again at the next publish. Call this after partitions were added or unbound."""
         with self._lock:
             self._layouts.clear()
             self._by_connection = WeakKeyDictionary()
@@ -150,13 +150,13 @@ class SuperStream(Target):
         name: str | None = None,
         weights: Mapping[str, float] | None = None,
     ) -> "AffinityHandle":
-        """Return a handle of an affinity set: its messages stay in one partition. No database is used.
+        """Return a handle of an affinity set, whose messages stay in one partition. No database is used.
 
         Args:
             balance: The rule that chooses the partition of the first message: "round_robin" (default), "least_loaded"
                 (fewest open handles of this object), "weighted", "hash" (of `name`), or a function.
             name: The name that "hash" or a function uses. None (default): no name.
-            weights: Weights by stream, for "weighted". None (default), or a missing stream: weight 1.
+            weights: Weights by stream, for "weighted". None (default): all 1. A missing stream has weight 1.
 
         Raises:
             ConfigurationError: There is no such rule.
@@ -173,8 +173,8 @@ class SuperStream(Target):
             return _header_key(self.route_by, message.headers)
         key: Any = routing_key if self.route_by is None else self.route_by(message)
         if not isinstance(key, str | bytes):
-            what = "The key is" if self.route_by is None else "route_by must return"
-            raise InvalidInput(f"{what} text or bytes, not {type(key).__name__}; nothing was sent.")
+            subject = "The routing key must be" if self.route_by is None else "route_by must return"
+            raise InvalidInput(f"{subject} text or bytes, not {type(key).__name__}; nothing was sent.")
         return key
 
     def partition_of(self, broker: Any, key: str | bytes) -> Partition:
@@ -205,7 +205,7 @@ def _header_key(name: str, headers: Mapping[str, Any]) -> str:
     if type(value) is str:
         return value
     if value is None:
-        raise InvalidInput(f"The message has no header {name!r} to route by; nothing was sent.")
+        raise InvalidInput(f"The message has no header {name!r}, which route_by= names; nothing was sent.")
     try:
         return canonical(value, KeyType.TEXT)
     except InvalidValue as error:
@@ -213,15 +213,15 @@ def _header_key(name: str, headers: Mapping[str, Any]) -> str:
 
 
 _TOKEN_VERSION: Final = 1
-"""The version, the first item of a token."""
+"""The version of tokens, which is their first item."""
 
 
 class AffinityHandle(Target, Closing):
     """A handle of an affinity set: all messages published with it go to the partition of the first message.
 
-    `SuperStream.affinity` makes it. Only this object knows the partition: Relatum uses no database and adds no header.
-    Another process can continue the set with its `token`. Threads may share the handle as far as they may share the
-    channels on which they publish.
+    `SuperStream.affinity` returns it. Only this object knows the partition: no database and no header contains it.
+    Another process can continue the set with its `token`. Threads may share the handle if they may share the channels
+    on which they publish.
 
     Args:
         super_stream: The super stream.
@@ -245,7 +245,7 @@ class AffinityHandle(Target, Closing):
             raise InvalidInput(f"super_stream= takes a SuperStream, not {shown(super_stream)}")
         if not isinstance(partition, Partition | None):
             raise InvalidInput(f"partition= takes a Partition, or None, not {shown(partition)}")
-        balance_of(balance)  # Fail now, not at the first message.
+        balance_of(balance)  # Raises now, not at the first message.
         self._super_stream = super_stream
         self._balance: BalanceName | Balance = balance
         self._name = name
@@ -266,22 +266,22 @@ class AffinityHandle(Target, Closing):
 
     @property
     def token(self) -> str:
-        """A text with which another process continues the set; see `AffinityHandle.from_token`.
+        """A text with which another process can continue the set; see `AffinityHandle.from_token`.
 
         Raises:
-            InvalidInput: No message was published yet, so there is no partition.
+            InvalidInput: No message was published yet, so the set has no partition.
         """
         partition = self._partition
         if partition is None:
             raise InvalidInput("this affinity set has no partition yet: publish its first message, then use the token")
-        facts = [_TOKEN_VERSION, self._super_stream.name, partition.place, partition.stream, partition.binding_key]
-        return json.dumps(facts, ensure_ascii=False, separators=(",", ":"))
+        items = [_TOKEN_VERSION, self._super_stream.name, partition.place, partition.stream, partition.binding_key]
+        return json.dumps(items, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     def from_token(cls, token: str) -> Self:
         """Return a handle that continues the set of a token. No I/O.
 
-        If the partition was unbound from the super stream since, a mandatory message raises `PublishUnroutable`.
+        If the partition was unbound in the meantime, publishing a mandatory message raises `PublishUnroutable`.
 
         Raises:
             InvalidInput: The token is invalid.
@@ -289,7 +289,7 @@ class AffinityHandle(Target, Closing):
         try:
             version, super_stream, place, stream, binding_key = json.loads(token)
         except (TypeError, ValueError):
-            raise InvalidInput("this is not a token of an affinity handle") from None
+            raise InvalidInput("this is not a token of an affinity handle: give the value of its `token`") from None
         texts = (super_stream, stream, binding_key)
         if version != _TOKEN_VERSION or not isinstance(place, int) or not all(isinstance(each, str) for each in texts):
             raise InvalidInput("this is not a token of an affinity handle, or a later release of Relatum wrote it")
@@ -306,7 +306,7 @@ class AffinityHandle(Target, Closing):
         return self._super_stream.name, partition.binding_key
 
     def close(self) -> None:
-        """Stop counting the handle as open for "least_loaded". You can still publish with it. Idempotent."""
+        """Stop counting this handle as open for "least_loaded". You can still publish with it. Idempotent."""
         owner = self._super_stream
         with owner._lock:
             counted, self._counted = self._counted, None
@@ -314,7 +314,7 @@ class AffinityHandle(Target, Closing):
                 owner._open_handles[counted.stream] -= 1
 
     def _place(self, layout: Layout) -> Partition:
-        """Choose the partition, once for all callers. All handles of a super stream share its rules and counts."""
+        """Choose the partition, once. All handles of a super stream share its rules and counts."""
         owner, weights = self._super_stream, self._weights
         with owner._lock:
             if self._partition is None:

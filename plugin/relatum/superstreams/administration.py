@@ -1,8 +1,8 @@
 """Declares, describes, changes and deletes super streams.
 
-A super stream is a durable direct exchange with the argument `x-super-stream`, and streams bound to it, each by a key
-and with the argument `x-stream-partition-order`, as declared by `rabbitmq-streams add_super_stream`. Relatum describes
-it over the stream protocol or, if that does not answer, as far as AMQP 0.9.1 can tell.
+A super stream is a durable direct exchange with the argument `x-super-stream`, and streams that are bound to it. Each
+binding has a key and the argument `x-stream-partition-order`. `rabbitmq-streams add_super_stream` declares the same.
+Relatum describes it over the stream protocol or, if that does not answer, incompletely over AMQP 0.9.1.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from relatum.errors import (
     SuperStreamConflict,
     SuperStreamNotFound,
 )
-from relatum.reading import NOT_BY_STREAMS, Broker, BrokerAddress, StreamReader, pika_long
+from relatum.reading import STREAM_PORT_ERRORS, Broker, BrokerAddress, StreamReader, pika_long
 from relatum.superstreams.connections import (
     TIMEOUT_S,
     StreamOptions,
@@ -39,14 +39,15 @@ from relatum.superstreams.layout import Layout, Partition, checked_stream_name
 BrokerOrConnection: TypeAlias = str | Broker | BlockingConnection | BlockingChannel
 """A URL, a `Broker`, or an open blocking pika connection or channel.
 
-A connection is left open. The channel itself is not used: the broker closes a channel if it refuses something.
+The connection stays open. Of a channel, only the connection is used, because the broker closes a channel after a
+refusal.
 """
 
 PARTITIONS_DEFAULT: Final = 3
-"""The default of `rabbitmq-streams add_super_stream`."""
+"""Default number of partitions, as of `rabbitmq-streams add_super_stream`."""
 
 ORDER_ARGUMENT: Final = "x-stream-partition-order"
-"""The binding argument for a partition's place."""
+"""The binding argument with a partition's place."""
 
 
 def declare_super_stream(
@@ -57,9 +58,9 @@ def declare_super_stream(
     binding_keys: Sequence[str] | None = None,
     options: StreamOptions | None = None,
 ) -> Layout:
-    """Declare a super stream. An existing super stream with the same partitions is left unchanged.
+    """Declare a super stream, and return its layout. An existing one with the same partitions is left unchanged.
 
-    The streams are declared first and bound last. After an error, what was declared remains; call again to continue.
+    Streams are declared first and bound last. After an error, a part may be declared; call this again to continue.
 
     Args:
         broker: A URL, a `Broker`, or an open blocking pika connection or channel.
@@ -77,7 +78,7 @@ def declare_super_stream(
     Raises:
         InvalidInput: The name, number, keys or options are invalid; nothing was sent.
         SuperStreamConflict: The super stream exists with other partitions, or a stream or the exchange exists with
-            other arguments; the streams before it were declared.
+            other arguments; streams before it may have been declared.
         ConfigurationError: The broker does not accept the options; nothing was declared.
         BrokerUnavailable, AccessRefused: The broker is unavailable or refuses the user; safe to retry.
     """
@@ -103,20 +104,19 @@ def declare_super_stream(
 def describe_super_stream(broker: BrokerOrConnection, name: str) -> Layout:
     """Return the partitions of a super stream, in order.
 
-    The stream protocol lists the streams and confirms their binding keys. AMQP 0.9.1 lists no bindings: if only AMQP
-    answers, the streams `NAME-0`, `NAME-1` and so on count as the partitions, up to the first missing one. Partitions
-    with other keys, or after an unbound stream, are then not found; an unbound stream with such a name counts as a
-    partition.
+    The stream protocol lists the streams and confirms their binding keys. AMQP 0.9.1 lists no bindings. If only AMQP
+    answers, the existing streams `NAME-0`, `NAME-1` and so on are returned, up to the first gap. The result then lacks
+    partitions with other names, and includes unbound streams with these names.
 
     Args:
-        broker: A URL, a `Broker`, an open pika connection or channel, or an aio-pika connection. The call blocks the
-            thread of a callback connection. A blocking connection is used itself; otherwise, another is opened.
+        broker: A URL, a `Broker`, an open pika connection or channel, or an aio-pika connection. A blocking connection
+            is used; for all others, a new one is opened. The call blocks the thread of a callback connection, too.
         name: The super stream's name.
 
     Raises:
         SuperStreamNotFound: There is no such super stream.
-        SuperStreamConflict: A partition's binding key is neither the end of its stream's name, nor its place, nor the
-            stream's name.
+        SuperStreamConflict: A binding key could not be found: it is not `KEY` of a stream `NAME-KEY`, nor the
+            partition's place, nor the stream's name.
         BrokerUnavailable, AccessRefused: The broker is unavailable or refuses the user; safe to retry.
     """
     checked_stream_name(name)
@@ -127,7 +127,7 @@ def delete_super_stream(broker: BrokerOrConnection, name: str) -> Layout:
     """Delete a super stream and its streams, with all their messages.
 
     The exchange is deleted last, so that you can repeat an interrupted call. If the stream protocol does not answer,
-    only partitions `NAME-0`, `NAME-1` and so on are found and deleted.
+    only the streams that `describe_super_stream` finds over AMQP 0.9.1 are deleted.
 
     Args:
         broker: A URL, a `Broker`, or an open blocking pika connection or channel.
@@ -154,15 +154,15 @@ def add_partition(
     binding_key: str | None = None,
     options: StreamOptions | None = None,
 ) -> Partition:
-    """Add a partition after the others.
+    """Add a partition after the others, and return it.
 
-    Once publishers that route by hash know of it, they send most keys to other partitions; each publisher learns of it
-    at another moment. Contexts and affinity sets keep their partitions.
+    Publishers that route by hash will send most keys to other partitions than before, each from the time when it sees
+    the new layout. Contexts and affinity sets keep their partitions.
 
     Args:
         broker: A URL, a `Broker`, or an open blocking pika connection or channel.
         name: The super stream's name.
-        binding_key: The partition's binding key. An existing stream `NAME-KEY` is bound. None (default): the next
+        binding_key: The partition's binding key. If a stream `NAME-KEY` exists, it is bound. None (default): the next
             number without a stream.
         options: The options of the stream. None (default): the broker's defaults.
 
@@ -178,7 +178,7 @@ def add_partition(
         checked_text("binding_key", binding_key, least=1)
     _check_options(options)
     with _opened(broker, name) as (connection, layout):
-        # A place after all others. Places stay when partitions are unbound, so it may exceed their number.
+        # The new place is after all others. It may exceed their number, since places do not move after an unbinding.
         numbers = [int(present.binding_key) for present in layout if _is_place(present.binding_key)]
         order = max(len(layout), *(number + 1 for number in numbers), 0)
         if binding_key is None:
@@ -188,7 +188,7 @@ def add_partition(
         partition = Partition(len(layout), f"{name}-{binding_key}", binding_key)
         checked_stream_name(partition.stream, "The name of a super stream's stream")
         if any(binding_key == present.binding_key for present in layout):
-            why = f"Super stream {name!r} already has a partition with binding key {binding_key!r}."
+            why = f"Super stream {name!r} already has a partition with binding key {binding_key!r}: choose another key."
             raise SuperStreamConflict(why, super_stream=name, reason="partitions")
         if len(layout) >= PARTITIONS_MAX:
             raise InvalidInput(f"A super stream has at most {PARTITIONS_MAX} partitions, not {len(layout) + 1}.")
@@ -199,9 +199,9 @@ def add_partition(
 
 
 def unbind_partition(broker: BrokerOrConnection, name: str, stream: str, *, delete: bool = False) -> Partition:
-    """Unbind a stream from a super stream.
+    """Unbind a stream from a super stream, and return the former partition.
 
-    Messages that publishers still send with its binding key then reach no stream.
+    Messages that publishers still send with its binding key are then unroutable.
 
     Args:
         broker: A URL, a `Broker`, or an open blocking pika connection or channel.
@@ -215,18 +215,18 @@ def unbind_partition(broker: BrokerOrConnection, name: str, stream: str, *, dele
     Raises:
         SuperStreamNotFound: There is no such super stream.
         NotFound: The stream is not a partition of the super stream.
-        SuperStreamConflict: It is the last partition, or it remains bound, with arguments that no protocol lists.
+        SuperStreamConflict: It is the last partition, or it is still bound because its binding has unknown arguments.
         BrokerUnavailable, AccessRefused: The broker is unavailable or refuses the user; safe to retry.
     """
     checked_stream_name(stream, "stream: its name")
     with _opened(broker, name) as (connection, layout):
         partition = layout.partition(stream)
         if len(layout) == 1:
-            why = f"{stream!r} is the last partition of {name!r}: delete the super stream."
+            why = f"{stream!r} is the last partition of {name!r}: delete the super stream instead."
             raise SuperStreamConflict(why, super_stream=name, reason="last partition")
-        # Unbinding needs the exact arguments, which no protocol lists: first the most likely, then all possible ones.
-        # The order is the place at the time of binding, and stays when others are unbound. RabbitMQ's tools write a
-        # long; other clients may write another type of integer, or none. Without such a binding, nothing happens.
+        # Unbinding needs the binding's exact arguments, which no protocol lists. So this tries the most likely ones
+        # first, then all possible ones; those that do not match have no effect. The order argument is the place at the
+        # time of binding. RabbitMQ's tools write a long; other clients may write another type of integer, or none.
         key = partition.binding_key
         likely = (partition.place, int(key)) if _is_place(key) else (partition.place,)
         with _stream_reader(address_of(broker)) as reader, connection.channel() as channel:
@@ -239,7 +239,7 @@ def unbind_partition(broker: BrokerOrConnection, name: str, stream: str, *, dele
                     break
             else:
                 if reader is not None:
-                    why = f"{stream!r} remains bound to {name!r}, with unknown arguments: unbind it manually."
+                    why = f"{stream!r} is still bound to {name!r}, with unknown arguments: unbind it manually."
                     raise SuperStreamConflict(why, super_stream=name, reason=f"binding of {stream}")
             if delete:
                 channel.queue_delete(stream)
@@ -248,7 +248,7 @@ def unbind_partition(broker: BrokerOrConnection, name: str, stream: str, *, dele
 
 @contextmanager
 def _opened(broker: BrokerOrConnection, name: str) -> Iterator[tuple[BlockingConnection, Layout]]:
-    """Provide a connection, and the super stream's current layout."""
+    """Provide a connection and the super stream's current layout."""
     checked_stream_name(name)
     address = address_of(broker)
     with blocking_connection(broker, address) as connection:
@@ -278,7 +278,7 @@ def _wanted(name: str, partitions: int | None, binding_keys: Sequence[str] | Non
 
 
 def _check_present(connection: BlockingConnection, present: Layout, wanted: Layout) -> None:
-    """Refuse other partitions than the wanted ones, unless they are the first of an interrupted declaration."""
+    """Raise if the present partitions differ from the wanted ones, unless an interrupted call declared them."""
     if present == wanted:
         return
     is_first = wanted.partitions[: len(present)] == present.partitions
@@ -290,7 +290,7 @@ def _check_present(connection: BlockingConnection, present: Layout, wanted: Layo
 
 
 def _order(place: int) -> dict[str, Any]:
-    # A long, as RabbitMQ's own tools write it: bindings are equal only if their arguments have the same type.
+    # A long, as RabbitMQ's tools write it. Arguments of bindings are equal only if their types are.
     return {ORDER_ARGUMENT: pika_long(place)}
 
 
@@ -300,18 +300,18 @@ def _is_place(binding_key: str) -> bool:
 
 @contextmanager
 def _stream_reader(address: BrokerAddress) -> Iterator[StreamReader | None]:
-    """Provide a reader; None if the stream protocol does not answer at a port derived from AMQP's port.
+    """Provide a reader; None if the stream protocol does not answer at a port that is derived from AMQP's port.
 
     Raises:
-        BrokerUnavailable, ProtocolError, ReadTimeout: The configured port does not answer. AMQP 0.9.1 may show other
-            partitions, and route messages differently, so it must not be asked just because a broker is starting.
+        BrokerUnavailable, ProtocolError, ReadTimeout: The configured port does not answer. The broker may be starting.
+            AMQP 0.9.1 is no replacement: it may show other partitions, and messages would be routed differently.
     """
     reader = None
     if address.stream_port is not None:
         try:
             reader = StreamReader.open(address, timeout_s=TIMEOUT_S)
-        except (BrokerUnavailable, ProtocolError, ReadTimeout, *NOT_BY_STREAMS):
-            # The caller finds out whether AMQP 0.9.1 answers: it may have a connection already.
+        except (BrokerUnavailable, ProtocolError, ReadTimeout, *STREAM_PORT_ERRORS):
+            # The caller uses AMQP 0.9.1 instead, for which it may have a connection.
             if not address.stream_port_guessed:
                 raise
     with nullcontext() if reader is None else reader:
@@ -319,7 +319,7 @@ def _stream_reader(address: BrokerAddress) -> Iterator[StreamReader | None]:
 
 
 def no_super_stream(name: str) -> SuperStreamNotFound:
-    """Return the error that names the command which declares a super stream."""
+    """Return the error of a missing super stream. It names the command that declares one."""
     message = f"there is no super stream {name!r}: `relatum super-stream declare {name}` creates one"
     return SuperStreamNotFound(message, super_stream=name)
 
@@ -342,15 +342,15 @@ def _described(source: Any, address: BrokerAddress, name: str) -> Layout:
     if not partitions:
         raise SuperStreamNotFound(
             f"There is an exchange {name!r}, but no stream {f'{name}-0'!r}. Only the stream protocol shows "
-            "partitions with other names: give its URL, Broker(…, stream_url=…) or --stream-url.",
+            "partitions with other names: give its URL with Broker(…, stream_url=…) or --stream-url.",
             super_stream=name,
         )
     return Layout.numbered(name, partitions)
 
 
 def _binding_key(reader: StreamReader, name: str, stream: str, place: int) -> str:
-    """Return the key with which the exchange routes to a stream. The broker confirms keys but does not list them."""
-    # The key in names from RabbitMQ's tools; then keys that are likely for streams with other names.
+    """Return the binding key of a stream. The broker can confirm a key, but does not list keys."""
+    # First the key in a name from RabbitMQ's tools, then keys that are likely for streams with other names.
     for key in dict.fromkeys((stream.removeprefix(f"{name}-"), str(place), stream)):
         routes = reader.routes(name, key)
         if routes is None and stream == f"{name}-{key}":
@@ -358,15 +358,15 @@ def _binding_key(reader: StreamReader, name: str, stream: str, place: int) -> st
         if stream in (routes or ()):
             return key
     raise SuperStreamConflict(
-        f"Stream {stream!r} is a partition of {name!r} with a binding key that the broker does not show: give the "
-        "layout yourself.",
+        f"Stream {stream!r} is a partition of {name!r} with an unknown binding key, which the broker does not list: "
+        "pass the layout to SuperStream as partitions=.",
         super_stream=name,
         reason=f"binding key of {stream}",
     )
 
 
 def bound_streams(connection: BlockingConnection, address: BrokerAddress, exchange: str) -> list[str]:
-    """Return the streams bound to an exchange; over AMQP alone, only a super stream's first partition, if it exists."""
+    """Return the streams bound to an exchange. AMQP 0.9.1 alone finds only a super stream's first partition."""
     with _stream_reader(address) as reader:
         if reader is not None:
             return reader.bound(exchange)

@@ -1,4 +1,4 @@
-"""The broker of a client's connection, a blocking connection to it, and single streams declared there."""
+"""The broker's address of a client's connection, blocking connections, and the declaration of single streams."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,25 +35,25 @@ TIMEOUT_S: Final = 10.0
 """Seconds after which a broker that does not answer counts as unavailable."""
 
 _KOMBU_AMQP: Final = ("amqp", "amqps", "pyamqp", "librabbitmq")
-"""kombu's names of transports to RabbitMQ."""
+"""kombu's names of RabbitMQ transports."""
 
-_NOTED: Final = "_relatum_told"
-"""The attribute that holds a connection's latest secret if the client does not keep it."""
+_NOTED_ATTRIBUTE: Final = "_relatum_secret"
+"""The attribute in which `note_secret` stores a connection's latest secret."""
 
-_NONE: Final = re.compile(r"no (queue|exchange) '")
-"""Found in the text of a 404 if the name is unknown. Texts seen with RabbitMQ 3.10.8 and 4.3.6."""
+_NAME_UNKNOWN: Final = re.compile(r"no (queue|exchange) '")
+"""In the text of a 404 if the name is unknown. Texts seen with RabbitMQ 3.10.8 and 4.3.6."""
 
 
 def address_of(source: Any, nodes: Iterable[Parameters] = ()) -> BrokerAddress:
-    """Return the broker's address, with the login of the given connection.
+    """Return the broker's address and login of a connection.
 
-    Each login uses the current password: from the function given to kombu; else the password that the client keeps for
-    its own next login, or the password that was sent to the broker and noted by `note_secret`.
+    Each login uses the current password: the result of the function that kombu was given; or else the password that the
+    client keeps for its next login, or the latest one given to `note_secret`.
 
     Args:
-        source: A URL, a `Broker` or an address, a pika connection or channel of any kind, an aio-pika or aiormq
-            connection, or a kombu connection. If kombu has several URLs, the one it is connected to comes first.
-        nodes: Parameters of other nodes of the same cluster that a pika connection could connect to.
+        source: A URL, a `Broker` or an address, any pika connection or channel, an aio-pika or aiormq connection, or a
+            kombu connection. If kombu has several URLs, the one to which it is connected comes first.
+        nodes: Parameters of other nodes of the same cluster to which a pika connection may connect.
 
     Raises:
         ConfigurationError: The source is none of these, the URL is invalid, or the credentials were erased.
@@ -63,38 +63,38 @@ def address_of(source: Any, nodes: Iterable[Parameters] = ()) -> BrokerAddress:
     if isinstance(source, BlockingChannel | Channel):
         source = source.connection
     others: list[str] = []
-    says: Callable[[Any], Any] = lambda connection: vars(connection).get(_NOTED)  # noqa: E731
+    read: Callable[[Any], Any] = lambda connection: vars(connection).get(_NOTED_ATTRIBUTE)  # noqa: E731
     if isinstance(source, BlockingConnection | Connection):
         url, login = _of_pika(_parameters(source))
         others = [_of_pika(node)[0] for node in nodes]
     elif hasattr(source, "url"):
         url, login = _of_aio_pika(source)
-        says = lambda connection: connection.url.password  # noqa: E731
+        read = lambda connection: connection.url.password  # noqa: E731
     elif hasattr(source, "transport_options"):
         (url, *others), login = _of_kombu(source)
-        says = lambda connection: connection.password  # noqa: E731
+        read = lambda connection: connection.password  # noqa: E731
     else:
         kind = type(source).__name__
         raise ConfigurationError(f"broker= takes a URL, a Broker, or a client's connection or channel, not {kind}")
     address = BrokerAddress.parse(url)
     address = address.beside(_of_equal_login(address, others))
-    # kombu calls its function at each login: the current password may differ already.
-    asked = getattr(source, "password", None)
-    others_say = [(node, lambda node: getattr(node.credentials, "password", None)) for node in nodes]
-    held = HeldPassword(source, address.password, says, *others_say)
-    address = address.with_password(asked if callable(asked) else held)
-    return address.with_login(login) if login.is_of_tls else address
+    # kombu's password may be a function, which each login calls.
+    password = getattr(source, "password", None)
+    of_nodes = [(node, lambda node: getattr(node.credentials, "password", None)) for node in nodes]
+    held = HeldPassword(source, address.password, read, *of_nodes)
+    address = address.with_password(password if callable(password) else held)
+    return address.with_login(login) if login.needs_tls else address
 
 
 def note_secret(connection: Any, secret: Any) -> None:
-    """Note the secret that a connection uses from now on, for clients that do not keep it."""
-    setattr(connection, _NOTED, secret)
+    """Store the secret that a connection uses from now on, for clients that do not store it themselves."""
+    setattr(connection, _NOTED_ATTRIBUTE, secret)
 
 
 def _of_equal_login(address: BrokerAddress, urls: Iterable[str]) -> Iterator[BrokerAddress]:
-    """Yield the addresses of other nodes with the same virtual host and TLS setting: the same streams and login."""
+    """Yield the addresses of URLs with the same virtual host and TLS setting, which have the same streams and login."""
     for url in urls:
-        # Ignore URLs that only the client understands.
+        # URLs that only the client can parse are ignored.
         with suppress(ConfigurationError):
             other = BrokerAddress.parse(url)
             if (other.vhost, other.amqp_tls) == (address.vhost, address.amqp_tls):
@@ -102,7 +102,7 @@ def _of_equal_login(address: BrokerAddress, urls: Iterable[str]) -> Iterator[Bro
 
 
 def _of_pika(parameters: Parameters) -> tuple[str, BrokerLogin]:
-    """Return the broker's URL of a pika connection, with credentials, and how it logs in."""
+    """Return the broker's URL of a pika connection, with credentials, and its login."""
     credentials = parameters.credentials
     user, password = getattr(credentials, "username", "guest"), getattr(credentials, "password", "guest")
     if password is None:
@@ -119,7 +119,7 @@ def _of_pika(parameters: Parameters) -> tuple[str, BrokerLogin]:
     return url, BrokerLogin(
         mechanism="EXTERNAL" if isinstance(credentials, ExternalCredentials) else "PLAIN",
         ssl_context=options.context,
-        # Otherwise each node of a cluster is checked against its own host name.
+        # None: the certificate of each node of a cluster must name the node's host.
         server_name=named if named and named != parameters.host else None,
     )
 
@@ -130,9 +130,9 @@ def _url(scheme: str, user: str, password: str, host: str, port: int, vhost: str
 
 
 def _of_aio_pika(connection: Any) -> tuple[str, BrokerLogin]:
-    """Return the broker's URL of an aio-pika or aiormq connection, with credentials, and how it logs in."""
+    """Return the broker's URL of an aio-pika or aiormq connection, with credentials, and its login."""
     parts = urlsplit(str(connection.url))
-    # Without the query, which has the client's own options.
+    # Without the query, because it has options of the client.
     url = urlunsplit(parts._replace(query="", fragment=""))
     if parts.scheme != "amqps":
         return url, BrokerLogin()
@@ -142,9 +142,9 @@ def _of_aio_pika(connection: Any) -> tuple[str, BrokerLogin]:
 
 
 def _of_kombu(connection: Any) -> tuple[list[str], BrokerLogin]:
-    """Return the broker's URLs of a kombu connection, with credentials, and how it logs in. With TLS this connects.
+    """Return the broker's URLs of a kombu connection, with credentials, and its login. With TLS, this connects.
 
-    The first URL is the one that kombu is connected to, or will be; then come its alternatives.
+    The first URL is the one to which kombu is or will be connected. Its alternatives follow.
     """
     from kombu.utils.url import parse_url
 
@@ -152,7 +152,7 @@ def _of_kombu(connection: Any) -> tuple[list[str], BrokerLogin]:
 
     def url_of(given: Mapping[str, Any]) -> str:
         user, password = given.get("userid") or "guest", given.get("password") or "guest"
-        # A function is called at a login, not in the thread that publishes.
+        # Each login calls the function, not the thread that publishes.
         password = "" if callable(password) else password
         host, vhost = given.get("hostname") or "localhost", given.get("virtual_host") or "/"
         port = given.get("port") or (5671 if connection.ssl else 5672)
@@ -160,11 +160,11 @@ def _of_kombu(connection: Any) -> tuple[list[str], BrokerLogin]:
 
     urls = [url_of(vars(connection))]
     for other in connection.alt or ():
-        # As kombu reads them: some are mere host names, and URLs may lack the virtual host.
-        said = parse_url(other) if "://" in other else {"hostname": other}
-        if said.get("transport", "amqp") in _KOMBU_AMQP:
-            said["virtual_host"] = said.get("virtual_host") or connection.virtual_host
-            urls.append(url_of({**connection._initial_params, **said}))
+        # Parsed as kombu does: an alternative may be only a host name, or lack the virtual host.
+        parts = parse_url(other) if "://" in other else {"hostname": other}
+        if parts.get("transport", "amqp") in _KOMBU_AMQP:
+            parts["virtual_host"] = parts.get("virtual_host") or connection.virtual_host
+            urls.append(url_of({**connection._initial_params, **parts}))
     if not connection.ssl:
         return urls, BrokerLogin()
     named = connection.connection.sock.server_hostname
@@ -183,11 +183,11 @@ def vhost_of(channel: Any) -> str:
 
 @contextmanager
 def blocking_connection(source: Any, address: BrokerAddress) -> Iterator[BlockingConnection]:
-    """Provide a blocking connection to a broker: the given one, or a new one that is closed at the end.
+    """Provide a blocking connection to a broker: the given one, or a new one that is closed after the block.
 
     Raises:
-        BrokerUnavailable, AccessRefused: No connection can be opened, or the broker refused a call of the body.
-        ConnectionLost: The connection was lost in the body.
+        BrokerUnavailable, AccessRefused: No connection can be opened, or the broker refused a request of the block.
+        ConnectionLost: The connection was lost in the block.
     """
     if isinstance(source, BlockingChannel):
         source = source.connection
@@ -217,14 +217,15 @@ def _parameters(connection: "BlockingConnection | Connection") -> Parameters:
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """The options with which streams are declared.
+    """The options with which a stream is declared.
 
     Attributes:
-        max_length_bytes: Bytes that a stream keeps at least; the oldest segments beyond are dropped. None: no limit.
-        max_age: How long a stream keeps messages at least, in whole seconds. None: no limit.
-        segment_bytes_max: Maximum bytes of a segment. None: the broker's default, 500,000,000.
-        leader_locator: How leaders are placed: "client-local", "balanced" or "least-leaders". None: the broker decides.
-        initial_cluster_size: The number of nodes with a replica. None: all nodes.
+        max_length_bytes: Minimum bytes that a stream keeps; older segments are dropped. None (default): no limit.
+        max_age: Minimum time that a stream keeps messages, in whole seconds. None (default): no limit.
+        segment_bytes_max: Maximum bytes of a segment. None (default): the broker's default, 500,000,000.
+        leader_locator: The placement of leaders: "client-local", "balanced" or "least-leaders". None (default): the
+            broker's default.
+        initial_cluster_size: The number of nodes with a replica. None (default): all nodes.
     """
 
     max_length_bytes: int | None = None
@@ -243,7 +244,7 @@ class StreamOptions:
         if self.max_age is not None and not (
             isinstance(self.max_age, timedelta) and self.max_age >= timedelta(seconds=1)
         ):
-            raise InvalidInput(f"max_age= takes a timedelta of at least a second, not {self.max_age!r}.")
+            raise InvalidInput(f"max_age= takes a timedelta of at least one second, not {self.max_age!r}.")
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments for `queue.declare`."""
@@ -258,10 +259,10 @@ class StreamOptions:
 
 
 KEPT: Final = StreamOptions(max_length_bytes=5_000_000_000, max_age=timedelta(days=7), segment_bytes_max=50_000_000)
-"""The default options of a stream of copies.
+"""The default options of a stream of copies, such as a tap's.
 
-Retention drops whole segments, and only when a new one begins: with the broker's default of 500 MB, a quiet stream
-would keep its messages for years.
+Retention drops whole segments, and only when a new segment begins. With the broker's default of 500 MB, a stream with
+few messages would keep them for years.
 """
 
 
@@ -276,15 +277,15 @@ def queue_exists(connection: BlockingConnection, name: str) -> bool:
 
 
 def _exists(connection: BlockingConnection, ask: Callable[[BlockingChannel], Any]) -> bool:
-    # A separate channel: the broker closes it if there is none.
+    # A separate channel, because the broker closes the channel if the name does not exist.
     try:
         with connection.channel() as channel:
             ask(channel)
     except ChannelClosedByBroker as error:
         if error.reply_code != NOT_FOUND:
             raise
-        # A starting node also answers 404 for streams that it has not started yet: "home node … is down".
-        return _NONE.search(error.reply_text) is None
+        # A node also answers 404 for existing streams that it has not started yet: "home node … is down".
+        return _NAME_UNKNOWN.search(error.reply_text) is None
     return True
 
 
@@ -292,8 +293,8 @@ def stream_exists(connection: BlockingConnection, address: BrokerAddress, stream
     """Whether the stream exists.
 
     Raises:
-        NotAStream: There is a queue of another type with this name.
-        AccessRefused: The user may not read the stream, so the answer is unknown.
+        NotAStream: A queue of another type has this name.
+        AccessRefused: The user may not read the stream, so its existence is unknown.
     """
     if queue_exists(connection, stream):
         with StreamReader.open(address) as reader, suppress(StreamNotFound):
@@ -307,7 +308,7 @@ def refusals(what: str, super_stream: str | None = None) -> Iterator[None]:
     """Translate the broker's refusals of a declaration.
 
     Raises:
-        SuperStreamConflict: A different object of this name exists; `ConfigurationError` if `super_stream` is None.
+        SuperStreamConflict: The name exists with other properties; `ConfigurationError` if `super_stream` is None.
         ConfigurationError: The broker does not accept the options.
     """
     try:
@@ -332,10 +333,10 @@ def declare_stream(
 
 
 def ensure_stream(address: BrokerAddress, stream: str, options: StreamOptions = KEPT) -> None:
-    """Declare a stream, by default like a tap's; an existing stream is left unchanged.
+    """Declare a stream, by default like a tap's. An existing stream is left unchanged.
 
     Raises:
-        NotAStream: There is a queue of another type with this name.
+        NotAStream: A queue of another type has this name.
         AccessRefused: The user may not read the stream, or not declare it.
         BrokerUnavailable: The broker is unavailable; safe to retry.
     """

@@ -1,4 +1,4 @@
-"""The partitions of a super stream, the partition of a key, and rules that choose a partition. No I/O."""
+"""The partitions of a super stream, the partition of a key, and the rules that choose a partition. No I/O."""
 
 import itertools
 import secrets
@@ -15,11 +15,11 @@ from relatum.common.headers import NAME_BYTES_MAX
 from relatum.errors import ConfigurationError, InvalidInput, NotFound
 
 SEED: Final = 104_729
-"""The hash seed of all stream clients."""
+"""The hash seed that all stream clients of RabbitMQ use."""
 
 
 def partition_of(routing_key: str | bytes, partitions: int) -> int:
-    """Return the place, from 0, of a routing key's partition among the ordered partitions of a super stream.
+    """Return the place, from 0, of a routing key's partition in a super stream's order of partitions.
 
     Args:
         routing_key: The key; text is encoded as UTF-8.
@@ -28,7 +28,7 @@ def partition_of(routing_key: str | bytes, partitions: int) -> int:
     Raises:
         InvalidInput: The key is neither text nor bytes, or contains a lone surrogate.
     """
-    # Encoded here: a lone surrogate in a text crashes mmh3 5.2, and with it the process.
+    # Encoded here, because a lone surrogate in a text crashes the process in mmh3 5.2.
     if isinstance(routing_key, str):
         try:
             routing_key = routing_key.encode()
@@ -40,15 +40,15 @@ def partition_of(routing_key: str | bytes, partitions: int) -> int:
 
 
 LAYOUT_MAX: Final = 100_000
-"""Maximum partitions of a layout given by their number; RabbitMQ itself creates at most 1,000."""
+"""Maximum partitions of a layout that is given by their number. RabbitMQ itself creates at most 1,000."""
 
 
 def checked_stream_name(name: Any, what: str = "A super stream's name") -> str:
     """Return the name of a super stream or stream unchanged.
 
     Raises:
-        InvalidInput: The name is invalid. It must not contain line breaks: RabbitMQ removes them at a declaration, and
-            would declare another name than the requested one.
+        InvalidInput: The name is invalid. Line breaks are refused, because RabbitMQ would remove them and declare a
+            stream with another name.
     """
     if not isinstance(name, str):
         raise InvalidInput(f"{what} must be text, not {type(name).__name__}.")
@@ -93,14 +93,14 @@ class Layout:
 
     @classmethod
     def numbered(cls, super_stream: str, partitions: int) -> Self:
-        """Return the layout of a super stream declared with a number of partitions: `NAME-0`, `NAME-1` and so on."""
+        """Return the layout of a super stream with so many partitions: `NAME-0`, `NAME-1` and so on."""
         checked_stream_name(super_stream)
         checked_count("partitions", partitions, most=LAYOUT_MAX)
         return cls.keyed(super_stream, [str(place) for place in range(partitions)])
 
     @classmethod
     def keyed(cls, super_stream: str, binding_keys: Sequence[str]) -> Self:
-        """Return the layout of a super stream declared with these binding keys, in order: streams `NAME-KEY`."""
+        """Return the layout of a super stream with these binding keys, in order, and streams `NAME-KEY`."""
         if isinstance(binding_keys, str) or not isinstance(binding_keys, Iterable):
             raise InvalidInput(f"binding_keys= takes a list of texts, not {shown(binding_keys)}")
         keys = tuple(binding_keys)
@@ -120,7 +120,7 @@ class Layout:
         return len(self.partitions)
 
     def route(self, key: str | bytes) -> Partition:
-        """Return the partition of a key, the same as with RabbitMQ's Java, Go, .NET and Rust clients.
+        """Return the partition of a key. RabbitMQ's Java, Go, .NET and Rust clients choose the same.
 
         Args:
             key: The key; text is encoded as UTF-8.
@@ -141,11 +141,11 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A partition that may be chosen.
+    """A partition from which a rule can choose.
 
     Attributes:
         stream: The stream's name.
-        weight: The weight for the rule "weighted", which never chooses a weight of 0. Default: 1.
+        weight: The weight for the rule "weighted". A partition of weight 0 is never chosen. Default: 1.
         load: The load that "least_loaded" compares, such as the number of sets in the partition. Default: 0.
     """
 
@@ -155,7 +155,7 @@ class Candidate:
 
 
 class Balance(Protocol):
-    """A rule that chooses among partitions: any thread-safe function with this signature."""
+    """A rule that chooses a partition: any thread-safe function with this signature."""
 
     def __call__(self, name: str | None, candidates: Sequence[Candidate], /) -> int:
         """Return the index of the chosen candidate.
@@ -167,20 +167,20 @@ class Balance(Protocol):
 
 
 BalanceName: TypeAlias = Literal["round_robin", "least_loaded", "weighted", "hash"]
-"""Rules by name: in turn; the least load; in proportion to weights; by the hash of the name."""
+"""The names of rules: in turn, the least load, in proportion to weights, by the hash of the name."""
 
 
 def _round_robin() -> Balance:
-    """Choose in turn, from a random start, so that publishers that start together do not choose the same partition."""
+    """Choose in turn. The start is random, so that publishers that start together choose different partitions."""
     turns = itertools.count(secrets.randbelow(1 << 30))
     return lambda _name, candidates: next(turns) % len(candidates)
 
 
 def _weighted() -> Balance:
-    """Choose in proportion to weights, evenly mixed: 5, 1 and 1 give a a b a c a a, not a five times first.
+    """Choose in proportion to weights, evenly mixed: weights 5, 1 and 1 give a a b a c a a, not a a a a a b c.
 
-    In each turn, every candidate gains its weight; the one with the most is chosen and loses the sum of all weights.
-    The state is kept by stream name, so the proportion holds while partitions are added and removed.
+    In each turn, every candidate gains its weight; the one with the highest sum is chosen and loses the total weight.
+    The sums are kept by stream name, so the proportion holds while partitions are added and removed.
     """
     gained: dict[str, float] = {}
     lock = threading.Lock()
@@ -188,7 +188,7 @@ def _weighted() -> Balance:
     def choose(_name: str | None, candidates: Sequence[Candidate], /) -> int:
         total = sum(candidate.weight for candidate in candidates)
         if total <= 0:
-            raise InvalidInput("No partition has a weight above 0.")
+            raise InvalidInput("No partition has a weight above 0: give one to at least one stream.")
         with lock:
             now = {each.stream: gained.get(each.stream, 0.0) + each.weight for each in candidates}
             chosen = max((each for each in candidates if each.weight > 0), key=lambda each: now[each.stream])
@@ -201,13 +201,13 @@ def _weighted() -> Balance:
 
 
 def _hash() -> Balance:
-    """Choose by the hash of the name, as RabbitMQ's clients route keys; in turn if there is no name."""
+    """Choose by the hash of the name, as RabbitMQ's clients route keys. Without a name, choose in turn."""
     unnamed = _round_robin()
     return lambda name, candidates: unnamed(None, candidates) if name is None else partition_of(name, len(candidates))
 
 
 def _least_loaded() -> Balance:
-    """Choose the least load; in turn among candidates with the same load."""
+    """Choose the candidate with the least load. If several have it, choose among them in turn."""
     turn = _round_robin()
 
     def choose(_name: str | None, candidates: Sequence[Candidate], /) -> int:
@@ -237,7 +237,7 @@ def _checked(rule: Balance, name: str | None, candidates: Sequence[Candidate], /
 
 
 def balance_of(rule: "BalanceName | Balance") -> Balance:
-    """Return a new rule of this name, or the given function with its results checked.
+    """Return a new rule of this name, or the given function with a check of its results.
 
     Raises:
         ConfigurationError: There is no rule of this name, or the rule is not callable.

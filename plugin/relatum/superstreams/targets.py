@@ -1,4 +1,4 @@
-"""Targets: objects that you publish to in place of an exchange, and that route each message."""
+"""Targets: objects to which you publish in place of an exchange, and which route each message."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,9 +9,9 @@ from relatum.errors import ConfigurationError
 class Target:
     """A destination that chooses the exchange and the routing key of each message.
 
-    On an intercepted pika channel, `channel.basic_publish(target, routing_key, body, properties)` calls `publish`,
-    which then calls `basic_publish` of the same channel with names: there the message is stamped and recorded. You can
-    call `publish` on channels that are not intercepted, too.
+    On an intercepted pika channel, `channel.basic_publish(target, routing_key, body, properties)` calls `publish`. This
+    calls `basic_publish` of the same channel with the names of exchange and routing key, which stamps and records the
+    message. You can also call `publish` with channels that are not intercepted.
 
     On aio-pika, `target.exchange(channel).publish(message, routing_key)` calls `publish_async`.
     """
@@ -26,9 +26,10 @@ class Target:
             body: The body.
             properties: As for `basic_publish`; not changed.
             routing_key: The message's key, if the target routes by keys.
-            mandatory: True (default): the broker returns a message that no partition took. With confirms this is an
-                error; without confirms, and on callback channels, the return callbacks get it. False: the broker
-                confirms and drops it. A partition takes no message once it is unbound, or while RabbitMQ 3.10 starts.
+            mandatory: True (default): the broker returns a message that it could route to no partition. With confirms
+                this is an error; without confirms, and on callback channels, the return callbacks get the message.
+                False: the broker confirms and drops it. A partition is not routable once it is unbound, or while
+                RabbitMQ 3.10 starts.
 
         Returns:
             The result of `basic_publish`.
@@ -36,7 +37,7 @@ class Target:
         Raises:
             InvalidInput: The message has no valid key; nothing was sent.
             SuperStreamNotFound, NotFound: There is no such super stream or partition; nothing was sent.
-            BrokerUnavailable, AccessRefused: The broker could not be asked for the partitions; nothing was sent.
+            BrokerUnavailable, AccessRefused: The broker could not be queried for the partitions; nothing was sent.
             ConfigurationError: The channel is not a pika channel; nothing was sent.
             Exception: Any error of `basic_publish`.
         """
@@ -70,28 +71,28 @@ class Target:
         """Return the exchange and the routing key for a pika message, to publish it with a receipt.
 
         Raises:
-            ConfigurationError: This kind of target has no receipts, since it does more than publish one message.
+            ConfigurationError: This type of target gives no receipts, because it does more than publish one message.
         """
-        raise ConfigurationError(f"a {type(self).__name__} gives no receipts: call its own publish(); nothing was sent")
+        raise ConfigurationError(f"a {type(self).__name__} gives no receipts: call its publish(); nothing was sent")
 
     async def destination_async(self, channel: Any, message: Any, routing_key: str) -> tuple[str, str]:
         """Return the exchange and the routing key for an aio-pika message; see `destination`."""
-        raise ConfigurationError(f"a {type(self).__name__} gives no receipts: call its own publish(); nothing was sent")
+        raise ConfigurationError(f"a {type(self).__name__} gives no receipts: call its publish(); nothing was sent")
 
     def exchange(self, channel: Any) -> "TargetExchange":
-        """Return this target in the form of an aio-pika exchange, with `publish`."""
+        """Return an object with the `publish` of an aio-pika exchange, which publishes to this target."""
         return TargetExchange(self, channel)
 
 
 class TargetExchange:
-    """A target, or an asyncio router, on one aio-pika channel, in the form of an exchange."""
+    """Publishes to a target or an asyncio router over one aio-pika channel, with an exchange's `publish`."""
 
     def __init__(self, target: Any, channel: Any) -> None:
         self.target = target
         self.channel = channel_of(channel)
 
     async def publish(self, message: Any, routing_key: str = "", **kwargs: Any) -> Any:
-        """Publish as `Exchange.publish` does; the target routes the message."""
+        """Publish one message, which the target routes. Returns and raises as `Target.publish_async`."""
         return await self.target.publish_async(self.channel, message, routing_key, **kwargs)
 
 
@@ -99,9 +100,9 @@ def channel_of(given: Any) -> Any:
     """Return the aio-pika channel of a channel or of an exchange.
 
     Raises:
-        ConfigurationError: It is neither; nothing was sent.
+        ConfigurationError: `given` is neither; nothing was sent.
     """
-    # Not by the attribute `channel` first: channels have it, too, and warn.
+    # The attribute `channel` comes second, because channels have it, too, with a deprecation warning.
     channel = given if hasattr(given, "get_underlay_channel") else getattr(given, "channel", None)
     if not hasattr(channel, "get_underlay_channel"):
         raise ConfigurationError(

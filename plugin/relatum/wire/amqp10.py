@@ -1,9 +1,9 @@
-"""AMQP 1.0 messages as streams store them: sections are found without decoding, and decoded on demand.
+"""Decodes AMQP 1.0 messages as streams store them: finds sections without decoding them, and decodes on demand.
 
 RabbitMQ stores every message of a stream in AMQP 1.0's encoding, regardless of the protocol that published it. A reader
-that needs only a header must not pay for the body, and the recorder reads two or three values of each message. So a
-section is found by its descriptor and size, and a map can be searched for names without decoding other entries. Bytes
-that are not AMQP 1.0 raise `UndecodableMessage` and no other error.
+that needs only a header must not pay for the body, and the recorder reads two or three values of each message. So
+sections are found by their descriptors and sizes, and maps are searched without decoding other entries. Invalid bytes
+raise `UndecodableMessage`, and no other error.
 
 Source: OASIS AMQP 1.0, part 1 (types) and part 3.2 (message format).
 """
@@ -28,15 +28,15 @@ VALUE: Final = 0x77
 FOOTER: Final = 0x78
 
 _NESTING_MAX: Final = 64
-"""Levels of nested values that are decoded. Deeper ones become `Opaque`: a message may be 2,000 levels deep."""
+"""Maximum levels of nested values that are decoded. Deeper values become `Opaque`: a message may have 2,000 levels."""
 
 VALUES_MAX: Final = 131_072
-"""The most values of one map, list or section, nested ones included; a map's entry is two. Headers of AMQP 0.9.1 have
-fewer (131,064 bytes, two an entry); an AMQP 1.0 message may hold sixteen million empty lists of one byte, each of which
-is an object of 64 bytes."""
+"""Maximum values of one map, list or section, nested values included; a map entry counts as two. Headers of AMQP 0.9.1
+have fewer (131,064 bytes). An AMQP 1.0 message may contain sixteen million empty lists of one byte, each of which
+becomes an object of 64 bytes."""
 
 SECTIONS_MAX: Final = 4096
-"""The most sections of a message; RabbitMQ writes up to six, others a data section for each part of a body."""
+"""Maximum sections of a message. RabbitMQ writes up to six; other clients may write many data sections."""
 
 _U32: Final = Struct(">I").unpack_from
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -54,22 +54,21 @@ _SECTION_NAMES: Final = {
 
 
 Section: TypeAlias = tuple[int, int, int]
-"""A section's code, the position of its value's constructor, and its end. No named tuple: to create one takes longer
-than to find the section, and leaves compiled code."""
+"""A section's code, the position of its value's constructor, and its end. It is a plain tuple, because creating a named
+tuple takes longer than finding the section, and is not compiled."""
 
 _FIXED: Final = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
 WIDTHS: Final = [_FIXED.get(code >> 4, -1 if code >> 4 in (0xA, 0xC, 0xE) else -4) for code in range(256)]
-"""The number of bytes after a value's constructor; -1 and -4: a size of that many bytes gives the number. The
-constructors 0x00 to 0x3f are not covered; `end_of_value` refuses or follows them."""
+"""The number of bytes after each constructor from 0x40 on; -1 and -4: a size field of 1 or 4 bytes gives the number."""
 
 
 def end_of_value(raw: bytes, position: int) -> int:
-    """Return where the value whose constructor is at the position ends."""
+    """Return the end of the value whose constructor is at the position."""
     try:
         code = raw[position]
         if code < 0x40:
             if code != 0:
-                raise UndecodableMessage(f"no AMQP 1.0 type has the constructor 0x{code:02x}")
+                raise UndecodableMessage(f"an AMQP 1.0 value has the unknown constructor 0x{code:02x}")
             return _end_of_described(raw, position)
         width = WIDTHS[code]
         if width >= 0:
@@ -86,26 +85,26 @@ def end_of_value(raw: bytes, position: int) -> int:
 
 
 def _end_of_described(raw: bytes, position: int) -> int:
-    """Skip descriptors of descriptors in a loop, because the sender decides how deep they are."""
+    """Skip nested descriptors in a loop, not by recursion, because the sender decides how many there are."""
     while raw[position] == 0:
         descriptor = position + 1
         if raw[descriptor] == 0:
-            raise UndecodableMessage("a descriptor that is itself described")
+            raise UndecodableMessage("an AMQP 1.0 descriptor is itself described")
         position = end_of_value(raw, descriptor)
     return end_of_value(raw, position)
 
 
 def find_sections(raw: bytes) -> list[Section]:
-    """Return the message's sections in order, without decoding them."""
+    """Return a message's sections in order, not decoded."""
     found: list[Section] = []
     find_head(raw, found)
     return found
 
 
 def find_head(raw: bytes, found: list[Section] | None = None) -> tuple[int, int, int]:
-    """Return the positions of the message annotations, the properties and the application properties; -1 if absent.
+    """Return the positions of message annotations, properties and application properties; -1 for an absent section.
 
-    The recorder calls this for every message, so it makes no object for each section; `found` collects them if given.
+    The recorder calls this for every message, so sections are collected only if `found` is given.
     """
     annotations = properties = application = -1
     position, size = 0, len(raw)
@@ -115,7 +114,7 @@ def find_head(raw: bytes, found: list[Section] | None = None) -> tuple[int, int,
             if position >= size:
                 break
             if raw[position] != 0:
-                raise UndecodableMessage("the message is not a sequence of AMQP 1.0 sections")
+                raise UndecodableMessage("the message does not consist of AMQP 1.0 sections")
             if raw[position + 1] == 0x53:
                 code, start = raw[position + 2], position + 3
             else:
@@ -134,26 +133,26 @@ def find_head(raw: bytes, found: list[Section] | None = None) -> tuple[int, int,
     except IndexError:
         raise UndecodableMessage("an AMQP 1.0 section is truncated") from None
     if position != size or not size:
-        raise UndecodableMessage("an AMQP 1.0 section is truncated, or there are none, or too many")
+        raise UndecodableMessage("an AMQP 1.0 section is truncated, or the message has none, or too many sections")
     return annotations, properties, application
 
 
 def _section_code(raw: bytes, position: int) -> tuple[int, int]:
-    """Decode a descriptor in a longer form: a full ulong or a symbol."""
+    """Decode a descriptor that is a full ulong or a symbol, and return its code and end."""
     end = end_of_value(raw, position)
     if raw[position] == 0x80:
         return int.from_bytes(raw[position + 1 : end], "big"), end
     if raw[position] == 0xA3:
         return _SECTION_NAMES.get(raw[position + 2 : end], 0), end
-    raise UndecodableMessage("a section's descriptor is neither a number nor a symbol")
+    raise UndecodableMessage("the descriptor of an AMQP 1.0 section is neither a number nor a symbol")
 
 
 Entries: TypeAlias = tuple[int, int, int]
-"""The items of a list or map: their number (a map's keys and values both count), the first one's position, the end."""
+"""The items of a list or map: their count (keys and values both count), the position of the first, and the end."""
 
 
 def entries_of(raw: bytes, position: int, kind: str) -> Entries:
-    """Open a list (`kind` "list") or a map ("map"); more than `VALUES_MAX` raises an error with `is_too_much`."""
+    """Return the items of a `kind` "list" or "map". More than `VALUES_MAX` raise an error with `is_too_much`."""
     end = end_of_value(raw, position)
     code = raw[position]
     small, large = (0xC0, 0xD0) if kind == "list" else (0xC1, 0xD1)
@@ -168,17 +167,17 @@ def entries_of(raw: bytes, position: int, kind: str) -> Entries:
     if count > end - start or (kind == "map" and count % 2):
         raise UndecodableMessage(f"an AMQP 1.0 {kind} has fewer elements than its count")
     if count > VALUES_MAX:
-        raise UndecodableMessage(f"an AMQP 1.0 {kind} of {count} values", is_too_much=True)
+        raise UndecodableMessage(f"an AMQP 1.0 {kind} has {count} values, more than {VALUES_MAX}", is_too_much=True)
     return count, start, end
 
 
 def pick(raw: bytes, position: int, wanted: dict[bytes, int], found: list[Any]) -> None:
     """Search a map for names, and decode only their values.
 
-    - `wanted`: The slot of each name, in UTF-8.
-    - `found`: Gets each value at its slot; the last value counts if a name occurs twice.
+    - `wanted`: The names, in UTF-8, each with its index in `found`.
+    - `found`: Receives the values. If a name occurs twice, the last value counts.
     """
-    # The form in which RabbitMQ writes small maps is opened here, which saves a call and a tuple for each message.
+    # RabbitMQ's form of small maps is handled here, which saves a call and a tuple for each message.
     if raw[position] == 0xC1 and raw[position + 1] and not raw[position + 2] & 1:
         count, at, end = raw[position + 2], position + 3, position + 2 + raw[position + 1]
     else:
@@ -216,24 +215,24 @@ def pick(raw: bytes, position: int, wanted: dict[bytes, int], found: list[Any]) 
 
 
 def decode_map(raw: bytes, position: int) -> dict[str, Any]:
-    """Decode a map; entries whose keys are not text are left out, as the broker does for AMQP 0.9.1."""
+    """Decode a map. Entries whose keys are not text are omitted, as the broker does for AMQP 0.9.1."""
     items, values = _items(raw, position, "map", 0, [VALUES_MAX]), {}
-    for place in range(0, len(items), 2):
-        key = items[place]
+    for index in range(0, len(items), 2):
+        key = items[index]
         if isinstance(key, str):
-            values[key] = items[place + 1]
+            values[key] = items[index + 1]
     return values
 
 
 class Opaque(NamedTuple):
-    """A value without a plain Python type: decimals, timestamps outside `datetime`, values too deep or too many."""
+    """A value without a Python form: decimal, array, timestamp outside `datetime`, or a value that exceeds a limit."""
 
     kind: str
     data: bytes
 
 
 def text_of(data: bytes) -> str | bytes:
-    """Decode text; return the bytes if they are not UTF-8."""
+    """Decode UTF-8 text. Other bytes are returned unchanged."""
     try:
         return str(data, "utf-8")
     except UnicodeDecodeError:
@@ -251,7 +250,7 @@ def _character(data: bytes) -> str | Opaque:
     try:
         return str(data, "utf-32-be")
     except UnicodeDecodeError:
-        # A lone surrogate is not a character, and no text can hold it.
+        # A lone surrogate is not a character, and cannot be encoded.
         return Opaque("char", data)
 
 
@@ -276,19 +275,19 @@ _DECODERS: Final[dict[int, Callable[[bytes], Any]]] = {
     0x83: _moment,
     0x98: lambda data: UUID(bytes=data),
 }
-"""Decoders of plain values by constructor; they get the bytes after the constructor, or after the size that follows."""
+"""Decoders of plain values by constructor. Their argument is the value's bytes, without constructor and size."""
 
 
-def decode_value(raw: bytes, position: int, depth: int = 0, room: list[int] | None = None) -> tuple[Any, int]:
+def decode_value(raw: bytes, position: int, depth: int = 0, values_left: list[int] | None = None) -> tuple[Any, int]:
     """Decode any value, and return it with its end.
 
-    - `depth`: The number of values around it.
-    - `room`: How many more values it may contain, taken from its only item; None for `VALUES_MAX`. A value with more
-      becomes `Opaque`.
+    - `depth`: The number of values that enclose it.
+    - `values_left`: A list whose one item, the number of values still allowed, is reduced; None: `VALUES_MAX`. A value
+      with more becomes `Opaque`.
 
     Returns:
-        Text as `str` (as `bytes` if it is not UTF-8: RabbitMQ 3.10 stores such), symbols as `str`, numbers as `int` or
-        `float`, timestamps as aware `datetime`, UUIDs as `UUID`, binary as `bytes`, lists and maps as `list` and
+        Text as `str` (as `bytes` if it is not UTF-8, which RabbitMQ 3.10 accepts), symbols as `str`, numbers as `int`
+        or `float`, timestamps as aware `datetime`, UUIDs as `UUID`, binary as `bytes`, lists and maps as `list` and
         `dict`, described values as their value, everything else as `Opaque`.
     """
     end = end_of_value(raw, position)
@@ -297,7 +296,7 @@ def decode_value(raw: bytes, position: int, depth: int = 0, room: list[int] | No
         return text_of(raw[position + 2 : end]), end
     decode = _DECODERS.get(code)
     if decode is not None:
-        # Binary and text follow their size, in one byte or four.
+        # Binary and text have a size field of one byte or four.
         start = position + (1 if code < 0xA0 else 2 if code < 0xB0 else 5)
         return decode(raw[start:end]), end
     if depth >= _NESTING_MAX:
@@ -305,13 +304,13 @@ def decode_value(raw: bytes, position: int, depth: int = 0, room: list[int] | No
     if code == 0:
         while raw[position] == 0:
             position = end_of_value(raw, position + 1)
-        return decode_value(raw, position, depth + 1, room)[0], end
-    # Of a value that cannot be decoded the end is known, so the following values can still be read.
+        return decode_value(raw, position, depth + 1, values_left)[0], end
+    # The end is known even if the value cannot be decoded, so the values after it can be read.
     kind = "array" if code in (0xE0, 0xF0) else "broken"
     try:
         if code in (0xC0, 0xD0, 0xC1, 0xD1):
             is_list = code in (0xC0, 0xD0)
-            items = _items(raw, position, "list" if is_list else "map", depth + 1, room or [VALUES_MAX])
+            items = _items(raw, position, "list" if is_list else "map", depth + 1, values_left or [VALUES_MAX])
             pairs = zip(items[::2], items[1::2], strict=not is_list)
             return items if is_list else {_as_key(key): value for key, value in pairs}, end
     except UndecodableMessage as error:
@@ -320,16 +319,16 @@ def decode_value(raw: bytes, position: int, depth: int = 0, room: list[int] | No
     return Opaque(kind, raw[position:end]), end
 
 
-def _items(raw: bytes, position: int, kind: str, depth: int, room: list[int]) -> list[Any]:
+def _items(raw: bytes, position: int, kind: str, depth: int, values_left: list[int]) -> list[Any]:
     """Decode all items of a list, or all keys and values of a map."""
     count, at, end = entries_of(raw, position, kind)
-    # Before objects are made of them.
-    if count > room[0]:
-        raise UndecodableMessage("a value with too many values in it", is_too_much=True)
-    room[0] -= count
+    # Checked before any object is created.
+    if count > values_left[0]:
+        raise UndecodableMessage(f"an AMQP 1.0 value has more than {VALUES_MAX} values", is_too_much=True)
+    values_left[0] -= count
     values = []
     for _ in range(count):
-        value, at = decode_value(raw, at, depth, room)
+        value, at = decode_value(raw, at, depth, values_left)
         values.append(value)
     if at != end:
         raise UndecodableMessage(f"an AMQP 1.0 {kind}'s size does not match its content")
@@ -337,7 +336,7 @@ def _items(raw: bytes, position: int, kind: str, depth: int, room: list[int]) ->
 
 
 def _as_key(value: Any) -> Any:
-    """Return a map's key in a hashable form."""
+    """Return a map's key, or its `repr` if it is not hashable."""
     try:
         hash(value)
     except TypeError:
@@ -346,12 +345,12 @@ def _as_key(value: Any) -> Any:
 
 
 _BINARY: Final = {0xA0: 2, 0xB0: 5}
-"""Bytes before the content of a binary value."""
+"""Bytes before the content of a binary value: constructor and size."""
 
 
 def body_of(raw: bytes, sections: list[Section]) -> bytes:
-    """Return the body: data sections joined; the bytes of a value section's text or binary; else the raw sections."""
-    # Data that is not binary, against the specification, is returned undecoded.
+    """Return the body: the joined data sections, or the text or binary of a value section, or else the raw sections."""
+    # A data section without binary content violates the specification, and is returned undecoded.
     data = [raw[start + _BINARY.get(raw[start], 0) : end] for code, start, end in sections if code == DATA]
     if data:
         return b"".join(data)
@@ -366,12 +365,12 @@ def body_of(raw: bytes, sections: list[Section]) -> bytes:
 
 
 def pick_list(raw: bytes, position: int, wanted: dict[int, int], found: list[Any]) -> None:
-    """Read some items of a list by index; slots after its end, or after a broken item, are unchanged."""
+    """Decode the items of a list at the `wanted` indexes into `found`; null, missing or broken items are skipped."""
     count, at, _ = entries_of(raw, position, "list")
-    # A context manager would take as long as the items.
+    # `try`, because `suppress` takes as long as the items.
     try:
-        for place in range(min(count, 1 + max(wanted, default=-1))):
-            slot = wanted.get(place)
+        for index in range(min(count, 1 + max(wanted, default=-1))):
+            slot = wanted.get(index)
             if raw[at] == 0x40:  # null
                 at += 1
             elif slot is None:
@@ -383,14 +382,14 @@ def pick_list(raw: bytes, position: int, wanted: dict[int, int], found: list[Any
 
 
 def decode_list(raw: bytes, position: int, size: int) -> list[Any]:
-    """Decode the first `size` items of a list; items after its end, or after a broken item, are None."""
+    """Decode the first `size` items of a list. Items after its end, or after a broken item, are None."""
     found: list[Any] = [None] * size
-    pick_list(raw, position, {place: place for place in range(size)}, found)
+    pick_list(raw, position, {index: index for index in range(size)}, found)
     return found
 
 
 def data_section(body: bytes) -> bytes:
-    """Encode a data section, which is a whole message. It uses the short form if the body fits."""
+    """Encode a message that consists of one data section, in the short form if the body fits."""
     size = len(body)
     length = b"\xa0%c" % size if size < 256 else b"\xb0" + size.to_bytes(4)
     return b"\0\x53%c" % DATA + length + body

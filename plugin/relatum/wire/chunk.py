@@ -1,9 +1,8 @@
-"""Chunks of a stream: checked, unpacked, and split into records without decoding them. No I/O.
+"""Checks chunks of a stream, unpacks them, and splits them into records without decoding these. No I/O.
 
-A chunk is what the broker wrote at once: up to 65,535 entries under one header. An entry is one record, or a
-sub-entry batch of records, compressed or not. Every record takes one offset, counted from the chunk's first.
-This is the recorder's hot path: a record costs one length, one slice, one append. Wrong lengths inside a chunk raise
-`ChunkCorrupt`.
+The broker writes a chunk in one go: up to 65,535 entries under one header. An entry is one record, or a sub-entry batch
+of records, compressed or not. Each record takes one offset, counted from the chunk's first. This is the recorder's hot
+path: a record costs one length, one slice, one append. Wrong lengths inside a chunk raise `ChunkCorrupt`.
 
 Source: PROTOCOL.adoc (Deliver) and osiris_log.erl of RabbitMQ.
 """
@@ -20,14 +19,14 @@ from relatum.errors import ChunkCorrupt, ProtocolError
 from relatum.wire.plain_records import plain_records
 
 PIECE_BYTES_MAX: Final = 4 << 20
-"""Approximate bytes of records in one piece: a compressed batch is cut piece by piece."""
+"""Approximate maximum bytes of records in one piece. A compressed batch is split into pieces."""
 
 PIECE_RECORDS_MAX: Final = 8192
-"""Approximate number of records in one piece. A record of one byte is an object of 40 bytes, and readers make one of
-a few hundred bytes of it: 20 kB of gzip may hold four million of them."""
+"""Maximum records in one piece. A record of one byte is a Python object of 40 bytes, and a reader turns it into a
+message of a few hundred bytes. 20 kB of gzip can unpack to four million such records."""
 
 SUB_ENTRY_BYTES_MAX: Final = 64 << 20
-"""The most bytes one sub-entry batch may unpack to: 64 times the 1 MiB frame it comes in, beyond any real one."""
+"""Maximum bytes of an unpacked sub-entry batch: 64 times the default frame size of 1 MiB. Real batches are smaller."""
 
 _CODEC_NAMES: Final = {0: "none", 1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
 _SNAPPY_FRAMED: Final = b"\xff\x06\x00\x00sNaPpY"
@@ -45,14 +44,14 @@ _SUB_ENTRY_BIT: Final = 0x80000000
 class UnreadableRecord(bytes):
     """Placeholder for a record that cannot be unpacked: empty bytes, with the reason.
 
-    `is_broken` is False if the record is intact: another installation may be able to read it.
+    `is_broken` is False if the record may be intact: its batch exceeds a limit, or its compression is unknown.
     """
 
     reason: str
     is_broken: bool
 
     def __new__(cls, reason: str, *, is_broken: bool = True) -> "UnreadableRecord":
-        """Make one with a reason."""
+        """Return a placeholder with this reason."""
         record = super().__new__(cls)
         record.reason, record.is_broken = reason, is_broken
         return record
@@ -62,15 +61,15 @@ class Chunk(NamedTuple):
     """A chunk with a correct checksum, not split yet.
 
     Attributes:
-        subscription: The subscription it was delivered to.
+        subscription: The id of the subscription it was delivered to.
         first_offset: The offset of its first record.
         record_count: The number of its records, including those inside sub-entry batches.
         entry_count: The number of its entries; equal to `record_count` if there is no sub-entry batch.
         time_ms: When the leader wrote it, milliseconds since 1970, UTC.
         epoch: The leader's term; grows with every election.
         data: The frame that contains it.
-        data_start: Where its entries begin in `data`.
-        data_end: Where they end.
+        data_start: The position of its first entry in `data`.
+        data_end: The position after its last entry in `data`.
     """
 
     subscription: int
@@ -90,10 +89,10 @@ class Chunk(NamedTuple):
 
 
 def decode_deliver(frame: bytes) -> Chunk:
-    """Decode the chunk in a Deliver frame (with key and version, without the size).
+    """Return the chunk in a Deliver frame, given from its key on (without the size).
 
     Raises:
-        ProtocolError: The frame is too short, or has another version.
+        ProtocolError: The frame is too short, or its version is unknown.
         ChunkCorrupt: The header is invalid or the checksum is wrong.
     """
     try:
@@ -104,7 +103,7 @@ def decode_deliver(frame: bytes) -> Chunk:
     except (IndexError, struct.error) as error:
         raise ProtocolError("A Deliver frame ends before its chunk begins.") from error
     if version not in (1, 2):
-        raise ProtocolError(f"A Deliver frame of version {version} is not known.")
+        raise ProtocolError(f"Version {version} of a Deliver frame is unknown; 1 and 2 are known.")
     return _checked(frame, start + _HEADER.size, subscription, header)
 
 
@@ -112,7 +111,7 @@ def _checked(frame: bytes, data_start: int, subscription: int, header: tuple[int
     magic, kind, entries, records, time_ms, epoch, first, checksum, length, _trailer, _filter = header
     data_end = data_start + length
     if magic >> 4 != _MAGIC or magic & 0x0F != _VERSION or kind != _USER_CHUNK:
-        raise ChunkCorrupt(f"A chunk begins with {magic:#04x}, type {kind}: not a chunk of messages.")
+        raise ChunkCorrupt(f"A chunk begins with {magic:#04x}, type {kind}: it is not a chunk of messages.")
     if data_end > len(frame) or first + records > 1 << 63:
         raise ChunkCorrupt(f"The chunk at offset {first} has invalid lengths.", offset=first)
     if zlib.crc32(memoryview(frame)[data_start:data_end]) != checksum:
@@ -123,8 +122,8 @@ def _checked(frame: bytes, data_start: int, subscription: int, header: tuple[int
 def split(chunk: Chunk) -> Iterator[tuple[int, list[bytes]]]:
     """Yield the chunk's records as (offset of the first, records), ascending, in pieces of a limited size.
 
-    Each compressed batch is unpacked when its turn comes, and cut piece by piece. A record whose batch cannot be
-    unpacked is an `UnreadableRecord`, and keeps its offset.
+    A compressed batch is unpacked when the iteration reaches it. If a batch cannot be unpacked, each of its records is
+    an `UnreadableRecord` at its offset.
     """
     first = chunk.first_offset
     plain = whole_records(chunk)
@@ -136,78 +135,81 @@ def split(chunk: Chunk) -> Iterator[tuple[int, list[bytes]]]:
             yield first + start, plain[start : start + PIECE_RECORDS_MAX]
         return
     records: list[bytes] = []
-    held = 0
+    piece_bytes = 0
     for entry in _entries(chunk):
-        content, ends = _opened(chunk, entry)
-        place, count = 0, len(entry.offsets)
-        while place < count:
-            most = min(count, place + PIECE_RECORDS_MAX)
-            stop = bisect_right(ends, ends[place] + PIECE_BYTES_MAX, place + 1, most + 1) - 1
-            stop = max(stop, place + 1)
-            records += _cut(content, ends, place, stop)
-            held += ends[stop] - ends[place]
-            place = stop
-            if held >= PIECE_BYTES_MAX or len(records) >= PIECE_RECORDS_MAX:
+        content, ends = _entry_content(chunk, entry)
+        start, count = 0, len(entry.offsets)
+        while start < count:
+            limit = min(count, start + PIECE_RECORDS_MAX)
+            stop = bisect_right(ends, ends[start] + PIECE_BYTES_MAX, start + 1, limit + 1) - 1
+            stop = max(stop, start + 1)
+            records += _copied(content, ends, start, stop)
+            piece_bytes += ends[stop] - ends[start]
+            start = stop
+            if piece_bytes >= PIECE_BYTES_MAX or len(records) >= PIECE_RECORDS_MAX:
                 yield first, records
-                first, held, records = first + len(records), 0, []
+                first, piece_bytes, records = first + len(records), 0, []
     if records:
         yield first, records
 
 
 def record_at(chunk: Chunk, offset: int) -> bytes | None:
-    """Return the record at an offset, None if it is not in the chunk; other records are skipped, not copied."""
+    """Return the record at an offset; None if the chunk does not contain the offset. Other records are not copied."""
     if not chunk.first_offset <= offset <= chunk.last_offset:
         return None
     return next(records_at(chunk, [offset]))
 
 
 def records_at(chunk: Chunk, offsets: list[int]) -> Iterator[bytes]:
-    """Yield the records at ascending offsets, which must be in the chunk; other records are skipped, not copied."""
+    """Yield the records at ascending offsets, which the chunk must contain. Other records are not copied."""
     plain = whole_records(chunk, offsets)
     if plain is not None:
         yield from plain
         return
-    given, asked = 0, len(offsets)
+    start = 0
     for entry in _entries(chunk):
-        stop = bisect_left(offsets, entry.offsets.stop, given)
-        if stop > given:
-            # Only batches with a wanted offset are unpacked.
-            content, ends = _opened(chunk, entry)
-            for offset in offsets[given:stop]:
-                place = offset - entry.offsets.start
-                yield from _cut(content, ends, place, place + 1)
-        given = stop
-        if given == asked:
+        stop = bisect_left(offsets, entry.offsets.stop, start)
+        if stop > start:
+            # Only batches with a requested offset are unpacked.
+            content, ends = _entry_content(chunk, entry)
+            for offset in offsets[start:stop]:
+                index = offset - entry.offsets.start
+                yield from _copied(content, ends, index, index + 1)
+        start = stop
+        if start == len(offsets):
             return
 
 
 def _corrupt(chunk: Chunk) -> ChunkCorrupt:
     first = chunk.first_offset
-    return ChunkCorrupt(f"The chunk at offset {first} has entries of wrong length.", offset=first)
+    return ChunkCorrupt(f"The chunk at offset {first} has entries of wrong lengths.", offset=first)
 
 
 def whole_records(chunk: Chunk, offsets: list[int] | None = None) -> list[bytes] | None:
-    """Return the records at some offsets, by default all, of a chunk; None if it has sub-entry batches."""
+    """Return a chunk's records at some offsets (default: all); None if the chunk has sub-entry batches."""
     if chunk.entry_count != chunk.record_count:
         return None
-    places = None
+    indexes = None
     if offsets is not None and len(offsets) < chunk.record_count:
         first = chunk.first_offset
-        places = [offset - first for offset in offsets]
+        indexes = [offset - first for offset in offsets]
     try:
-        found = plain_records(chunk.data, chunk.data_start, chunk.entry_count, places)
+        found = plain_records(chunk.data, chunk.data_start, chunk.entry_count, indexes)
     except IndexError as error:
         raise _corrupt(chunk) from error
     if found is None:
         return None
     records, end = found
-    if end > chunk.data_end or (places is None and end != chunk.data_end):
+    if end > chunk.data_end or (indexes is None and end != chunk.data_end):
         raise _corrupt(chunk)
     return records
 
 
 class _Entry(NamedTuple):
-    """An entry of a chunk: its records' offsets, the position of its content, its codec, its unpacked size."""
+    """An entry of a chunk: its records' offsets, where its content starts and ends, its codec and its unpacked size.
+
+    `codec` is None for a single record.
+    """
 
     offsets: range
     start: int
@@ -217,7 +219,6 @@ class _Entry(NamedTuple):
 
 
 def _entries(chunk: Chunk) -> Iterator[_Entry]:
-    """Yield each entry of a chunk, without unpacking."""
     data, data_end = chunk.data, chunk.data_end
     position, offset, stop = chunk.data_start, chunk.first_offset, chunk.first_offset + chunk.record_count
     for _ in range(chunk.entry_count):
@@ -239,8 +240,8 @@ def _entries(chunk: Chunk) -> Iterator[_Entry]:
         raise _corrupt(chunk)
 
 
-def _opened(chunk: Chunk, entry: _Entry) -> tuple[memoryview | UnreadableRecord, Sequence[int]]:
-    """Return an entry's records, each after its length, and where they end there, with a 0 before the first."""
+def _entry_content(chunk: Chunk, entry: _Entry) -> tuple[memoryview | UnreadableRecord, Sequence[int]]:
+    """Return an entry's unpacked content (each record after its length), and 0 followed by each record's end in it."""
     if entry.codec is None:
         return memoryview(chunk.data)[entry.start - _LENGTH.size : entry.end], (0, _LENGTH.size + entry.size)
     content = _unpacked(entry.codec, chunk.data[entry.start : entry.end], entry.size)
@@ -256,41 +257,41 @@ def _opened(chunk: Chunk, entry: _Entry) -> tuple[memoryview | UnreadableRecord,
             position = -1
         if position == len(content):
             return memoryview(content), ends
-        content = UnreadableRecord("a sub-entry batch has records of wrong length")
+        content = UnreadableRecord("a sub-entry batch has records of wrong lengths")
     return content, bytes(len(entry.offsets) + 1)
 
 
-def _cut(content: memoryview | UnreadableRecord, ends: Sequence[int], place: int, stop: int) -> list[bytes]:
-    """Copy the records of an entry from one index to before another out of its unpacked content."""
+def _copied(content: memoryview | UnreadableRecord, ends: Sequence[int], start: int, stop: int) -> list[bytes]:
+    """Copy the records with indexes from `start` to before `stop` out of an entry's content."""
     if isinstance(content, UnreadableRecord):
-        return [content] * (stop - place)
-    if stop - place == 1:
-        return [bytes(content[ends[place] + _LENGTH.size : ends[stop]])]
-    found = plain_records(bytes(content[ends[place] : ends[stop]]), 0, stop - place)
-    assert found is not None, "lengths were compared with what they lie in"
+        return [content] * (stop - start)
+    if stop - start == 1:
+        return [bytes(content[ends[start] + _LENGTH.size : ends[stop]])]
+    found = plain_records(bytes(content[ends[start] : ends[stop]]), 0, stop - start)
+    assert found is not None, "a record inside a batch is never a batch"
     return found[0]
 
 
 def _unpacked(codec: int, packed: bytes, size: int) -> bytes | bytearray | UnreadableRecord:
-    """Unpack a batch to exactly `size` bytes; never more than the batch states, nor than the limit."""
+    """Unpack a batch to exactly `size` bytes, if that is within the limit."""
     name = _CODEC_NAMES.get(codec)
     if size > SUB_ENTRY_BYTES_MAX:
         reason = f"a sub-entry batch of {size} bytes is over the limit of {SUB_ENTRY_BYTES_MAX}"
         return UnreadableRecord(reason, is_broken=False)
     if name is None:
-        return UnreadableRecord(f"compression {codec} is not known", is_broken=False)
+        return UnreadableRecord(f"compression {codec} is unknown", is_broken=False)
     content: bytes | bytearray = packed
     written = len(packed)
     if codec:
-        # Unpacked in place: an unpacker that joins its own pieces needs twice as much memory at the end.
+        # Unpacked into one buffer: an unpacker that joins its own pieces needs twice the memory.
         content = bytearray(size)
-        # Imported late, because few streams have batches.
+        # Imported on demand, because few streams have batches.
         unpacker: Any = getattr(importlib.import_module("cramjam"), name)
         is_raw = name == "snappy" and not packed.startswith(_SNAPPY_FRAMED)
         try:
             written = (unpacker.decompress_raw_into if is_raw else unpacker.decompress_into)(packed, content)
         except Exception:  # noqa: BLE001 - cramjam's error has no class of its own in all versions
-            return UnreadableRecord(f"a sub-entry batch is not {name}, or larger than it says")
+            return UnreadableRecord(f"a sub-entry batch is not {name}, or is larger than the {size} bytes it claims")
     if written != size:
-        return UnreadableRecord(f"a sub-entry batch unpacks to another size than the {size} bytes it says")
+        return UnreadableRecord(f"a sub-entry batch unpacks to {written} bytes, not to the {size} bytes it claims")
     return content

@@ -1,7 +1,7 @@
-"""Frames of the RabbitMQ stream protocol: requests are encoded, answers decoded, no I/O.
+"""Frames of the RabbitMQ stream protocol: encodes requests and decodes answers, without I/O.
 
-A frame is `size uint32 | key uint16 | version uint16 | rest`. For any bytes, decoding raises no other error than
-`ProtocolError`.
+A frame is `size uint32 | key uint16 | version uint16 | rest`. Decoding raises `ProtocolError` for invalid bytes, and no
+other error.
 
 Source: PROTOCOL.adoc of RabbitMQ's rabbitmq_stream plugin.
 """
@@ -16,7 +16,7 @@ from relatum.errors import InvalidInput, ProtocolError
 
 
 class Command(IntEnum):
-    """Keys of the protocol's commands; an answer's key has bit 15 set."""
+    """The protocol's command keys. Bit 15 is set in the key of an answer."""
 
     DECLARE_PUBLISHER = 1
     PUBLISH = 2
@@ -67,20 +67,20 @@ class Code(IntEnum):
 
 
 RESPONSE_BIT: Final = 0x8000
-"""Bit in the key of an answer; answers to Route and Partitions of RabbitMQ 3.10 lack it."""
+"""The bit that marks the key of an answer. RabbitMQ 3.10 omits it in its answers to Route and Partitions."""
 
 FRAME_BYTES_MAX: Final = 1 << 30
-"""The most bytes of a frame. A chunk may exceed the tuned frame size, which limits only clients."""
+"""Maximum bytes of a received frame. The broker's chunks may exceed the tuned frame size, which limits only clients."""
 
 HANDSHAKE_FRAME_BYTES_MAX: Final = 1 << 20
-"""The most bytes of a frame before the connection is open: the protocol's default frame size."""
+"""Maximum bytes of a frame before the connection is open: the protocol's default frame size."""
 
 PUBLISH_BYTES: Final = 4 + 2 + 2 + 1 + 4
-"""Bytes of a Publish frame without its entries: size, key, version, publisher, count."""
+"""Bytes of a Publish frame before its entries: size, key, version, publisher id, entry count."""
 
 _ENTRY: Final = struct.Struct(">QI")
 ENTRY_BYTES: Final = _ENTRY.size
-"""Bytes of an entry without its message: publishing id and length."""
+"""Bytes of an entry before its message: publishing id and message length."""
 
 _HEAD: Final = struct.Struct(">IHH")
 _HEAD_CORRELATED: Final = struct.Struct(">IHHI")
@@ -92,7 +92,7 @@ _REFUSAL: Final = struct.Struct(">QH")
 
 
 class Start(IntEnum):
-    """Where a subscription begins. FIRST, LAST and NEXT take no value, OFFSET an offset, TIMESTAMP milliseconds."""
+    """Where a subscription begins. OFFSET needs an offset, TIMESTAMP needs milliseconds; the others take no value."""
 
     FIRST = 1
     LAST = 2
@@ -115,7 +115,7 @@ NEXT: Final = StartSpec(Start.NEXT)
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """A node as advertised by Metadata."""
+    """The host and port that a node advertises in the answer to Metadata."""
 
     host: str
     port: int
@@ -123,7 +123,7 @@ class NodeAddress:
 
 @dataclass(frozen=True, slots=True)
 class StreamPlaces:
-    """The nodes of a stream: code `OK` with a leader (None while there is none) and replicas, or an error code."""
+    """The nodes of a stream. If `code` is not `OK`, the broker names none. `leader` is None during an election."""
 
     stream: str
     code: int
@@ -132,21 +132,21 @@ class StreamPlaces:
 
 
 class Confirmed(NamedTuple):
-    """The broker has stored messages of a publisher, now or before."""
+    """The broker has stored these messages of a publisher. Duplicates of stored messages are confirmed, too."""
 
     publisher: int
     publishing_ids: tuple[int, ...]
 
 
 class Refused(NamedTuple):
-    """The broker has not stored messages of a publisher: (publishing id, code) for each message."""
+    """The broker has refused messages of a publisher: (publishing id, response code) of each message."""
 
     publisher: int
     refusals: tuple[tuple[int, int], ...]
 
 
 class Cursor:
-    """Decodes the protocol's types from a frame; every read beyond its end raises `ProtocolError`."""
+    """Decodes the protocol's types from a frame. A read beyond the frame's end raises `ProtocolError`."""
 
     __slots__ = ("_data", "_position")
 
@@ -169,12 +169,12 @@ class Cursor:
         return self.unpack(_U32)[0]
 
     def count(self, bytes_each: int) -> int:
-        """Read the length of an array whose elements take at least `bytes_each` bytes; -1 (none) counts as 0."""
+        """Read the length of an array whose elements take at least `bytes_each` bytes. -1 (no array) counts as 0."""
         count = self.uint32()
         if count == 0xFFFFFFFF:
             return 0
         if count * bytes_each > len(self._data) - self._position:
-            raise ProtocolError(f"An array of the stream protocol claims {count} elements, more than fit its frame.")
+            raise ProtocolError(f"An array of the stream protocol claims {count} elements, too many for its frame.")
         return count
 
     def take(self, length: int) -> bytes:
@@ -203,7 +203,7 @@ class Cursor:
 
 
 def string(value: str) -> bytes:
-    """Encode a string with its length; over 32,767 bytes or with a lone surrogate it is invalid."""
+    """Encode a string with its length. Raises for more than 32,767 bytes, or a lone surrogate."""
     try:
         encoded = value.encode()
     except UnicodeEncodeError:
@@ -214,22 +214,22 @@ def string(value: str) -> bytes:
 
 
 def frame(command: int, body: bytes = b"") -> bytes:
-    """Encode a frame without a correlation: Credit, Heartbeat, Tune."""
+    """Encode a frame without a correlation id: Credit, Heartbeat, Tune, Publish."""
     return _HEAD.pack(4 + len(body), command, 1) + body
 
 
 def request(command: int, correlation: int, body: bytes = b"") -> bytes:
-    """Encode a frame that the peer answers with the same correlation."""
+    """Encode a frame that the peer answers with the same correlation id."""
     return _HEAD_CORRELATED.pack(8 + len(body), command, 1, correlation) + body
 
 
-def about(correlation: int, command: int, *names: str) -> bytes:
-    """Encode a request that carries only names: Open, Route, Partitions, StreamStats; SaslHandshake carries none."""
+def named_request(correlation: int, command: int, *names: str) -> bytes:
+    """Encode a request whose body is only names: Open, Route, Partitions, StreamStats, and SaslHandshake (no name)."""
     return request(command, correlation, b"".join(map(string, names)))
 
 
 def answer(command: int, correlation: int, code: int) -> bytes:
-    """Encode our answer to the server's Close."""
+    """Encode an answer without a body, such as to the server's Close."""
     return _HEAD_CORRELATED.pack(10, command | RESPONSE_BIT, 1, correlation) + _U16.pack(code)
 
 
@@ -289,12 +289,12 @@ def metadata(correlation: int, streams: list[str]) -> bytes:
 
 
 def declare_publisher(correlation: int, publisher: int, reference: str, stream: str) -> bytes:
-    """Declare publisher 0 to 255 of this connection; the broker drops what its reference has published before."""
+    """Declare publisher 0 to 255 of a connection. The broker drops messages that the reference has published before."""
     return request(Command.DECLARE_PUBLISHER, correlation, bytes((publisher,)) + string(reference) + string(stream))
 
 
 def query_publisher_sequence(correlation: int, reference: str, stream: str) -> bytes:
-    """Encode a query for the last publishing id of a reference in a stream."""
+    """Encode a query for the last publishing id that a stream has of a reference."""
     return request(Command.QUERY_PUBLISHER_SEQUENCE, correlation, string(reference) + string(stream))
 
 
@@ -304,7 +304,7 @@ def entry(publishing_id: int, message: bytes) -> bytes:
 
 
 def publish(publisher: int, entries: Sequence[bytes]) -> bytes:
-    """Publish entries in order."""
+    """Encode a Publish of entries in order."""
     return frame(Command.PUBLISH, _COUNT.pack(publisher, len(entries)) + b"".join(entries))
 
 
@@ -312,13 +312,13 @@ def publish(publisher: int, entries: Sequence[bytes]) -> bytes:
 
 
 def decode_strings(body: bytes) -> list[str]:
-    """Decode an array of strings: mechanisms, streams of a route, partitions."""
+    """Decode an array of strings: SASL mechanisms, the streams of a route, or partitions."""
     cursor = Cursor(body)
     return [cursor.string() for _ in range(cursor.count(2))]
 
 
 def decode_table(body: bytes) -> dict[str, str]:
-    """Decode a map of strings: peer properties, connection properties."""
+    """Decode a map of strings: peer properties or connection properties."""
     cursor = Cursor(body)
     return {cursor.string(): cursor.string() for _ in range(cursor.count(4))}
 
@@ -338,25 +338,25 @@ def _decode_places(cursor: Cursor, brokers: dict[int, NodeAddress]) -> StreamPla
 
 
 def decode_stats(body: bytes) -> dict[str, int]:
-    """Decode statistics of a stream by name; the names depend on the broker's version."""
+    """Decode the statistics of a stream by name. The names depend on the broker's version."""
     cursor = Cursor(body)
     signed = struct.Struct(">q")
     return {cursor.string(): cursor.unpack(signed)[0] for _ in range(cursor.count(10))}
 
 
 def decode_sequence(body: bytes) -> int:
-    """Decode the last publishing id in the answer to QueryPublisherSequence; 0 if there is none."""
+    """Decode the last publishing id in the answer to QueryPublisherSequence. 0 means none."""
     return Cursor(body).unpack(_SEQUENCE)[0]
 
 
 def decode_outcome(data: bytes) -> Confirmed | Refused:
-    """Decode a PublishConfirm or PublishError frame (with key and version, without the size)."""
+    """Decode a PublishConfirm or PublishError frame, from its key on (without the size)."""
     key = int.from_bytes(data[:2], "big")
     publisher, count = Cursor(data, 4).unpack(_COUNT)
     start = 4 + _COUNT.size
     each = _SEQUENCE.size if key == Command.PUBLISH_CONFIRM else _REFUSAL.size
     if len(data) - start < count * each:
-        raise ProtocolError("A confirm of the stream protocol is truncated.")
+        raise ProtocolError("A PublishConfirm or PublishError frame is truncated.")
     end = start + count * each
     if key == Command.PUBLISH_CONFIRM:
         return Confirmed(publisher, struct.unpack_from(f">{count}Q", data, start))

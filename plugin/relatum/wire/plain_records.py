@@ -1,40 +1,40 @@
-"""Records of a chunk without sub-entry batches: the work of every reader for each message.
+"""Splits a chunk without sub-entry batches into records. This is every reader's work for each message.
 
-Source: as for `relatum.wire.chunk`.
+Source: see `relatum.wire.chunk`.
 """
 
 
 def plain_records(
-    data: bytes, position: int, count: int, places: list[int] | None = None
+    data: bytes, position: int, count: int, indexes: list[int] | None = None
 ) -> tuple[list[bytes], int] | None:
-    """Return `count` records from a position on, and where they end; None if an entry is a batch.
+    """Return `count` records from a position on, and their end position. None if an entry is a sub-entry batch.
 
-    If the data ends inside the last record, the end is after that of the data: the caller compares it.
+    If the last record is truncated, the end position is beyond the data. The caller checks this.
 
-    - `places`: Cut only the records at these indexes, ascending from 0 on, and stop after the last of them.
+    - `indexes`: Return only the records at these indexes, ascending from 0.
 
     Raises:
-        IndexError: the data ends before the last entry begins.
+        IndexError: The data ends before the last entry begins.
     """
     records: list[bytes] = []
-    place = taken = 0
-    if places is not None:
-        if not places:
+    wanted = copied = 0
+    if indexes is not None:
+        if not indexes:
             return records, position
-        place, count = places[0], places[-1] + 1
-    for at in range(count):
-        # Byte by byte: compiled, this takes a tenth of the time of `struct`.
+        wanted, count = indexes[0], indexes[-1] + 1
+    for index in range(count):
+        # Compiled, reading byte by byte takes a tenth of the time of `struct`.
         if data[position] & 0x80:
             return None
         length = data[position] << 24 | data[position + 1] << 16 | data[position + 2] << 8 | data[position + 3]
         position += 4
         end = position + length
-        if places is None:
+        if indexes is None:
             records.append(data[position:end])
-        elif at == place:
+        elif index == wanted:
             records.append(data[position:end])
-            taken += 1
-            if taken < len(places):
-                place = places[taken]
+            copied += 1
+            if copied < len(indexes):
+                wanted = indexes[copied]
         position = end
     return records, position

@@ -1,7 +1,7 @@
-"""A connection of the stream protocol as a state machine: bytes in, events out, bytes to send. No I/O.
+"""A stream protocol connection as a state machine: received bytes become events and bytes to send. No I/O.
 
-The session answers the server's Tune and Close, consumes its heartbeats, numbers requests, and cuts frames out of the
-received bytes in linear time. Its owner logs in, sends `take_outgoing()` and feeds `receive()`.
+The session answers the server's Tune and Close, ignores its heartbeats, numbers requests, and splits received bytes
+into frames in linear time. Its owner logs in, sends what `take_outgoing()` returns, and passes bytes to `receive()`.
 """
 
 import struct
@@ -20,15 +20,15 @@ from relatum.wire.chunk import Chunk, decode_deliver
 from relatum.wire.frames import Code, Command, Confirmed, NodeAddress, Refused
 
 SUBSCRIPTIONS: Final = 256
-"""Subscription ids of one connection: one byte."""
+"""Number of subscription ids of one connection: an id is one byte."""
 
 ATTACHES_MAX: Final = 500
-"""Attaches after which a connection to a leaking broker is replaced; a new one takes as long as a few attaches."""
+"""Subscriptions after which a connection to a broker that leaks files is replaced. A new one costs as much as a few."""
 
-CLOSES_SINCE: Final = (3, 12)
-"""The version from which Unsubscribe certainly closes the file that was read. RabbitMQ 3.10.8 keeps one open for each
-attach until the connection ends, up to the node's limit, and then the node fails. Source: rabbitmq-server issue 6317,
-fixed in patch releases of 3.10 and 3.11 after November 2022; those count as leaking, too, which costs little."""
+FILES_CLOSED_SINCE: Final = (3, 12)
+"""First version in which Unsubscribe certainly closes the segment file. RabbitMQ 3.10.8 keeps one file open for each
+subscription until the connection ends; at its limit of open files the node fails. Source: rabbitmq-server issue 6317,
+fixed in patch releases of 3.10 and 3.11 after November 2022. They are treated as leaking, too, which costs little."""
 
 _SIZE: Final = struct.Struct(">I")
 _KEYS: Final = struct.Struct(">HH")
@@ -39,11 +39,11 @@ _OUTCOMES: Final = (Command.PUBLISH_CONFIRM, Command.PUBLISH_ERROR)
 
 
 class AnotherProtocol(ConfigurationError):
-    """The server does not speak the stream protocol; no login data was sent."""
+    """The server does not speak the stream protocol. No credentials were sent."""
 
 
 class Answer(NamedTuple):
-    """The server's answer to the request with that correlation; `body` is what follows the code."""
+    """The server's answer to the request with the same correlation id. `body` has the bytes after the code."""
 
     correlation: int
     code: int
@@ -51,21 +51,21 @@ class Answer(NamedTuple):
 
 
 class StreamMoved(NamedTuple):
-    """The server ended all subscriptions to a stream: it was moved or deleted."""
+    """The server ended all subscriptions to a stream, which was moved or deleted."""
 
     stream: str
     code: int
 
 
 class CreditRefused(NamedTuple):
-    """The server does not have such a subscription, or no longer has it."""
+    """The server refused credit: it has no subscription of this id, or has ended it."""
 
     subscription: int
     code: int
 
 
 class Damaged(NamedTuple):
-    """A damaged chunk came for a subscription; an event only with `reports_damage`, else an error is raised."""
+    """A damaged chunk arrived for a subscription. Without `reports_damage`, `receive` raises the error instead."""
 
     subscription: int
     error: ChunkCorrupt
@@ -75,11 +75,11 @@ Event = Answer | Chunk | StreamMoved | CreditRefused | Confirmed | Refused | Dam
 
 
 class StreamSession:
-    """The state of a connection. For one user at a time; it has no socket and reads no clock.
+    """The protocol state of one connection, without socket and clock. Not thread-safe.
 
-    The server may demand a shorter `heartbeat_s`, and a limit of a frame's bytes (`send_bytes_max`; 0: none). It is
-    tuned once the server has said so, after it has accepted user and password, and open between login and close.
-    `reports_damage`: report a damaged chunk as `Damaged`, and continue, because other streams share the connection.
+    The server may lower `heartbeat_s` and limits sent frames to `send_bytes_max` (0: no limit). `is_tuned` becomes True
+    with the server's Tune, after authentication. The owner sets `is_open` after the login; Close resets it.
+    `reports_damage`: report a damaged chunk as `Damaged` and continue, because other streams share the connection.
     """
 
     def __init__(self, heartbeat_s: int = 0) -> None:
@@ -87,7 +87,7 @@ class StreamSession:
         self._outgoing = bytearray()
         self._correlation = 0
         self._subscriptions: set[int] = set()
-        self._ending: dict[int, int] = {}
+        self._unsubscribing: dict[int, int] = {}
         self._attaches = 0
         self.server_properties: dict[str, str] = {}
         self.connection_properties: dict[str, str] = {}
@@ -97,24 +97,24 @@ class StreamSession:
         self.reports_damage = False
 
     def take_outgoing(self) -> bytes:
-        """Return the pending bytes to send, once."""
+        """Return the pending bytes to send, and clear them."""
         outgoing = bytes(self._outgoing)
         self._outgoing.clear()
         return outgoing
 
     def send(self, frame: bytes) -> None:
-        """Append an encoded frame to the bytes to send."""
+        """Append an encoded frame to the pending bytes."""
         self._outgoing += frame
 
     def next_correlation(self) -> int:
-        """Return a number for the next request."""
+        """Return a correlation id for the next request."""
         self._correlation = (self._correlation + 1) & 0x7FFFFFFF
         return self._correlation
 
     def take_subscription(self) -> int:
-        """Return the lowest free subscription id; it is free again when the broker has answered `unsubscribe`.
+        """Return the lowest free subscription id. It becomes free again with the broker's answer to `unsubscribe`.
 
-        Always the lowest: RabbitMQ keeps a counter for each id of each connection until it restarts (3.10.8).
+        It is the lowest, because RabbitMQ 3.10.8 keeps a counter for each used id of a connection until it restarts.
         """
         for number in range(SUBSCRIPTIONS):
             if number not in self._subscriptions:
@@ -125,21 +125,21 @@ class StreamSession:
 
     @property
     def subscription_count(self) -> int:
-        """The number of ids in use, including those that are ending."""
+        """The number of subscription ids in use, including those whose Unsubscribe is not answered yet."""
         return len(self._subscriptions)
 
     @property
     def attaches_left(self) -> int:
-        """How many more subscriptions the broker can serve before it holds too many files open for the connection."""
-        return ATTACHES_MAX - self._attaches if self.is_older_than(CLOSES_SINCE) else SUBSCRIPTIONS
+        """How many more subscriptions are allowed before the broker has too many files open for the connection."""
+        return ATTACHES_MAX - self._attaches if self.is_older_than(FILES_CLOSED_SINCE) else SUBSCRIPTIONS
 
     @property
     def is_used_up(self) -> bool:
-        """Whether the connection should be replaced, because no attach is left."""
+        """Whether no subscriptions are left, so that the connection should be replaced."""
         return self._attaches >= ATTACHES_MAX and self.attaches_left <= 0
 
     def is_older_than(self, release: tuple[int, ...]) -> bool:
-        """Whether the broker is older than a release; one whose version cannot be parsed counts as new."""
+        """Whether the broker is older than a release. A version that cannot be parsed counts as newer."""
         parts = self.server_properties.get("version", "").split(".")[: len(release)]
         return all(part.isdecimal() for part in parts) and tuple(map(int, parts)) < release
 
@@ -151,29 +151,30 @@ class StreamSession:
         return NodeAddress(properties.get("advertised_host", ""), int(port) if port.isdecimal() else 0)
 
     def unsubscribe(self, number: int, correlation: int | None = None) -> None:
-        """End a subscription. The broker answers in order: chunks in flight for its id come before the answer."""
+        """End a subscription. Chunks in flight for its id still arrive, but before the answer."""
         correlation = self.next_correlation() if correlation is None else correlation
-        self._ending[correlation] = number
+        self._unsubscribing[correlation] = number
         self.send(frames.unsubscribe(correlation, number))
 
     def receive(self, data: bytes | memoryview) -> list[Event]:
-        """Return the events in the received bytes, in order; incomplete frames are kept.
+        """Return the events in the received bytes, in order. An incomplete frame is kept for the next call.
 
         Raises:
             ProtocolError: The bytes are not frames, or are invalid frames.
             ChunkCorrupt: A chunk is damaged.
-            ConnectionLost: The server closed the connection; the message has its reason.
+            AccessRefused: The server closed the connection: this user may not use the virtual host, or there is none.
+            ConnectionLost: The server closed the connection for another reason, which the message gives.
             AnotherProtocol: The server's first bytes are not a frame.
         """
         buffer = self._buffer
         buffer += data
         events: list[Event] = []
         position, available = 0, len(buffer)
-        most = frames.FRAME_BYTES_MAX if self.is_open else frames.HANDSHAKE_FRAME_BYTES_MAX
+        size_max = frames.FRAME_BYTES_MAX if self.is_open else frames.HANDSHAKE_FRAME_BYTES_MAX
         with memoryview(buffer) as view:
             while available - position >= 4:
                 (size,) = _SIZE.unpack_from(view, position)
-                if not 4 <= size <= most:
+                if not 4 <= size <= size_max:
                     if not self.server_properties:
                         raise AnotherProtocol("The first bytes of the answer are not a frame of the stream protocol.")
                     raise ProtocolError(f"A frame of the stream protocol claims {size} bytes.")
@@ -219,12 +220,12 @@ class StreamSession:
         if len(frame) < _ANSWER.size:
             raise ProtocolError("An answer of the stream protocol is truncated.")
         _, _, correlation, code = _ANSWER.unpack_from(frame)
-        if correlation in self._ending:
-            self._subscriptions.discard(self._ending.pop(correlation))
+        if correlation in self._unsubscribing:
+            self._subscriptions.discard(self._unsubscribing.pop(correlation))
         return Answer(correlation, code, frame[_ANSWER.size :])
 
     def _command(self, key: int, frame: bytes) -> None:
-        """Handle a request of the server: answer Tune, answer Close and raise, ignore heartbeats."""
+        """Handle a server's command: answer Tune; answer Close, then raise; ignore all others."""
         if key == Command.TUNE:
             if len(frame) < _TUNE.size:
                 raise ProtocolError("A Tune frame is truncated.")
@@ -239,18 +240,19 @@ class StreamSession:
             self.send(frames.answer(Command.CLOSE, correlation, Code.OK))
             self.is_open = False
             if code == Code.VHOST_ACCESS_FAILURE:
-                raise AccessRefused("This user may not use the virtual host, or there is none.")
-            raise ConnectionLost(f"The broker closed the stream connection: {reason or 'no reason given'} ({code}).")
+                raise AccessRefused("This user may not use the virtual host, or it does not exist.")
+            reason = reason or "it gave no reason"
+            raise ConnectionLost(f"The broker closed the stream connection: {reason} ({code_name(code)}).")
 
-    def leave(self) -> None:
-        """Append Close to the bytes to send; the caller need not wait for its answer."""
+    def send_close(self) -> None:
+        """Append Close to the pending bytes. The caller need not wait for the answer."""
         if self.is_open:
             self.send(frames.close(self.next_correlation()))
             self.is_open = False
 
 
 def code_name(code: int) -> str:
-    """Return a code of the protocol in words, for messages."""
+    """Return a response code in words, for error messages."""
     try:
         return Code(code).name.lower().replace("_", " ")
     except ValueError:

@@ -1,11 +1,10 @@
-"""A stream-protocol connection on an event loop, and its subscriptions: numbers, credit and answers.
+"""A stream protocol connection on an event loop, and its subscriptions: ids, credit and answers.
 
-The connection reads the socket itself, since asyncio's transports cannot take over a connection that has logged in over
-TLS, and `add_reader` needs no copy.
+The connection reads the socket itself: asyncio's transports cannot take over a connection after its login over TLS, and
+`add_reader` avoids a copy.
 
-A barrier is the answer to an empty Metadata command that follows a subscription or credit. The broker handles the
-commands of a connection in order: if a stream got no chunk before the barrier, it has no more records on this node
-now.
+A barrier is the answer to an empty Metadata command that follows a Subscribe or Credit. The broker handles the commands
+of a connection in order. So a stream without a chunk before the barrier has no more records on this node now.
 """
 
 import asyncio
@@ -27,49 +26,49 @@ if TYPE_CHECKING:
 
 # --- subscriptions, without I/O ---------------------------------------------------------------------------------------
 
-WAITS_BEFORE: Final = (4, 2, 1)
-"""Before this version, the broker delays all streams of a connection by two milliseconds whenever one has no more, so
-for each lone message. Source: rabbitmq-server, pull request 14766; `timer:sleep(1)` in `rabbit_stream_reader` of
-3.10.8."""
+DELAYS_BEFORE: Final = (4, 2, 1)
+"""Before this version, a broker that reaches a stream's end delays all streams of the connection by two milliseconds;
+every message published alone causes this. Source: rabbitmq-server, pull request 14766; `timer:sleep(1)` in
+`rabbit_stream_reader` of 3.10.8."""
 
 UNDER_WAY_MAX: Final = 16
-"""Maximum chunks of a stream in flight from such a broker: while a stream gets a message every millisecond, all others
-of the connection wait for it until its credit is used up."""
+"""Maximum chunks of a stream in flight from such a broker. A stream with a message every millisecond delays all others
+of the connection until its credit is used up."""
 
 CROWD: Final = 64
-"""Maximum streams on a connection to such a broker: they delay each other by at most an eighth of a second."""
+"""A connection to such a broker is crowded from so many streams on. They delay each other by at most 1/8 s."""
 
 WINDOW_BYTES: Final = 1 << 20
-"""Approximate bytes of one stream in flight and held; at least one chunk."""
+"""Approximate maximum bytes of one stream in flight or held by the owner; at least one chunk."""
 
 CHUNKS_MAX: Final = 1024
-"""Maximum chunks of a stream in flight and held; messages published one by one have one each. An owner that releases
-them five times a second keeps up with 5,000 a second."""
+"""Maximum chunks of a stream in flight or held by the owner. A message published alone is a chunk of its own, so an
+owner that releases five times a second keeps up with 5,000 such messages a second."""
 
 
 class Interrupted(Exception):
-    """The connection ended, which is reported once for all its streams."""
+    """The connection ended. The end is reported once for all its streams."""
 
 
 class Subscription:
-    """The subscription to one stream: its number on the connection, and its credit.
+    """The subscription to one stream: its id on the connection, and its credit.
 
-    `barrier`: Answered after everything requested before it. `is_quiet`: A barrier showed that there is no more.
+    `barrier`: The correlation id of its latest barrier. `is_quiet`: A barrier showed that the node has no more records.
     """
 
-    def __init__(self, followed: "Followed", number: int, under_way_max: int = CHUNKS_MAX) -> None:
+    def __init__(self, followed: "Followed", number: int, in_flight_max: int = CHUNKS_MAX) -> None:
         self.followed = followed
         self.number = number
-        self._under_way_max = under_way_max
+        self._in_flight_max = in_flight_max
         self.connection: Connection | None = None
         self.barrier: int | None = None
-        self.has_come = self.is_quiet = False
-        self._under_way, self._held, self._window = 1, 0, 1
+        self.has_chunks = self.is_quiet = False
+        self._in_flight, self._held, self._window = 1, 0, 1
 
     def on_chunk(self, chunk: Chunk) -> None:
         """Count an arrived chunk, and adapt the window to its size."""
-        self.has_come = True
-        self._under_way -= 1
+        self.has_chunks = True
+        self._in_flight -= 1
         self._held += 1
         self._window = min(CHUNKS_MAX, WINDOW_BYTES // (len(chunk.data) or 1) or 1)
 
@@ -77,21 +76,21 @@ class Subscription:
         self._held -= 1
 
     def credit(self) -> int:
-        """Take the available credit, once it is half of what may be in flight: how many more chunks are sent now.
+        """Take the credit to grant now, in chunks. 0 while less than half of the maximum in flight is available.
 
-        For each credit, a broker before `WAITS_BEFORE` delays all streams of the connection as for a lone message.
+        For each Credit, a broker before `DELAYS_BEFORE` delays all streams of the connection.
         """
-        most = min(self._window, self._under_way_max)
-        credit = min(self._window - self._held, most) - self._under_way
-        if credit * 2 < most:
+        in_flight_max = min(self._window, self._in_flight_max)
+        credit = min(self._window - self._held, in_flight_max) - self._in_flight
+        if credit * 2 < in_flight_max:
             return 0
-        self._under_way += credit
+        self._in_flight += credit
         return credit
 
     @property
-    def may_come(self) -> bool:
-        """Whether a chunk may arrive; without credit, silence proves nothing."""
-        return self._under_way > 0
+    def has_credit(self) -> bool:
+        """Whether the broker may send a chunk. Without credit, a missing chunk proves nothing."""
+        return self._in_flight > 0
 
 
 class Subscriptions:
@@ -99,20 +98,20 @@ class Subscriptions:
 
     def __init__(self, session: StreamSession) -> None:
         self._session = session
-        self._all: dict[int, Subscription] = {}
-        self._answers: dict[int, int] = {}
-        self._awaiting: dict[int, None] = {}
+        self._by_id: dict[int, Subscription] = {}
+        self._subscribing: dict[int, int] = {}
         self._barriers: dict[int, list[int]] = {}
+        self._unfenced: dict[int, None] = {}
 
     @property
     def room(self) -> int:
-        """The number of subscriptions that still fit; numbers being unsubscribed are not free yet."""
+        """The number of subscriptions that still fit. An id is free again once its Unsubscribe is answered."""
         return min(SUBSCRIPTIONS - self._session.subscription_count, self._session.attaches_left)
 
     @property
     def is_crowded(self) -> bool:
         """Whether the streams on this connection would delay another one."""
-        return len(self._all) >= CROWD and self._session.is_older_than(WAITS_BEFORE)
+        return len(self._by_id) >= CROWD and self._session.is_older_than(DELAYS_BEFORE)
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -120,52 +119,50 @@ class Subscriptions:
         """Subscribe, with one credit and a barrier."""
         number = self._session.take_subscription()
         correlation = self._session.next_correlation()
-        self._answers[correlation] = number
-        most = UNDER_WAY_MAX if self._session.is_older_than(WAITS_BEFORE) else CHUNKS_MAX
-        subscription = self._all[number] = Subscription(followed, number, most)
+        self._subscribing[correlation] = number
+        in_flight_max = UNDER_WAY_MAX if self._session.is_older_than(DELAYS_BEFORE) else CHUNKS_MAX
+        subscription = self._by_id[number] = Subscription(followed, number, in_flight_max)
         start = StartSpec(Start.OFFSET, offset)
         self._session.send(frames.subscribe(correlation, number, followed.stream, start, 1))
-        self._awaiting[number] = None
+        self._unfenced[number] = None
         return subscription
 
     def remove(self, subscription: Subscription) -> None:
         """Unsubscribe; chunks still in flight are dropped on arrival."""
         number = subscription.number
-        if self._all.get(number) is subscription:
-            del self._all[number]
-            self._awaiting.pop(number, None)
+        if self._by_id.get(number) is subscription:
+            del self._by_id[number]
+            self._unfenced.pop(number, None)
             self._session.unsubscribe(number)
 
     def grant(self, subscription: Subscription) -> bool:
-        """Grant the available credit; return whether there is something to send.
-
-        Until the stream is quiet, request a barrier, too; even without credit if chunks were larger than expected: with
-        so much in flight, there may be no credit for long.
-        """
-        if self._all.get(subscription.number) is not subscription:
+        """Grant the available credit; return whether there is something to send."""
+        if self._by_id.get(subscription.number) is not subscription:
             return False
         credit = subscription.credit()
-        asks = not subscription.is_quiet and (credit > 0 or (subscription.has_come and subscription.may_come))
+        # A barrier is also needed without credit: after larger chunks than expected, there may be none for long.
+        can_drain = credit > 0 or (subscription.has_chunks and subscription.has_credit)
+        needs_barrier = can_drain and not subscription.is_quiet
         if credit:
             self._session.send(frames.credit(subscription.number, credit))
-        if asks:
-            subscription.has_come, subscription.barrier = False, None
-            self._awaiting[subscription.number] = None
-        return credit > 0 or asks
+        if needs_barrier:
+            subscription.has_chunks, subscription.barrier = False, None
+            self._unfenced[subscription.number] = None
+        return credit > 0 or needs_barrier
 
     def set_barrier(self) -> None:
-        """Set one barrier for all streams that were subscribed or granted credit since the last one."""
-        if self._awaiting:
+        """Send one barrier for all streams that were subscribed or granted credit since the last barrier."""
+        if self._unfenced:
             correlation = self._session.next_correlation()
-            self._barriers[correlation] = list(self._awaiting)
-            for number in self._awaiting:
-                self._all[number].barrier = correlation
-            self._awaiting.clear()
+            self._barriers[correlation] = list(self._unfenced)
+            for number in self._unfenced:
+                self._by_id[number].barrier = correlation
+            self._unfenced.clear()
             self._session.send(frames.metadata(correlation, []))
 
     def interrupt(self) -> None:
-        subscriptions, self._all = self._all, {}
-        self._awaiting.clear()
+        subscriptions, self._by_id = self._by_id, {}
+        self._unfenced.clear()
         for subscription in subscriptions.values():
             subscription.connection = None
             subscription.followed.on_ended(Interrupted())
@@ -175,7 +172,7 @@ class Subscriptions:
     def receive(self, events: list[Event]) -> None:
         for event in events:
             if type(event) is Chunk:
-                subscription = self._all.get(event.subscription)
+                subscription = self._by_id.get(event.subscription)
                 if subscription is not None:
                     subscription.on_chunk(event)
                     subscription.followed.on_chunk(event)
@@ -183,13 +180,13 @@ class Subscriptions:
                 self._answered(event)
             elif type(event) is StreamMoved:
                 error = StreamUnavailable(f"The stream {event.stream!r} moved or was deleted.", stream=event.stream)
-                for each in [each for each in self._all.values() if each.followed.stream == event.stream]:
+                for each in [each for each in self._by_id.values() if each.followed.stream == event.stream]:
                     self._end(each, error)
             elif isinstance(event, CreditRefused | Damaged):
-                self._broken(event)
+                self._fail(event)
 
-    def _broken(self, event: CreditRefused | Damaged) -> None:
-        subscription = self._all.get(event.subscription)
+    def _fail(self, event: CreditRefused | Damaged) -> None:
+        subscription = self._by_id.get(event.subscription)
         if subscription is None:
             return
         if isinstance(event, Damaged):
@@ -201,30 +198,30 @@ class Subscriptions:
 
     def _answered(self, answer: Answer) -> None:
         for number in self._barriers.pop(answer.correlation, ()):
-            subscription = self._all.get(number)
-            # If it was granted credit since, a later barrier will show it.
-            if subscription is not None and subscription.barrier == answer.correlation and not subscription.has_come:
+            subscription = self._by_id.get(number)
+            # After more credit or a chunk, only a later barrier shows whether the stream is drained.
+            if subscription is not None and subscription.barrier == answer.correlation and not subscription.has_chunks:
                 subscription.followed.on_drained()
-        subscription = self._all.get(self._answers.pop(answer.correlation, -1))
+        subscription = self._by_id.get(self._subscribing.pop(answer.correlation, -1))
         if subscription is not None and answer.code != Code.OK:
             self._end(subscription, refusal(subscription.followed.stream, answer.code))
 
     def _end(self, subscription: Subscription, error: RelatumError) -> None:
-        # Even if the broker has ended it: the answer frees the number.
+        # Unsubscribe even if the broker has ended the subscription: its answer frees the id.
         self.remove(subscription)
         subscription.followed.on_ended(error)
 
 
 # --- the socket -------------------------------------------------------------------------------------------------------
 
-READS_AT_ONCE: Final = 8
-"""Reads of one connection before other work gets its turn: 2 MiB."""
+READS_IN_A_ROW: Final = 8
+"""Maximum consecutive reads of one connection before the loop continues with other work: 2 MiB."""
 
 UNSENT_BYTES_MAX: Final = 1 << 20
-"""Maximum bytes waiting to be sent; a broker that does not read them is considered dead."""
+"""Maximum unsent bytes. A connection that exceeds them counts as lost, since the broker does not read."""
 
-BEAT_S: Final = 1.0
-"""Seconds between checks of heartbeats."""
+HEARTBEAT_CHECK_S: Final = 1.0
+"""Interval of heartbeat checks, in seconds."""
 
 _WOULD_BLOCK: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -232,12 +229,12 @@ _WOULD_BLOCK: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteEr
 class Connection:
     """A logged-in connection, with the streams that are read over it.
 
-    `lost`: Called once with the reason if the connection ends by itself, not after `close`.
+    `on_lost`: Called once with the reason if the connection ends by itself, not after `close`.
     """
 
-    def __init__(self, connection: SocketConnection, lost: "Callable[[Connection, Exception], None]") -> None:
+    def __init__(self, connection: SocketConnection, on_lost: "Callable[[Connection, Exception], None]") -> None:
         self._connection = connection
-        self._lost = lost
+        self._on_lost = on_lost
         self.session = connection.session
         self.session.reports_damage = True
         self.subscriptions = Subscriptions(self.session)
@@ -249,7 +246,7 @@ class Connection:
         self._is_paused = self._is_writing = False
         self.opened_at = self._sent_at = self._received_at = self._paused_at = time.monotonic()
         self._loop.add_reader(self._socket, self._read)
-        self._beating = self._loop.call_later(BEAT_S, self._beat)
+        self._heartbeat_timer = self._loop.call_later(HEARTBEAT_CHECK_S, self._check_heartbeats)
 
     # --- bytes --------------------------------------------------------------------------------------------------------
 
@@ -258,24 +255,24 @@ class Connection:
             return
         try:
             self._receive()
-        except Exception as error:  # noqa: BLE001 - other connections continue
+        except Exception as error:  # noqa: BLE001 - it ends this connection; others continue
             self._end(error)
 
     def _receive(self) -> None:
-        for _ in range(READS_AT_ONCE):
+        for _ in range(READS_IN_A_ROW):
             try:
                 count = self._socket.recv_into(self._buffer)
             except _WOULD_BLOCK:
                 return
             except OSError as error:
-                raise _broken(error) from error
+                raise _lost(error) from error
             if not count:
                 raise ConnectionLost("The broker closed a stream connection.")
             self._received_at = time.monotonic()
             self.subscriptions.receive(self.session.receive(self._buffer[:count]))
             if not self._is_open or self._is_paused:
                 return
-            # Bytes that TLS has already decrypted do not make the socket readable.
+            # `add_reader` does not report bytes that TLS has already decrypted.
             if count < RECEIVE_BYTES and not self._has_pending():
                 return
         if self._has_pending():
@@ -285,7 +282,7 @@ class Connection:
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     def flush(self) -> None:
-        """Send as many of the outgoing bytes as the socket accepts."""
+        """Send as many of the pending bytes as the socket accepts."""
         if self._is_open:
             try:
                 self._send()
@@ -301,9 +298,9 @@ class Connection:
                 self._sent_at = time.monotonic()
         except _WOULD_BLOCK:
             if len(self._unsent) > UNSENT_BYTES_MAX:
-                raise ConnectionLost("A stream connection was lost: the broker does not read.") from None
+                raise ConnectionLost("A stream connection was lost: the broker does not read from it.") from None
         except OSError as error:
-            raise _broken(error) from error
+            raise _lost(error) from error
         if bool(self._unsent) != self._is_writing:
             self._is_writing = not self._is_writing
             if self._is_writing:
@@ -314,7 +311,7 @@ class Connection:
     # --- control ------------------------------------------------------------------------------------------------------
 
     def pause(self, is_paused: bool) -> None:
-        """Stop or resume reading; TCP then slows the broker down."""
+        """Stop or resume reading. During a pause, TCP's flow control stops the broker."""
         if not self._is_open or is_paused == self._is_paused:
             return
         self._is_paused, now = is_paused, time.monotonic()
@@ -322,45 +319,46 @@ class Connection:
             self._paused_at = now
             self._loop.remove_reader(self._socket)
             return
-        # The broker was not silent during a pause.
+        # The pause does not count as the broker's silence.
         self._received_at += now - self._paused_at
         self._loop.add_reader(self._socket, self._read)
         if self._has_pending():
             self._loop.call_soon(self._read)
 
-    def _beat(self) -> None:
-        """Send a heartbeat if one is due; end the connection if the broker has been silent for too long."""
-        self._beating = self._loop.call_later(BEAT_S, self._beat)
+    def _check_heartbeats(self) -> None:
+        """Send a heartbeat if one is due. End the connection if the broker has been silent for too long."""
+        self._heartbeat_timer = self._loop.call_later(HEARTBEAT_CHECK_S, self._check_heartbeats)
         now, heartbeat_s = time.monotonic(), self.session.heartbeat_s
         if not heartbeat_s:
             return
         if now - self._received_at > heartbeat_s * SILENCE_HEARTBEATS and not self._is_paused:
-            self._end(ConnectionLost("A stream connection was lost: the broker sent nothing for too long."))
+            limit_s = heartbeat_s * SILENCE_HEARTBEATS
+            self._end(ConnectionLost(f"A stream connection was lost: the broker sent nothing for {limit_s:g} s."))
         elif now - self._sent_at > heartbeat_s / 2:
             self.session.send(frames.heartbeat())
             self.flush()
 
     def _end(self, error: Exception) -> None:
         if self._is_open:
-            self._drop()
-            self._lost(self, error)
+            self._shut_down()
+            self._on_lost(self, error)
 
-    def _drop(self) -> None:
+    def _shut_down(self) -> None:
         self._is_open = False
-        self._beating.cancel()
+        self._heartbeat_timer.cancel()
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
-        # The answer to the broker's Close, or our own Close.
+        # The answer to the broker's Close, or our own Close, may be pending.
         with contextlib.suppress(OSError, ValueError):
             self._socket.send(bytes(self._unsent + self.session.take_outgoing()))
         self._connection.abandon()
 
     def close(self) -> None:
-        """Send Close as best effort, and close the connection."""
+        """Close the connection, after trying to send Close."""
         if self._is_open:
-            self.session.leave()
-            self._drop()
+            self.session.send_close()
+            self._shut_down()
 
 
-def _broken(error: OSError) -> ConnectionLost:
+def _lost(error: OSError) -> ConnectionLost:
     return ConnectionLost(f"A stream connection was lost: {error.strerror or error}.")

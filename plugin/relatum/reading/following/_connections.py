@@ -1,7 +1,7 @@
-"""The connections of a follower: up to 256 streams each, and at least one for each node that is read.
+"""The connections of a follower: each serves up to 256 streams of one node.
 
-Streams are first subscribed to on the home node, the one that is connected first. If it has no replica of a stream, the
-follower reads the stream from a node that has one.
+The follower subscribes to streams on the home node, the first node that it connected to. If the home node has no
+replica of a stream, the follower reads the stream from a node that has one.
 """
 
 import asyncio
@@ -11,39 +11,40 @@ from typing import TYPE_CHECKING, Final
 
 from relatum.common.waiting import Pauses
 from relatum.errors import ConfigurationError, StreamNotHere
-from relatum.reading import OUT_OF_REACH_S, NodeAddress, SocketConnection, StreamPlaces, other_nodes
+from relatum.reading import UNREACHABLE_S, NodeAddress, SocketConnection, StreamPlaces, other_nodes
 from relatum.reading.following._connection import Connection, Interrupted, Subscription
 
 if TYPE_CHECKING:
     from relatum.reading.following._followed import Followed
 
 CONNECTIONS_MAX: Final = 32
-"""Maximum connections of a follower, for 256 streams each; queries use their own connections."""
+"""Maximum connections of a follower, for 256 streams each. Queries use the reader's connections, not these."""
 
 SPREAD_MAX: Final = 6
-"""Connections to spread streams over if they delay each other; with the two for queries, eight."""
+"""Maximum connections over which streams that delay each other are spread. Together with two for queries: eight."""
 
 SETTLED_S: Final = 5.0
-"""Seconds after which a connection or a stream counts as stable: its pauses start short again."""
+"""Seconds after which a connection or a stream counts as stable, so that its backoff starts anew."""
 
 
 class Node:
     """A node of the broker (None: the home node), and its connections, which are opened one after the other.
 
-    `attempts`: How often a connection was opened, or failed and need not be. `error`: Why none opens `out_until`.
+    `attempts`: The number of connections that were opened, or failed and were not needed.
+    `error`: Why the node could not be reached. It is not tried again before `unreachable_until`.
     """
 
-    def __init__(self, where: NodeAddress | None) -> None:
-        self.where = where
+    def __init__(self, address: NodeAddress | None) -> None:
+        self.address = address
         self.connections: list[Connection] = []
         self.opening = asyncio.Lock()
         self.attempts = 0
         self.pauses = Pauses()
-        self.pause_s = self.out_until = 0.0
+        self.pause_s = self.unreachable_until = 0.0
         self.error: Exception | None = None
 
     def least_used(self) -> Connection | None:
-        """Return the connection with the most room; None if all are full."""
+        """Return the connection with the most free subscription ids; None if all are full."""
         found = max(self.connections, key=lambda each: each.subscriptions.room, default=None)
         return found if found is not None and found.subscriptions.room > 0 else None
 
@@ -51,43 +52,43 @@ class Node:
 class Connections:
     """The connections of a follower.
 
-    `link`: Opens a connection to a node. `places`: Queries the nodes of a stream.
-    `away`: Called with the reason if no stream can be read. `back`: Called when streams can be read again.
+    `connect`: Opens a connection to a node. `nodes_of`: Queries the nodes of a stream.
+    `on_outage`: Called with the reason if no stream can be read. `on_recovery`: Called when that is over.
     """
 
     def __init__(
         self,
-        link: Callable[[NodeAddress | None], Awaitable[SocketConnection]],
-        places: Callable[[str], Awaitable[StreamPlaces]],
+        connect: Callable[[NodeAddress | None], Awaitable[SocketConnection]],
+        nodes_of: Callable[[str], Awaitable[StreamPlaces]],
         *,
-        away: Callable[[Exception], None],
-        back: Callable[[], None],
+        on_outage: Callable[[Exception], None],
+        on_recovery: Callable[[], None],
     ) -> None:
-        self._link = link
-        self._places = places
-        self._away = away
-        self._back = back
+        self._connect = connect
+        self._nodes_of = nodes_of
+        self._on_outage = on_outage
+        self._on_recovery = on_recovery
         self._spread_max = SPREAD_MAX
         self._home = Node(None)
         self._nodes: dict[NodeAddress | None, Node] = {None: self._home}
-        self._dirty: dict[Connection, None] = {}
+        self._unflushed: dict[Connection, None] = {}
         self._is_paused = False
         self.is_away = False
-        """Whether `away` was called, and no stream can be read now."""
+        """Whether the home node is unreachable, so that no stream can be read now."""
 
     def __len__(self) -> int:
         # The thread that exports metrics calls this, too.
         return sum(len(node.connections) for node in list(self._nodes.values()))
 
-    def _node(self, where: NodeAddress | None) -> Node:
-        if where not in self._nodes:
-            self._nodes[where] = Node(where)
-        return self._nodes[where]
+    def _node(self, address: NodeAddress | None) -> Node:
+        if address not in self._nodes:
+            self._nodes[address] = Node(address)
+        return self._nodes[address]
 
     # --- subscriptions ------------------------------------------------------------------------------------------------
 
     async def subscribe(self, followed: "Followed") -> Subscription:
-        """Subscribe over a connection to the stream's node, as soon as a connection has room."""
+        """Subscribe to a stream on its node, over a connection with a free subscription id; open one if needed."""
         node = self._node(followed.node)
         while True:
             connection = node.least_used()
@@ -96,7 +97,7 @@ class Connections:
                 if not subscriptions.is_crowded or len(self) >= self._spread_max:
                     subscription = subscriptions.add(followed, followed.begin())
                     subscription.connection = connection
-                    self._touch(connection)
+                    self._flush_soon(connection)
                     return subscription
             await self._open(node)
 
@@ -105,20 +106,20 @@ class Connections:
         connection, subscription.connection = subscription.connection, None
         if connection is not None:
             connection.subscriptions.remove(subscription)
-            self._touch(connection)
+            self._flush_soon(connection)
 
     def grant(self, subscription: Subscription) -> None:
         connection = subscription.connection
         if connection is not None and connection.subscriptions.grant(subscription):
-            self._touch(connection)
+            self._flush_soon(connection)
 
     async def other_node(self, stream: str) -> NodeAddress:
         if not self._home.connections:
             raise Interrupted
         own = self._home.connections[0].session.own_node
-        places, now = await self._places(stream), time.monotonic()
+        places, now = await self._nodes_of(stream), time.monotonic()
         for node in other_nodes(places, own):
-            if self._node(node).out_until <= now:
+            if self._node(node).unreachable_until <= now:
                 return node
         message = f"The stream {stream!r} has no replica on a reachable node."
         raise StreamNotHere(message, stream=stream)
@@ -137,14 +138,14 @@ class Connections:
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
-    def _touch(self, connection: Connection) -> None:
-        """Flush a connection at the end of this turn of the loop."""
-        if not self._dirty:
+    def _flush_soon(self, connection: Connection) -> None:
+        """Flush a connection in the next iteration of the loop, together with later commands."""
+        if not self._unflushed:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._dirty[connection] = None
+        self._unflushed[connection] = None
 
     def _flush(self) -> None:
-        connections, self._dirty = self._dirty, {}
+        connections, self._unflushed = self._unflushed, {}
         for connection in connections:
             connection.subscriptions.set_barrier()
             connection.flush()
@@ -152,65 +153,63 @@ class Connections:
     # --- connections --------------------------------------------------------------------------------------------------
 
     async def _open(self, node: Node) -> None:
-        """Open another connection, unless another stream does; to the home node, retry until that succeeds."""
+        """Open another connection, unless another stream does so. For the home node, retry until this succeeds."""
         attempts = node.attempts
         async with node.opening:
             while node.attempts == attempts:
-                if node.error is not None and time.monotonic() < node.out_until:
+                if node.error is not None and time.monotonic() < node.unreachable_until:
                     raise node.error
                 if len(self) >= CONNECTIONS_MAX + sum(each.session.is_used_up for each in node.connections):
-                    raise ConfigurationError(
-                        f"To follow more streams takes more than {CONNECTIONS_MAX} connections: divide the streams "
-                        "among more processes"
-                    )
+                    why = f"the streams need more than {CONNECTIONS_MAX} connections, the limit of a follower"
+                    raise ConfigurationError(f"{why}: divide them among more processes")
                 pause_s, node.pause_s = node.pause_s, 0.0
                 await asyncio.sleep(pause_s)
                 try:
-                    self._use(node, await self._link(node.where))
+                    self._add(node, await self._connect(node.address))
                 except Exception as error:
                     if node.least_used() is not None:
-                        # It was only to spread streams; the broker may limit connections.
+                        # The connection was only to spread streams. The broker may limit connections.
                         self._spread_max = len(self)
                         node.attempts += 1
                     elif node is not self._home:
-                        # The node may advertise a name that does not resolve here: look for other replicas.
-                        node.error, node.out_until = error, time.monotonic() + OUT_OF_REACH_S
+                        # The node may advertise a name that does not resolve here. Streams then try other replicas.
+                        node.error, node.unreachable_until = error, time.monotonic() + UNREACHABLE_S
                         raise
                     else:
-                        self._lose_all(error)
+                        self._report_outage(error)
 
-    def _lose_all(self, error: Exception) -> None:
-        """Report that no stream can be read, and pause before the next attempt."""
+    def _report_outage(self, error: Exception) -> None:
+        """Report that no stream can be read, and set the pause before the next attempt."""
         self._home.pause_s = self._home.pauses.after(error)
         self.is_away = True
-        self._away(error)
+        self._on_outage(error)
 
-    def _use(self, node: Node, opened: SocketConnection) -> None:
-        connection = Connection(opened, lambda ended, error: self._lost(node, ended, error))
+    def _add(self, node: Node, opened: SocketConnection) -> None:
+        connection = Connection(opened, lambda ended, error: self._on_lost(node, ended, error))
         node.connections.append(connection)
         self._spread_max = SPREAD_MAX
         self.is_away = False
-        self._back()
+        self._on_recovery()
         connection.pause(self._is_paused)
-        for worn in [each for each in node.connections if each.session.is_used_up]:
+        for used_up in [each for each in node.connections if each.session.is_used_up]:
             # The broker keeps too many files open for this connection.
-            self._forget(node, worn)
-            worn.close()
+            self._remove(node, used_up)
+            used_up.close()
         node.attempts += 1
 
-    def _lost(self, node: Node, connection: Connection, error: Exception) -> None:
+    def _on_lost(self, node: Node, connection: Connection, error: Exception) -> None:
         if connection not in node.connections:
             return
         if time.monotonic() - connection.opened_at >= SETTLED_S:
             node.pauses = Pauses()
-        self._forget(node, connection)
+        self._remove(node, connection)
         if node is self._home and not node.connections:
-            # Reported once, with the last connection.
-            self._lose_all(error)
+            # The outage is reported once, when the last connection is lost.
+            self._report_outage(error)
         else:
             node.pause_s = node.pauses.after(error)
 
-    def _forget(self, node: Node, connection: Connection) -> None:
+    def _remove(self, node: Node, connection: Connection) -> None:
         node.connections.remove(connection)
-        self._dirty.pop(connection, None)
+        self._unflushed.pop(connection, None)
         connection.subscriptions.interrupt()

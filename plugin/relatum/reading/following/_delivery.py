@@ -1,4 +1,4 @@
-"""A follower's events, and their delivery to the owner: in order per stream, streams in turn, with bounded bytes."""
+"""A follower's events, and their delivery to the owner: in order per stream, round robin, with bounded bytes."""
 
 import asyncio
 import logging
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("relatum.follower")
 
-# --- events: the stream's name, and the number that `follow` returned -------------------------------------------------
+# --- events: `stream` is the stream's name, `following` the number that `follow` returned -----------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Attached:
     """The stream is being read, for the first time or again, and is the known one.
 
-    `next_offset`: The next record's offset, or a smaller offset.
+    `next_offset`: The next record has this offset or a higher one.
     """
 
     stream: str
@@ -34,7 +34,7 @@ class Attached:
 
 @dataclass(slots=True, eq=False)
 class Records:
-    """Consecutive records that were not delivered before. The last three attributes are for `StreamFollower.done`."""
+    """Consecutive records, each delivered once. `held`, `bytes` and `is_done` are for `StreamFollower.done`."""
 
     stream: str
     following: int
@@ -56,7 +56,7 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The stream provably differs from what was read: it lost its end, or was declared again. The last event."""
+    """The stream provably differs from the known one: it lost its end, or was declared again. No event follows."""
 
     stream: str
     following: int
@@ -64,7 +64,7 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """All records of a node were delivered; once after each `Attached`. The node may lag behind the stream's end."""
+    """All records that the node has were delivered. Reported once after each `Attached`; the node may lag."""
 
     stream: str
     following: int
@@ -73,7 +73,7 @@ class CaughtUp:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Reading failed, and is retried. `stream` is None if no stream can be read: no broker, or no login."""
+    """Reading failed, and is retried. `stream` is None if none can be read: no broker, or the login is refused."""
 
     stream: str | None
     following: int
@@ -88,46 +88,46 @@ RECORD_BYTES: Final = 64
 """Approximate memory overhead of a record, in bytes."""
 
 PIECE_RECORDS: Final = 1024
-"""Maximum records of a piece: a few milliseconds of work in a loop with other streams, and a lease to renew. The chunks
-of publishers that batch by 1,000 are handed over whole."""
+"""Maximum records of a piece: a few milliseconds of work in a loop that also serves other streams and renews a lease.
+Chunks of publishers that send batches of 1,000 are delivered whole."""
 
 TURN_S: Final = 0.02
-"""Seconds after which delivery yields to other work of the loop, such as renewing a lease."""
+"""Seconds after which delivery yields to other work of the loop, such as the renewal of a lease."""
 
 GIVEN_BYTES: Final = 8 << 20
-"""Approximate maximum of unpacked bytes of one stream that the owner has at once: two large pieces. A chunk may unpack
-to a thousand times its size."""
+"""Approximate maximum unpacked bytes of one stream that the owner has not released: two large pieces. A chunk may
+unpack to a thousand times its size."""
 
 RESUMES_AT: Final = 0.75
 """Fraction of `BYTES_MAX` below which reading resumes after a pause."""
 
 STREAMS: Final = 16
-"""Reading pauses if at least this many streams have chunks in one window: a turn of the loop and of the owner costs
-more than a small chunk."""
+"""Reading pauses if at least this many streams have chunks in one time window: an iteration of the loop and a call of
+the owner cost more than a small chunk."""
 
 BYTES_MAX: Final = 64 << 20
-"""Maximum bytes held for all streams. Unpacked records come on top: `GIVEN_BYTES` for each stream."""
+"""Maximum bytes of held chunks of all streams. Unpacked records are not included: `GIVEN_BYTES` for each stream."""
 
 BYTES: Final = 1 << 20
-"""Reading does not pause if one window has at least this many bytes, since turns are already large."""
+"""Reading does not pause if one time window has at least this many bytes: each read is large already."""
 
 
 class HeldChunk:
-    """A chunk that was read. Delivery splits and unpacks it piece by piece; until then it takes its size on the wire.
+    """A chunk that was read. It stays packed until its delivery, which unpacks and splits it piece by piece.
 
-    `begin`: The first record to deliver. `out`: Delivered pieces that the owner has not released. `is_cut`: No
-    piece is left.
+    `next_offset`: The offset of the next record to deliver. `unreleased`: The number of delivered pieces that the owner
+    has not released. `is_cut`: All pieces were taken, or the rest was dropped.
     """
 
     def __init__(self, chunk: Chunk, followed: "Followed", subscription: "Subscription") -> None:
         self._chunk = chunk
         self.followed = followed
         self.subscription = subscription
-        self.begin = 0
+        self.next_offset = 0
         self.bytes = len(chunk.data)
         self.first_offset = chunk.first_offset
         self.last_offset = chunk.first_offset + chunk.record_count - 1
-        self.out = 0
+        self.unreleased = 0
         self.is_cut = self.is_released = False
         self._pieces: Iterator[RecordBatch] | None = None
 
@@ -137,8 +137,8 @@ class HeldChunk:
         return None if record is None else Message.from_record("", offset, record, self._chunk.time_ms)
 
     def piece(self) -> tuple[RecordBatch, int] | None:
-        """Return the next piece, and the bytes it takes; None if there is none. The last piece sets `is_cut`."""
-        if self._pieces is None and self.begin <= self.first_offset and self._chunk.record_count <= PIECE_RECORDS:
+        """Return the next piece and its approximate bytes in memory; None if there is none. The last sets `is_cut`."""
+        if self._pieces is None and self.next_offset <= self.first_offset and self._chunk.record_count <= PIECE_RECORDS:
             records = whole_records(self._chunk)
             if records is not None:
                 self.is_cut = True
@@ -151,12 +151,10 @@ class HeldChunk:
 
     def _cut(self) -> Iterator[RecordBatch]:
         for first, records in split(self._chunk):
-            # Unreadable records cost nothing, and are passed on as a whole.
-            most = len(records) if UnreadableRecord in set(map(type, records)) else PIECE_RECORDS
-            start = max(0, self.begin - first)
-            while start < len(records):
-                yield self._batch(first + start, records[start : start + most])
-                start += most
+            # Unreadable records take no memory or work, so they need no limit.
+            size = len(records) if UnreadableRecord in set(map(type, records)) else PIECE_RECORDS
+            for start in range(max(0, self.next_offset - first), len(records), size):
+                yield self._batch(first + start, records[start : start + size])
 
     def _batch(self, first: int, records: list[bytes]) -> RecordBatch:
         chunk, offsets = self._chunk, range(first, first + len(records))
@@ -164,9 +162,9 @@ class HeldChunk:
 
 
 class Gathering:
-    """Decides from the chunks in the last time window whether reading pauses until the end of the next one.
+    """Decides from the chunks of the last time window whether reading pauses until the end of the next one.
 
-    So chunks of many streams are read, delivered and committed together; chunks of few streams are read at once.
+    Chunks of many streams are thus read, delivered and committed together. Few streams are read without a pause.
     """
 
     def __init__(self, gather_s: float) -> None:
@@ -182,7 +180,7 @@ class Gathering:
             self._streams.add(followed)
 
     def pause_s(self) -> float:
-        """Return the seconds to pause reading. Call this after each turn."""
+        """Return the seconds for which to pause reading. Call this once all chunks are delivered."""
         if not self._gather_s:
             return 0.0
         now = time.monotonic()
@@ -195,9 +193,9 @@ class Gathering:
 
 
 class Delivery:
-    """The chunks that were read and are not released, delivered or not: `bytes` in `count` chunks.
+    """Holds chunks from reading to release, `count` chunks of `bytes` in all, and delivers them to the owner.
 
-    `pause`: Called to stop and resume reading, if too much is held, and while chunks are gathered.
+    `pause`: Called with True to stop reading, if too much is held or chunks are gathered; with False to resume it.
     """
 
     def __init__(
@@ -209,10 +207,10 @@ class Delivery:
         self._on_event = on_event
         self._gathering = gathering
         self._pause = pause
-        self._turns: deque[Followed] = deque()
-        self._is_due = self._is_full = self._is_gathering = False
+        self._ready: deque[Followed] = deque()
+        self._is_scheduled = self._is_full = self._is_gathering = False
         self.bytes = self.count = self.records = 0
-        self.told: Counter[type[Event]] = Counter()
+        self.event_counts: Counter[type[Event]] = Counter()
 
     # --- held chunks --------------------------------------------------------------------------------------------------
 
@@ -225,12 +223,12 @@ class Delivery:
             self._pause(True)
 
     def drop(self, held: HeldChunk) -> None:
-        """Deliver no more of a chunk, and release it when the owner has released its delivered pieces."""
+        """Deliver no more of a chunk. It is released once the owner has released its delivered pieces."""
         held.is_cut = True
-        self._let_go(held)
+        self._release_if_done(held)
 
-    def _let_go(self, held: HeldChunk) -> None:
-        if held.out or not held.is_cut or held.is_released:
+    def _release_if_done(self, held: HeldChunk) -> None:
+        if held.unreleased or not held.is_cut or held.is_released:
             return
         held.is_released = True
         held.subscription.free()
@@ -245,16 +243,16 @@ class Delivery:
         for event in events:
             if isinstance(event, Records) and not event.is_done:
                 touched[event.held.followed] = None
-                self._end_given(event)
+                self._release_piece(event)
         for followed in touched:
             self._queue(followed)
             followed.grant()
 
-    def _end_given(self, given: Records) -> None:
-        given.is_done = True
-        given.held.out -= 1
-        given.held.followed.given_bytes -= given.bytes
-        self._let_go(given.held)
+    def _release_piece(self, records: Records) -> None:
+        records.is_done = True
+        records.held.unreleased -= 1
+        records.held.followed.unreleased_bytes -= records.bytes
+        self._release_if_done(records.held)
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
@@ -266,8 +264,8 @@ class Delivery:
             self.drop(item)
 
     def put_for_all(self, event: Event) -> None:
-        """Deliver an event that names no stream."""
-        asyncio.get_running_loop().call_soon(self._tell, event)
+        """Deliver an event that concerns all streams."""
+        asyncio.get_running_loop().call_soon(self._emit, event)
 
     def forget(self, followed: "Followed") -> None:
         items, followed.items = followed.items, deque()
@@ -276,29 +274,29 @@ class Delivery:
                 self.drop(item)
 
     def _queue(self, followed: "Followed") -> None:
-        if followed.items and not followed.has_turn and followed.given_bytes < GIVEN_BYTES:
-            followed.has_turn = True
-            self._turns.append(followed)
-            self._give_soon()
+        if followed.items and not followed.is_ready and followed.unreleased_bytes < GIVEN_BYTES:
+            followed.is_ready = True
+            self._ready.append(followed)
+            self._deliver_soon()
 
-    def _give_soon(self) -> None:
-        if not self._is_due:
-            self._is_due = True
-            asyncio.get_running_loop().call_soon(self._give)
+    def _deliver_soon(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._deliver)
 
-    def _give(self) -> None:
-        self._is_due = False
+    def _deliver(self) -> None:
+        self._is_scheduled = False
         until = time.monotonic() + TURN_S
-        while self._turns:
-            followed = self._turns.popleft()
-            followed.has_turn = False
+        while self._ready:
+            followed = self._ready.popleft()
+            followed.is_ready = False
             if followed.items:
-                self._give_next(followed)
+                self._deliver_next(followed)
                 self._queue(followed)
             if time.monotonic() >= until:
                 break
-        if self._turns:
-            self._give_soon()
+        if self._ready:
+            self._deliver_soon()
         elif not self._is_gathering and (pause_s := self._gathering.pause_s()):
             self._is_gathering = True
             self._pause(True)
@@ -308,16 +306,16 @@ class Delivery:
         self._is_gathering = False
         self._pause(self._is_full)
 
-    def _give_next(self, followed: "Followed") -> None:
+    def _deliver_next(self, followed: "Followed") -> None:
         item = followed.items[0]
         if not isinstance(item, HeldChunk):
             followed.items.popleft()
-            self._give_event(followed, item)
+            self._deliver_event(followed, item)
             return
         try:
             piece = item.piece()
-        except Exception as error:  # noqa: BLE001 - a chunk that cannot be split fails its stream
-            followed.begin_anew(item.begin, error)
+        except Exception as error:  # noqa: BLE001 - an error in a chunk fails only its stream
+            followed.restart_at(item.next_offset, error)
             return
         if item.is_cut:
             followed.items.popleft()
@@ -326,37 +324,37 @@ class Delivery:
             followed.grant()
             return
         batch, bytes_ = piece
-        given = Records(followed.stream, followed.number, batch, item, bytes_)
-        item.out += 1
-        followed.given_bytes += bytes_
-        item.begin = batch.last_offset + 1
-        defect = self._tell(given)
-        if defect is None:
+        records = Records(followed.stream, followed.number, batch, item, bytes_)
+        item.unreleased += 1
+        followed.unreleased_bytes += bytes_
+        item.next_offset = batch.last_offset + 1
+        error_of_owner = self._emit(records)
+        if error_of_owner is None:
             followed.note_delivered(batch)
         else:
-            if not given.is_done:
-                self._end_given(given)
-            followed.begin_anew(batch.first_offset, defect)
+            if not records.is_done:
+                self._release_piece(records)
+            followed.restart_at(batch.first_offset, error_of_owner)
 
-    def _tell(self, event: Event) -> Exception | None:
-        """Call the owner with an event; log and return its exception."""
+    def _emit(self, event: Event) -> Exception | None:
+        """Call the owner with an event. Log and return the exception that it raises, if any."""
         if isinstance(event, Records):
             self.records += len(event.batch)
         else:
-            self.told[type(event)] += 1
+            self.event_counts[type(event)] += 1
         try:
             self._on_event(event)
         except Exception as error:
-            logger.exception("a follower's owner raised an exception at an event, which will be delivered again")
+            logger.exception("the handler of a follower's event raised an exception; the event will be delivered again")
             return error
         return None
 
-    def _give_event(self, followed: "Followed", event: Event) -> None:
-        """Deliver an event other than records; deliver it again if the owner raises."""
-        defect = self._tell(event)
-        if defect is None or isinstance(event, Failed | Records):
+    def _deliver_event(self, followed: "Followed", event: Event) -> None:
+        """Deliver an event other than records. If the owner raises, reading restarts, which reports it again."""
+        error_of_owner = self._emit(event)
+        if error_of_owner is None or isinstance(event, Failed | Records):
             return
         if isinstance(event, Replaced):
-            followed.begin_anew(followed.next_offset, defect)
+            followed.restart_at(followed.next_offset, error_of_owner)
         else:
-            followed.begin_anew(event.from_offset if isinstance(event, Hole) else event.next_offset, defect)
+            followed.restart_at(event.from_offset if isinstance(event, Hole) else event.next_offset, error_of_owner)

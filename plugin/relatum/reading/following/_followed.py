@@ -1,14 +1,13 @@
 """One followed stream: how far it was read, and whether it is still the known one.
 
-If a message of the stream is known, reading begins at that message, not after it. So the first chunk shows without a
-query whether the stream is the same: it contains the message, or a different one. Otherwise the follower queries
-the stream's leader:
+If a message of the stream is known, reading begins at that message, not after it. So usually the first chunk shows
+whether the stream is the same: the message is in it, or a different one. The follower queries the stream's leader
 
-- if nothing arrives, or only earlier records: the node lags, or the stream lost its end or was declared again;
-- if reading begins after the known message, or after the next one: retention dropped it, the stream has a gap, or it
-  is a different stream.
+- if nothing or only earlier records arrive: the node lags, or the stream lost its end or was declared again;
+- if the first chunk begins after the known message, or a later chunk after the next offset: retention dropped records,
+  the stream has a gap, or it is a different stream.
 
-Until the answer, arriving chunks are queued.
+Chunks that arrive before the answer are queued.
 """
 
 import asyncio
@@ -29,26 +28,26 @@ if TYPE_CHECKING:
     from relatum.reading.following._follower import StreamFollower
 
 RECORD_KEPT_BYTES: Final = 4 << 10
-"""A last record of up to this many bytes is kept to recognise the stream; of a larger one, only a checksum."""
+"""Maximum bytes of a last record that is kept to identify the stream. Of a larger record, only a checksum is kept."""
 
 
 class Finding(NamedTuple):
-    """Whether a stream agrees with the known message, and the stream's bounds; each None if not queried."""
+    """The leader's answer: whether the known message is unchanged, and the stream's bounds. None if not queried."""
 
     agreement: Agreement | None
     bounds: StreamBounds | None
 
 
 class StreamDiffers(Exception):
-    """Raised if the stream differs from the known one."""
+    """The stream differs from the known one."""
 
 
 class Followed:
-    """A stream being followed: everything before `next_offset` was read, and `known` is the last known message.
+    """A stream being followed. All records before `next_offset` were read; `known` is the last known message.
 
     `node`: The node to read from; None: the home node.
     `is_attached`: Whether `Attached` was reported since reading began.
-    `items`, `has_turn` and `given_bytes` belong to `Delivery`.
+    `items`, `is_ready` and `unreleased_bytes` belong to `Delivery`.
     """
 
     def __init__(
@@ -61,15 +60,15 @@ class Followed:
         self.known = known
         self.node: NodeAddress | None = None
         self.items: deque[Event | HeldChunk] = deque()
-        self.has_turn = self.is_over = self.is_attached = False
-        self.given_bytes = 0
+        self.is_ready = self.is_over = self.is_attached = False
+        self.unreleased_bytes = 0
         self._inbox: deque[HeldChunk | Exception | None] = deque()
-        """Items to judge: chunks, None for "no more now", and exceptions that end reading."""
-        self._came = asyncio.Event()
+        """Unprocessed items: chunks, None for "the node has no more now", and exceptions that end the reading."""
+        self._arrival = asyncio.Event()
         self._subscription: Subscription | None = None
-        self._is_agreed = self._is_vouched = self._has_given = False
-        self._last: tuple[int, bytes, int | None] | Position | None = None
-        self._begun_at = math.inf
+        self._is_agreed = self._is_confirmed = self._has_delivered = False
+        self._last_delivered: tuple[int, bytes, int | None] | Position | None = None
+        self._started_at = math.inf
         self._pauses = Pauses()
         self.task: asyncio.Task[None] | None = None
 
@@ -88,19 +87,19 @@ class Followed:
                 await self._pause(error)
 
     async def _attempt(self) -> None:
-        """Read over one subscription, until reading must start at another offset or on another node."""
+        """Read over one subscription, until reading must restart at another offset or on another node."""
         try:
             try:
                 self._subscription = await self._follower.connections.subscribe(self)
-                while await self._judge():
+                while await self._process_next():
                     pass
             finally:
                 self.stop_reading()
         except StreamDiffers:
             self._put(Replaced(self.stream, self.number))
-            # The owner leaves soon. Otherwise an event was not delivered, which is raised: this will be found again.
+            # The owner now ends the following. If it raised instead, its error arrives here and reading restarts.
             try:
-                await self._first()
+                await self._next_item()
             finally:
                 self._inbox.clear()
         except StreamNotHere:
@@ -108,17 +107,17 @@ class Followed:
                 raise
             self.node = await self._follower.connections.other_node(self.stream)
         except StreamNotFound as missing:
-            if error := await self._follower.why_missing(self.stream):
+            if error := await self._follower.missing_error(self.stream):
                 raise error from missing
-            # The stream was declared just now.
+            # The stream exists now: it was declared in the meantime.
             await asyncio.sleep(self._pauses.after(StreamUnavailable("", stream=self.stream)))
 
     async def _pause(self, error: Exception) -> None:
         """Report that the stream cannot be read now, and wait before the next attempt."""
-        if self._has_given or time.monotonic() - self._begun_at >= SETTLED_S:
+        if self._has_delivered or time.monotonic() - self._started_at >= SETTLED_S:
             self._pauses = Pauses()
-        self.node, self._has_given, self._begun_at = None, False, math.inf
-        # While the broker is unreachable, which was reported already, all queries fail.
+        self.node, self._has_delivered, self._started_at = None, False, math.inf
+        # An unreachable broker was reported already, and makes all queries fail.
         if not (self._follower.connections.is_away and may_repeat(error)):
             self._follower.on_failed(self, error)
         await asyncio.sleep(self._pauses.after(error))
@@ -126,14 +125,14 @@ class Followed:
     # --- one reading --------------------------------------------------------------------------------------------------
 
     def begin(self) -> int:
-        """Prepare to read, for the first time or again; return the offset to start at."""
+        """Prepare for a new subscription, and return the offset to start at."""
         self.known = self._last_known() or self.known
-        self._is_agreed, self._is_vouched, self.is_attached = self.known is None, False, False
-        self._has_given, self._begun_at = False, time.monotonic()
+        self._is_agreed, self._is_confirmed, self.is_attached = self.known is None, False, False
+        self._has_delivered, self._started_at = False, time.monotonic()
         return self.next_offset if self.known is None else self.known.offset
 
     def stop_reading(self) -> None:
-        """End the subscription, and drop the chunks not judged yet. Idempotent."""
+        """End the subscription, and drop unprocessed chunks. Idempotent."""
         subscription, self._subscription = self._subscription, None
         self._is_agreed = False
         if subscription is not None:
@@ -148,12 +147,12 @@ class Followed:
         if self.task is not None:
             self.task.cancel()
 
-    def begin_anew(self, offset: int, error: Exception) -> None:
-        """Read again from an offset, since records from there on could not be delivered."""
+    def restart_at(self, offset: int, error: Exception) -> None:
+        """Restart reading at an offset, because delivery failed there."""
         self.next_offset = offset
         self._follower.delivery.forget(self)
         self._clear_inbox()
-        self._tell(error)
+        self._enqueue(error)
 
     def _clear_inbox(self) -> None:
         inbox, self._inbox = self._inbox, deque()
@@ -164,70 +163,70 @@ class Followed:
     # --- from the connection ------------------------------------------------------------------------------------------
 
     def on_chunk(self, chunk: Chunk) -> None:
-        """Take a chunk. Nearly always it is the next one, and is delivered without judging."""
+        """Receive a chunk. Nearly always, it continues the last one and is delivered directly."""
         assert self._subscription is not None, "chunks arrive by a subscription"
         held = HeldChunk(chunk, self, self._subscription)
         self._follower.delivery.hold(held)
         if self._is_agreed and not self._inbox and held.first_offset == self.next_offset:
-            self._give(held)
+            self._deliver(held)
         else:
-            self._tell(held)
+            self._enqueue(held)
         self.grant()
 
     def on_drained(self) -> None:
-        """Note that the node has no more records now."""
+        """Receive the news that the node has no more records now."""
         if self._is_agreed and not self._inbox:
             self._caught_up()
         else:
-            self._tell(None)
+            self._enqueue(None)
 
     def on_ended(self, why: Exception) -> None:
-        self._tell(why)
+        self._enqueue(why)
 
-    def _tell(self, what: HeldChunk | Exception | None) -> None:
-        self._inbox.append(what)
-        self._came.set()
+    def _enqueue(self, item: HeldChunk | Exception | None) -> None:
+        self._inbox.append(item)
+        self._arrival.set()
 
     def grant(self) -> None:
         if self._subscription is not None:
             self._follower.connections.grant(self._subscription)
 
-    # --- judging ------------------------------------------------------------------------------------------------------
+    # --- the inbox ----------------------------------------------------------------------------------------------------
 
-    async def _judge(self) -> bool:
-        """Judge the first item of the inbox; return False if reading must start again."""
-        held = await self._first()
+    async def _process_next(self) -> bool:
+        """Process the first item of the inbox; return False if reading must restart."""
+        held = await self._next_item()
         if not self._is_agreed:
-            return await self._recognise(held)
+            return await self._identify(held)
         if held is None:
             self._caught_up()
         elif held.last_offset < self.next_offset:
             self._drop(held)
         else:
             if held.first_offset > self.next_offset:
-                self._pass_gap(held, await self._look(held, None, is_end=False))
-            self._give(held)
+                self._skip_gap(held, await self._query_leader(held, None, is_end=False))
+            self._deliver(held)
         self._inbox.popleft()
         return True
 
-    async def _first(self) -> HeldChunk | None:
-        """Return the first item of the inbox, or raise it if it is an exception. It stays there until it was judged."""
+    async def _next_item(self) -> HeldChunk | None:
+        """Wait for the first item of the inbox, and return it, or raise an exception. It stays in the inbox."""
         while not self._inbox:
-            self._came.clear()
-            await self._came.wait()
+            self._arrival.clear()
+            await self._arrival.wait()
         first = self._inbox[0]
         if isinstance(first, Exception):
             raise first
         return first
 
-    async def _recognise(self, held: HeldChunk | None) -> bool:
-        """Compare a chunk with the known message, or query the leader; return False if reading must start again."""
+    async def _identify(self, held: HeldChunk | None) -> bool:
+        """Compare a chunk with the known message, or query the leader; return False if reading must restart."""
         known = self.known
-        assert known is not None, "else it is agreed"
+        assert known is not None, "without a known message, any stream is accepted"
         if held is None or held.last_offset < known.offset:
-            if not self._is_vouched:
-                finding = await self._look(held, known, is_end=True)
-                self._is_vouched = True
+            if not self._is_confirmed:
+                finding = await self._query_leader(held, known, is_end=True)
+                self._is_confirmed = True
                 self._is_agreed = finding.agreement is Agreement.EXPIRED
                 self._attached()
             if held is not None:
@@ -239,22 +238,22 @@ class Followed:
         message = held.at(known.offset)
         if message is None:
             # The chunk begins after the known message.
-            finding = await self._look(held, known, is_end=False)
+            finding = await self._query_leader(held, known, is_end=False)
             self._is_agreed = True
-            self._pass_gap(held, finding)
+            self._skip_gap(held, finding)
             return True
         found = position_of(message)
         if not known.agrees(found.fingerprint, found.chunk_ms):
             raise StreamDiffers
         if known.offset >= self.next_offset:
-            # The known message is at or after the wanted offset.
+            # The owner wants the known message or earlier ones, too.
             self.known = None
             return False
         self._is_agreed = True
         self._attached()
         return True
 
-    async def _look(self, held: HeldChunk | None, known: Position | None, *, is_end: bool) -> Finding:
+    async def _query_leader(self, held: HeldChunk | None, known: Position | None, *, is_end: bool) -> Finding:
         """Query the leader; see `StreamFollower.look`."""
         follower = self._follower
         try:
@@ -265,18 +264,18 @@ class Followed:
             raise
         first = self._inbox[0]
         if isinstance(first, Exception):
-            # Reading must start again.
+            # It arrived during the query, and ends this reading.
             raise first
-        assert first is held, "nothing else is judged before it"
+        assert first is held, "the inbox is processed in order"
         if finding.agreement in (Agreement.OTHER, Agreement.ENDS_BEFORE):
             raise StreamDiffers
         return finding
 
-    def _pass_gap(self, held: HeldChunk, finding: Finding) -> None:
-        """Continue after a gap: a hole if the stream begins after the wanted offset."""
+    def _skip_gap(self, held: HeldChunk, finding: Finding) -> None:
+        """Continue after a gap. If the stream now begins after the next offset, retention made it: report a hole."""
         self._attached()
-        begin = None if finding.bounds is None else finding.bounds.first
-        if begin is not None and begin > self.next_offset and held.first_offset > self.next_offset:
+        first = None if finding.bounds is None else finding.bounds.first
+        if first is not None and first > self.next_offset and held.first_offset > self.next_offset:
             self._put(Hole(self.stream, self.number, self.next_offset, held.first_offset))
         self.next_offset = max(self.next_offset, held.first_offset)
 
@@ -296,9 +295,9 @@ class Followed:
 
     # --- delivering ---------------------------------------------------------------------------------------------------
 
-    def _give(self, held: HeldChunk) -> None:
+    def _deliver(self, held: HeldChunk) -> None:
         self._attached()
-        held.begin, self.next_offset = self.next_offset, held.last_offset + 1
+        held.next_offset, self.next_offset = self.next_offset, held.last_offset + 1
         self._put(held)
 
     def _drop(self, held: HeldChunk) -> None:
@@ -310,16 +309,16 @@ class Followed:
 
     def note_delivered(self, batch: RecordBatch) -> None:
         """Remember the last delivered record, which identifies the stream."""
-        self._has_given = True
-        # Undecoded: this runs for each chunk, and is needed only after an interruption.
-        self._last = batch.offsets[-1], batch.records[-1], batch.chunk_ms
+        self._has_delivered = True
+        # It is not decoded here: this runs for each chunk, and the record is needed only after an interruption.
+        self._last_delivered = batch.offsets[-1], batch.records[-1], batch.chunk_ms
         if len(batch.records[-1]) > RECORD_KEPT_BYTES:
-            self._last = self._position()
+            self._last_delivered = self._position()
 
     def _position(self) -> Position | None:
-        if not isinstance(self._last, tuple):
-            return self._last
-        return position_of(Message.from_record(self.stream, *self._last))
+        if not isinstance(self._last_delivered, tuple):
+            return self._last_delivered
+        return position_of(Message.from_record(self.stream, *self._last_delivered))
 
     def _last_known(self) -> Position | None:
         """Return the position of the last message queued or delivered; None if there was none."""

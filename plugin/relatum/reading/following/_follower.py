@@ -1,4 +1,4 @@
-"""The follower: reads streams on its owner's event loop, and passes events to the owner."""
+"""`StreamFollower`: reads streams on its owner's event loop, and passes events to the owner."""
 
 import asyncio
 import logging
@@ -40,11 +40,11 @@ from relatum.reading.following._followed import Finding, Followed
 
 logger = logging.getLogger("relatum.follower")
 
-_NOBODY: Final = logging.Logger("relatum.follower.nobody")
-_NOBODY.disabled = True
+_DISABLED_LOGGER: Final = logging.Logger("relatum.follower.nobody")
+_DISABLED_LOGGER.disabled = True
 
 HELPERS_MAX: Final = 3
-"""Maximum concurrent calls, so that a call that waits for a frozen node delays no other."""
+"""Maximum concurrent blocking calls, so that a call that waits for a frozen node does not delay the others."""
 
 _Answer = TypeVar("_Answer")
 
@@ -52,7 +52,7 @@ _Answer = TypeVar("_Answer")
 @reported()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerStatistics:
-    """The state of a follower, and counts of what it has delivered."""
+    """The state of a follower, and counts of its events."""
 
     followed: Annotated[int, Gauge("relatum_follower_streams", "Followed streams")]
     attached: Annotated[int, Gauge("relatum_follower_attached_streams", "Streams being read")]
@@ -66,21 +66,21 @@ class FollowerStatistics:
 
 
 def refuses_login(error: object) -> TypeGuard[RelatumError]:
-    """Whether the broker refuses this login altogether, which waiting cannot cure."""
+    """Whether the broker refuses the login itself, not one stream. Retries fail until the configuration changes."""
     return isinstance(error, AccessRefused | ConfigurationError) and getattr(error, "stream", None) is None
 
 
 class StreamFollower:
     """Follows streams forever, each from a given position, on its owner's event loop. Not fork-safe.
 
-    Errors are retried, and reported as events and to `outages`; methods do not raise them. All methods but `reader`,
-    `may_log_in` and `statistics` are for the loop's thread. Close the follower before you stop the loop.
+    It retries after errors, and reports them as events and to `outages`; methods do not raise them. Call all methods
+    except `reader` and `statistics` in the loop's thread. Close the follower before you stop the loop.
 
-    `on_event`: Called in the loop with each event, in order per stream, streams in turn. If it raises, the error is
-    logged and the event is delivered again; records are read again for this.
-    `gather_s`: Seconds that reading pauses while many streams send small chunks: together they cost less. Default: 0.
+    `on_event`: Called in the loop with each event, in order per stream, round robin. If it raises, the error is logged
+    and the event is delivered again; records are read again for this.
+    `gather_s`: Seconds that reading pauses while many streams send small chunks, which cost less together. Default: 0.
     `name`, `who`: How `outages` names the follower as a whole, and the following of one stream.
-    `options`: The options of `StreamReader.open`. A connection that is silent for 1.5 times `heartbeat_s` is dropped.
+    `options`: The options of `StreamReader.open`. A connection that is silent for 1.5 times `heartbeat_s` is closed.
     """
 
     def __init__(
@@ -96,31 +96,33 @@ class StreamFollower:
         **options: Any,
     ) -> None:
         self.loop = loop
-        self._outages = outages or Outages(_NOBODY)
+        self._outages = outages or Outages(_DISABLED_LOGGER)
         self._name = name
         self._who = who
         self._reader = SharedReader(BrokerAddress.of(broker), **options)
-        # Separate from the owner's threads, whose calls to PostgreSQL must not queue behind these. One thread is left
-        # for connecting, which must not queue behind queries about streams.
-        self._threads = Threads(HELPERS_MAX, "relatum-follower-asks")
-        self._asking = asyncio.Semaphore(HELPERS_MAX - 1)
-        self.connections = Connections(self._link, self._places, away=self._away, back=self._back)
+        # Separate from the owner's threads, so that its calls to PostgreSQL do not queue behind these. Queries leave
+        # one thread free, so that connecting does not queue behind them.
+        self._threads = Threads(HELPERS_MAX, "relatum-follower-queries")
+        self._query_slots = asyncio.Semaphore(HELPERS_MAX - 1)
+        self.connections = Connections(
+            self._connect, self._nodes_of, on_outage=self._on_outage, on_recovery=self._on_recovery
+        )
         self.delivery = Delivery(on_event, Gathering(gather_s), self.connections.pause)
         self._current: dict[str, Followed] = {}
         self._numbers = count(1)
         self.is_closed = False
         self.may_log_in = True
-        """Whether the broker accepts the login, as far as known."""
+        """False after the broker has refused the login, until a connection succeeds. Any thread may read it."""
         of_one_process(self, "a follower")
         metrics.report(self)
 
     # --- streams ------------------------------------------------------------------------------------------------------
 
     def follow(self, stream: str, next_offset: int, *, known: Position | None = None) -> int:
-        """Follow a stream, which need not exist yet, from an offset; start again if it is followed already.
+        """Follow a stream from an offset, and return the number that identifies this following in its events.
 
-        `known`: A message of the stream, which identifies it; None accepts any stream.
-        Returns the number that identifies this following in its events.
+        The stream need not exist yet. An earlier following of the stream ends.
+        `known`: A message that identifies the stream; None accepts any stream.
         """
         if self.is_closed:
             raise UsedAfterClose("the follower was closed: open another one")
@@ -130,29 +132,29 @@ class StreamFollower:
         return followed.number
 
     def leave(self, stream: str) -> None:
-        """Stop following a stream: no more events of it are delivered. Does not block."""
+        """Stop following a stream. No more of its events are delivered. Idempotent; does not block."""
         followed = self._current.pop(stream, None)
         if followed is None:
             return
         followed.end()
         self._outages.forget(self._who(stream))
         if not self._current:
-            # Nothing is left to notice the broker's return.
+            # Without streams, nothing would report the end of the outage.
             self._outages.forget(self._name)
 
     def done(self, *events: Event) -> None:
-        """Release records, in any order, and grant credit for their streams. Idempotent."""
+        """Release records, in any order, so that the broker may send more of their streams. Idempotent."""
         self.delivery.done(events)
 
     # --- state and queries --------------------------------------------------------------------------------------------
 
     def reader(self) -> StreamReader:
-        """Return the follower's reader, for queries; the follower closes it. Blocks to open it: not for the loop."""
+        """Return the follower's reader, for queries. The follower closes it. Not for the loop: opening it blocks."""
         return self._reader.get()
 
     @property
     def is_attached(self) -> bool:
-        """Whether any stream is being read and was recognised."""
+        """Whether any stream is being read and is the known one."""
         return any(each.is_attached and each.is_read for each in list(self._current.values()))
 
     def statistics(self) -> FollowerStatistics:
@@ -165,49 +167,49 @@ class StreamFollower:
             held=delivery.count,
             held_bytes=delivery.bytes,
             records=delivery.records,
-            holes=delivery.told[Hole],
-            replaced=delivery.told[Replaced],
-            failures=delivery.told[Failed],
+            holes=delivery.event_counts[Hole],
+            replaced=delivery.event_counts[Replaced],
+            failures=delivery.event_counts[Failed],
         )
 
     async def look(self, stream: str, known: Position | None, is_end: bool) -> Finding:
-        """Query the stream's leader: whether a known message is unchanged, and where the stream begins.
+        """Query the stream's leader: whether a known message is unchanged, and the stream's bounds.
 
-        `is_end`: The beginning is not needed if the message is unchanged or expired. Raises `StreamUnavailable` if
-        there is no answer now.
+        `is_end`: Omit the bounds if the message is unchanged or expired.
+        Raises `StreamUnavailable` if the leader gives no answer now.
         """
-        return await self._ask(self._look, stream, known, is_end)
+        return await self._query(self._query_leader, stream, known, is_end)
 
-    def _look(self, stream: str, known: Position | None, is_end: bool) -> Finding:
+    def _query_leader(self, stream: str, known: Position | None, is_end: bool) -> Finding:
         reader = self.reader()
         found = None if known is None else agreement(reader, stream, known)
         if found is Agreement.UNKNOWN:
             raise StreamUnavailable(
-                f"{stream!r} did not return offset {known and known.offset}, which was read before: a node lags or "
-                "is starting, or the leader is unreachable, so nothing can be concluded",
+                f"{stream!r} did not return offset {known and known.offset}, which was read before: a node lags or is "
+                "starting, or the leader is unreachable; the follower will query again",
                 stream=stream,
             )
-        is_enough = is_end and found in (Agreement.SAME, Agreement.EXPIRED)
-        return Finding(found, None if is_enough else reader.bounds(stream))
+        omits_bounds = is_end and found in (Agreement.SAME, Agreement.EXPIRED)
+        return Finding(found, None if omits_bounds else reader.bounds(stream))
 
-    async def why_missing(self, stream: str) -> RelatumError | None:
-        """Return why a node does not know a stream: it is missing, or a queue. None if it was declared just now."""
+    async def missing_error(self, stream: str) -> RelatumError | None:
+        """Return the error of a stream that a node does not know: it is missing, or a queue. None if it exists."""
         try:
-            await self._ask(lambda: self.reader().bounds(stream))
+            await self._query(lambda: self.reader().bounds(stream))
         except StreamUnavailable:
             return None
         except RelatumError as error:
             return error
         return None
 
-    async def _ask(self, function: Callable[..., _Answer], *args: object) -> _Answer:
-        async with self._asking:
+    async def _query(self, function: Callable[..., _Answer], *args: object) -> _Answer:
+        async with self._query_slots:
             return await self.loop.ask(function, *args, threads=self._threads)
 
-    async def _places(self, stream: str) -> StreamPlaces:
-        return await self._ask(lambda: self.reader().places(stream))
+    async def _nodes_of(self, stream: str) -> StreamPlaces:
+        return await self._query(lambda: self.reader().places(stream))
 
-    async def _link(self, node: NodeAddress | None) -> SocketConnection:
+    async def _connect(self, node: NodeAddress | None) -> SocketConnection:
         return await in_thread(self._threads, lambda: self.reader().link(node), returned=SocketConnection.close)
 
     # --- from streams and connections ---------------------------------------------------------------------------------
@@ -221,14 +223,14 @@ class StreamFollower:
         self._outages.failed(self._who(followed.stream), error)
         self.delivery.put(followed, Failed(followed.stream, followed.number, error))
 
-    def _away(self, error: Exception) -> None:
+    def _on_outage(self, error: Exception) -> None:
         """Report that no stream can be read: the broker is unreachable, or refuses the login."""
         self.may_log_in = not refuses_login(error)
         if self._current:
             self._outages.failed(self._name, error)
         self.delivery.put_for_all(Failed(None, 0, error))
 
-    def _back(self) -> None:
+    def _on_recovery(self) -> None:
         self.may_log_in = True
         self._outages.answered(Server.BROKER)
         self._outages.over(self._name)
@@ -236,7 +238,7 @@ class StreamFollower:
     # --- end ----------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Close the connections at once, then the reader in a thread, also if this task is cancelled. Idempotent."""
+        """Close all connections. A thread closes the reader, even if this task is cancelled. Idempotent."""
         if not self.is_closed:
             self.end()
             closing = self._threads.submit(self.close_reader)
@@ -244,7 +246,7 @@ class StreamFollower:
             await asyncio.shield(asyncio.wrap_future(closing))
 
     def close_reader(self) -> None:
-        """Close the reader, as `close` does. Blocks: not for the loop."""
+        """Close the reader, as `close` does. Not for the loop: it blocks."""
         self._reader.close()
 
     def end(self) -> None:
@@ -259,30 +261,30 @@ class StreamFollower:
 # --- reaching the broker ----------------------------------------------------------------------------------------------
 
 CUT_OFF_S: Final = 15.0
-"""Seconds without the broker after which others may take a member's streams: the time in which a silent connection is
-detected."""
+"""Seconds without the broker after which other members may take a member's streams. A silent connection is detected in
+the same time."""
 
-_ASKS: Final = 3
-"""Queries to the broker in this time, if no attached stream shows that it is reachable."""
+_PROBES: Final = 3
+"""Number of queries in `CUT_OFF_S`, if no attached stream shows that the broker is reachable."""
 
 RETURN_S: Final = 5.0
-"""Seconds in which all members return after a restart of the broker: the longest pause of a follower."""
+"""Seconds in which all members reconnect after a restart of the broker: a follower's longest pause."""
 
-_WHO: Final = "reaching the broker"
+_OUTAGE: Final = "reaching the broker"
 
 
 class BrokerReach:
-    """Whether a member that shares streams reaches the broker. If not, it leaves its streams to others. For the loop.
+    """Checks whether a member that shares streams reaches the broker; if not, others take its streams. For the loop.
 
     A member may reach PostgreSQL but not the broker: the broker's node or the network is down, or a password or
-    certificate has expired. The member would renew its lease, and no member would read its streams.
+    certificate has expired. Without this check, it would renew its lease, and no member would read its streams.
 
-    While any stream of `follower` is attached, the broker is reachable. Otherwise, a query about a shared stream,
-    which `stream` returns, checks that; but only while something waits for the broker, since members may be many.
+    While any stream of `follower` is attached, the broker is reachable. During an outage without one, this queries the
+    stream that `stream` returns. There are no other queries, since a group may have many members.
 
     `is_cut_off`: Whether the broker has been unreachable for so long that others may take the member's streams.
-    `may_take`: Whether the member may take streams. Not if it was cut off until just now, or may be cut off soon: all
-    members may be cut off, and return to their own.
+    `may_take`: Whether the member may take streams. False if it was cut off until recently or may be cut off soon: if
+    all members lose the broker, each should return to its own streams.
     """
 
     def __init__(self, follower: StreamFollower, outages: Outages, stream: Callable[[], str]) -> None:
@@ -290,45 +292,45 @@ class BrokerReach:
         self._follower = follower
         self._outages = outages
         self._stream = stream
-        self._is_asking = False
+        self._is_probing = False
         self._cut_off_at = -math.inf
-        self._reached_at = self._asked_at = self._looked_at = time.monotonic()
+        self._reached_at = self._probed_at = self._checked_at = time.monotonic()
 
     def look(self) -> None:
         """Update the attributes; call this at least every few seconds."""
         now = time.monotonic()
-        stood_still, self._looked_at = now - self._looked_at > CUT_OFF_S / 2, now
-        if stood_still and not self.is_cut_off:
+        was_suspended, self._checked_at = now - self._checked_at > CUT_OFF_S / 2, now
+        if was_suspended and not self.is_cut_off:
             # The process was suspended, which proves nothing about the broker.
-            self._reached_at = max(self._reached_at, now - CUT_OFF_S / _ASKS)
+            self._reached_at = max(self._reached_at, now - CUT_OFF_S / _PROBES)
         is_up = self._outages.is_up(Server.BROKER) and self._follower.may_log_in
         is_attached = self._follower.is_attached
         if is_attached:
-            # No further query would report the end of the outage.
-            self._outages.over(_WHO)
+            # The outage is over, and no query follows that would report this.
+            self._outages.over(_OUTAGE)
         if is_attached or (is_up and not self.is_cut_off):
             self._reached_at = now
         elif (
-            not self._is_asking
+            not self._is_probing
             and not self._follower.is_closed
-            and (self.is_cut_off or now - self._asked_at >= CUT_OFF_S / _ASKS)
+            and (self.is_cut_off or now - self._probed_at >= CUT_OFF_S / _PROBES)
         ):
-            self._is_asking, self._asked_at = True, now
-            self._follower.loop.spawn(self._ask(self._stream()))
+            self._is_probing, self._probed_at = True, now
+            self._follower.loop.spawn(self._probe(self._stream()))
         silent_s = now - self._reached_at
         self.is_cut_off = silent_s >= CUT_OFF_S
         if self.is_cut_off:
             self._cut_off_at = now
-        self.may_take = silent_s < CUT_OFF_S / _ASKS and now - self._cut_off_at >= RETURN_S
+        self.may_take = silent_s < CUT_OFF_S / _PROBES and now - self._cut_off_at >= RETURN_S
 
-    async def _ask(self, stream: str) -> None:
+    async def _probe(self, stream: str) -> None:
         try:
-            error = await self._follower.why_missing(stream)
+            error = await self._follower.missing_error(stream)
             if isinstance(error, BrokerUnavailable | ReadTimeout) or refuses_login(error):
-                self._outages.failed(_WHO, error)
+                self._outages.failed(_OUTAGE, error)
             else:
                 self._reached_at = time.monotonic()
                 self._outages.answered(Server.BROKER)
-                self._outages.over(_WHO)
+                self._outages.over(_OUTAGE)
         finally:
-            self._is_asking = False
+            self._is_probing = False
