@@ -1,8 +1,7 @@
 """A fast, one-pass decoder for records in the usual form, as RabbitMQ and stream clients write them.
 
 Nearly all records are a few sections with short constructors and maps of short text. This decoder takes a few
-microseconds for a record; `Message` takes thirty. It leaves records of any other form to `Message`, so it guesses
-nothing.
+microseconds for a record; `Message` takes thirty. Records of any other form are decoded by `Message`.
 
 Source: see `relatum.wire.amqp10`.
 """
@@ -28,12 +27,12 @@ _U32: Final = Struct(">I").unpack_from
 
 _NAMES: Final[dict[bytes, str]] = {}
 _NAMES_MAX: Final = 4096
-"""Maximum cached header names; a publisher with new names in each message only loses speed."""
+"""Maximum cached header names; further names are only decoded more slowly."""
 
 _LEADS: Final[dict[bytes, tuple[dict[str, str | None], dict[str, Any]]]] = {}
 _LEADS_MAX: Final = 1024
 _LEAD_BYTES_MAX: Final = 1024
-"""Maximum cached leading sections, and maximum bytes of each; usual ones are smaller."""
+"""Maximum cached leading sections, and maximum bytes of each; most are smaller."""
 
 _REPLY_TO: Final = 4
 _CREATED: Final = 9
@@ -200,7 +199,7 @@ def _read_headers(
 
 
 def _lead(start: bytes) -> tuple[dict[str, str | None], dict[str, Any]]:
-    """Decode the leading sections, with a cache: many messages of a publisher have equal ones.
+    """Decode the leading sections, with a cache: many messages of a publisher have equal leading sections.
 
     RabbitMQ 3.13 and later keep some headers as annotations.
     """
@@ -238,21 +237,21 @@ def header_text(value: Any) -> str | None:
         return "true" if value else "false"
     if kind is int:
         return str(value)
-    plain = _plain(value)
+    plain = _json_value(value)
     return plain if isinstance(plain, str) else _ENCODER.encode(plain)
 
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """Convert a value to JSON's types."""
     if isinstance(value, Opaque):
         return _base64(value.data)
     if isinstance(value, dict):
-        return {_name(name): _plain(each) for name, each in value.items()}
+        return {_name(name): _json_value(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_json_value(each) for each in value]
     if isinstance(value, (bytes, bytearray, memoryview)):
         return _base64(bytes(value))
     if value is None or isinstance(value, (str, bool, int, float)):

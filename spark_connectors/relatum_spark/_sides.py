@@ -92,7 +92,7 @@ class Inputs:
         return "/" if self.broker is None else self.broker.vhost
 
     def relations(self, spark: SparkSession, streams: Sequence[str] | None, keys: Sequence[str]) -> DataFrame:
-        """Return rows of the table. They have one state, whenever and however often they are used."""
+        """Return rows of the table, in one state for all uses."""
         return relationships(
             spark,
             database=self.database,
@@ -108,7 +108,7 @@ class Inputs:
     ) -> list[DataFrame]:
         """Return the relations of each side, from one read of the table.
 
-        Without `is_right_known`, the right side may name streams that the table does not have; they have no relations.
+        Without `is_right_known`, the right side may name streams that were never recorded; they have no relations.
         """
         with connected(self.database, self.snapshot) as connection:
             for side in sides if is_right_known else sides[:1]:

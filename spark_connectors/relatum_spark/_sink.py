@@ -27,8 +27,8 @@ from relatum_spark._columns import PROPERTIES
 from relatum_spark._encode import NEW_LAYOUT_SINCE, encode_content
 from relatum_spark._options import SinkOptions, parse_sink_options
 from relatum_spark._publisher import PUBLISHERS_MAX, Publisher, connect
-from relatum_spark._reading import Tails
-from relatum_spark._sequence import Numbering, other_rows, reference_of
+from relatum_spark._reading import StreamQueries
+from relatum_spark._sequence import Numbering, changed_rows, reference_of
 from relatum_spark._where import definitions_of
 
 _log: Final = logging.getLogger("relatum.spark")
@@ -66,7 +66,7 @@ _SPOOLED: Final = struct.Struct(">HQI")
 _TARGET_BYTES: Final = 2
 
 _DIGITS_MAX: Final = 19
-"""Maximum characters of a time in microseconds, and a few more; a longer text is not a time, and is refused."""
+"""Maximum characters of a time header in microseconds, with some reserve; a longer text is invalid."""
 
 
 @dataclass(frozen=True)
@@ -172,11 +172,11 @@ class _Writer:
         self.options = parsed = parse_sink_options(options, streaming=self._is_streaming)
         _check_columns(schema, parsed)
         self.definitions, self.keys = _keys(parsed)
-        with closing(Tails(parsed, patience_s=parsed.poll_timeout_s if self._is_streaming else 0)) as tails:
-            self.streams = tuple(tails.streams())
+        with closing(StreamQueries(parsed, retry_s=parsed.poll_timeout_s if self._is_streaming else 0)) as queries:
+            self.streams = tuple(queries.streams())
             for stream in parsed.streams:
-                tails.existing(stream, tails.bounds(stream))
-            self.new_layout, frame_bytes = tails.ask(lambda _: _limits(parsed))
+                queries.existing(stream, queries.bounds(stream))
+            self.new_layout, frame_bytes = queries.run(lambda _: _limits(parsed))
         if len(self.streams) > PUBLISHERS_MAX:
             raise InvalidInput(
                 f"the super stream has {len(self.streams)} streams; at most {PUBLISHERS_MAX} can be written to"
@@ -202,7 +202,7 @@ class _Writer:
         return Published(sent, spool.rows - sent)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803 Spark's
-        """Log what was written; runs on the driver, when all tasks have ended well."""
+        """Log the numbers of messages; runs on the driver, after all tasks have succeeded."""
         done = [message for message in messages if isinstance(message, Published)]
         what = f"batch {self.options.write_id}" if batchId is None else f"micro-batch {batchId}"
         sent, found = sum(each.sent for each in done), sum(each.found for each in done)
@@ -243,7 +243,7 @@ def _resume(publisher: Publisher, numberings: Sequence[Numbering], spool: "Spool
     if missing:
         missing.difference_update((target, publishing_id) for target, publishing_id, _ in spool.entries())
     for target, _ in missing:
-        raise other_rows(numberings[target].stream)
+        raise changed_rows(numberings[target].stream)
     return after
 
 

@@ -210,9 +210,9 @@ def database_of(database: str | None, snapshot: Snapshot | None) -> str:
     if snapshot is None:
         return database_url(database)
     if not isinstance(snapshot, Snapshot):
-        raise InvalidInput(f"snapshot= takes what `relatum_spark.snapshot` gives, not {shown(snapshot)}")
+        raise InvalidInput(f"snapshot= takes a Snapshot of `relatum_spark.snapshot`, not {shown(snapshot)}")
     if database is not None and database != snapshot.database:
-        raise InvalidInput("the snapshot is of another database; leave out `database`")
+        raise InvalidInput("the snapshot is of another database: leave out database=")
     return snapshot.database
 
 
@@ -227,7 +227,7 @@ def connected(url: str, snapshot: Snapshot | None = None) -> Iterator[sa.Connect
         yield connection.execution_options(isolation_level="REPEATABLE READ")
 
 
-# --- what is read -----------------------------------------------------------------------------------------
+# --- the rows to read -------------------------------------------------------------------------------------
 
 
 def status_of_missing(
@@ -299,7 +299,7 @@ SAMPLE_BYTES: Final = 16 << 20
 """Bytes of the sampled pages: a third of a second."""
 
 TASK_BYTES: Final = 256 << 10
-"""Minimum bytes that a task reads: reading as many takes less time than starting a task."""
+"""Minimum bytes that a task reads, which takes less time than starting a task."""
 
 _SAMPLE: Final = "FROM relatum.relationships TABLESAMPLE SYSTEM (:percent::real) REPEATABLE (0)"
 _WANTED: Final = "stream_id = ANY (:stream_ids::int[]) AND key_id = ANY (:key_ids::smallint[])"

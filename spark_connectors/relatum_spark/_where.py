@@ -39,7 +39,7 @@ STREAM_VARIABLE: Final = "RELATUM_STREAM_URL"
 DATABASE_VARIABLE: Final = "RELATUM_DATABASE_URL"
 
 TIMEOUT_S: Final = 10.0
-"""Seconds a task waits for an answer of the broker."""
+"""Seconds that a task waits for an answer of the broker."""
 
 _WORKER_REUSED: Final = "SPARK_REUSE_WORKER"
 """The variable that Spark sets in Python workers that run more than one task."""
@@ -49,7 +49,7 @@ DRIVER: Final = "org.postgresql.Driver"
 COORDINATES: Final = "org.postgresql:postgresql:42.7.7"
 
 FETCH_ROWS: Final = 10_000
-"""Rows in a round trip. 0, Spark's default, would hold a partition's whole result in memory; more is not faster."""
+"""Rows per round trip. 0, Spark's default, would hold a partition's whole result in memory; more is not faster."""
 
 _JARS: Final = (
     Path("/usr/share/java/postgresql.jar"),  # Debian, Ubuntu: libpostgresql-jdbc-java
@@ -57,7 +57,7 @@ _JARS: Final = (
     Path("/usr/share/java/postgresql-jdbc/postgresql.jar"),
 )
 
-_WAYS: Final = (
+_DRIVER_HINT: Final = (
     f"start the session with spark.jars.packages={COORDINATES}, or with spark.jars=<path of the jar> "
     f"(`relatum_spark.jdbc_jar()` finds the one of the system's package, or of {JAR_VARIABLE}), "
     "or put the jar into the folder jars of every node's Spark"
@@ -82,7 +82,7 @@ _SERVER_TYPES: Final = {
 }
 """The driver's `targetServerType` by libpq's `target_session_attrs`."""
 
-_PASSED_OVER: Final = frozenset(
+_IGNORED_OPTIONS: Final = frozenset(
     {
         # Already in the URL or among the properties.
         *("dbname", "host", "hostaddr", "password", "port", "user"),
@@ -126,7 +126,7 @@ def broker_of(broker: GivenBroker, stream_url: str | None = None) -> Broker:
 
 def open_reader(broker: Broker, timeout_s: float = TIMEOUT_S) -> StreamReader:
     """Open a connected reader. Raises the errors of `StreamReader.open`."""
-    spare_collections()
+    freeze_gc()
     return StreamReader.open(broker, timeout_s=timeout_s)
 
 
@@ -171,7 +171,7 @@ def definitions_in(connection: sa.Connection, names: Collection[str] | None) -> 
 
 
 @cache
-def spare_collections() -> None:
+def freeze_gc() -> None:
     """Run `gc.freeze()` once in a Spark worker that is reused; do nothing in other processes.
 
     Spark collects garbage after each task, before the next one can begin (`pyspark/daemon.py`). With pandas, SQLAlchemy
@@ -231,7 +231,7 @@ def require_driver(spark: SparkSession) -> None:
     except AnalysisException as error:
         if f"class {DRIVER} not found" not in str(error):
             return
-        raise ConfigurationError(f"this Spark session has no JDBC driver of PostgreSQL: {_WAYS}") from None
+        raise ConfigurationError(f"this Spark session has no JDBC driver of PostgreSQL: {_DRIVER_HINT}") from None
 
 
 def jdbc_options(database: str) -> dict[str, str]:
@@ -271,6 +271,6 @@ def jdbc_options(database: str) -> dict[str, str]:
             options[_PROPERTIES[name]] = text
         elif name == "target_session_attrs" and text in _SERVER_TYPES:
             options["targetServerType"] = _SERVER_TYPES[text]
-        elif name not in _PASSED_OVER:
+        elif name not in _IGNORED_OPTIONS:
             raise ConfigurationError(f"the JDBC driver has no option for {name!r} of the database's URL; leave it out")
     return options

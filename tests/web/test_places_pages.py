@@ -216,7 +216,7 @@ def test_pages_that_may_not_be_read_or_are_empty_say_what_to_do(place: Place) ->
     paths = ("/groups", "/collectors", "/missing", "/contexts")
     for role, status, said in (
         ("router", 403, ["GRANT relatum_reader"] * 3),
-        ("consumer", 200, ["The group key is not defined yet", "no collector yet", "relatum expect add", "No contexts are"]),
+        ("consumer", 200, ["No group key is defined yet", "no collector yet", "relatum expect add", "No contexts are"]),
     ):
         with asking(page_of(place, database=f"{place.database}?options=-crole%3Drelatum_{role}")) as page:
             for path, words in zip(paths, said, strict=False):
