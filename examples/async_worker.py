@@ -2,7 +2,7 @@
 
 The worker acknowledges every message, even if it failed. A stream accepts nothing else: aio-pika's `message.process()`
 rejects the message if the block raises, and RabbitMQ before 3.13 then closes the connection (540). On a stream, an
-acknowledgement only requests more messages: the worker must store itself where to continue after a restart.
+acknowledgement only requests more messages: to continue after a restart, the worker must store its own position.
 
 Set RELATUM_BROKER_URL and RELATUM_DATABASE_URL (`relatum up` prints both), then: python examples/async_worker.py
 """

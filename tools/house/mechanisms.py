@@ -1,6 +1,6 @@
 """Mechanisms that should exist once: drivers of steps, ways to run SQL, leases, followers, twins kept by hand.
 
-They are recognised by their syntax, not by a list of names, so a new one counts as soon as it is written.
+They are recognised by syntax, not by a list of names, so that new code counts as soon as it is written.
 """
 
 import ast
@@ -12,7 +12,7 @@ from typing import Final
 from tools.house.sources import Module
 
 FOLLOWING: Final = "relatum.following"
-"""The subsystem that follows streams forever."""
+"""The subsystem that follows streams."""
 
 _LEASE_ENDS: Final = "lease_expires_at"
 _NULLS: Final = ("_NULL", "sa.null()")
@@ -36,17 +36,17 @@ def leases(modules: Mapping[str, Module]) -> list[str]:
 
 
 def followers(modules: Mapping[str, Module]) -> list[str]:
-    """Return the subsystem that follows streams forever, and the other modules that read with `follow=True`.
+    """Return the subsystem that follows streams, and the other modules that read with `follow=True`.
 
     The subsystem of reading does not count: it offers the option, but does not follow streams itself.
     """
-    left_out = ("relatum.reading", FOLLOWING)
+    excluded = ("relatum.reading", FOLLOWING)
     own = [FOLLOWING] if FOLLOWING in modules else []
-    return own + _where(modules, lambda each: each.subsystem not in left_out and any(map(_follows, each.nodes)))
+    return own + _where(modules, lambda each: each.subsystem not in excluded and any(map(_follows, each.nodes)))
 
 
 def rebuilt_functions(modules: Mapping[str, Module]) -> list[str]:
-    """Return the modules that build functions from the code of others: they call `FunctionType`."""
+    """Return the modules that build functions from other functions' code: they call `FunctionType`."""
     return _where(modules, lambda module: bool(_calls(module, "FunctionType")))
 
 

@@ -9,13 +9,13 @@ from tools.house import arrows, mechanisms, picture, seams, words
 from tools.house.sources import Module
 
 EXCEPTIONS: Final = Path("tools/house/exceptions.txt")
-"""The list of allowed imports of private names between subsystems, one a line: `subsystem <- module.name`."""
+"""The list of allowed imports of private names between subsystems, one per line: `subsystem <- module.name`."""
 
 SEAMS: Final = Path("tools/house/seams.txt")
-"""The list of allowed imports of private modules in tests, one a line: `file <- module`. It only gets shorter."""
+"""The list of allowed imports of private modules in tests, one per line: `file <- module`. It only gets shorter."""
 
 WORDS: Final = Path("tools/house/words.txt")
-"""The list of allowed habits of speech, one a line: `place <- habit number`. It only gets shorter."""
+"""The list of allowed habits of speech, one per line: `place <- habit number`. It only gets shorter."""
 
 MODULE_LINES_MAX: Final = 400
 FUNCTION_LINES_MAX: Final = 70
@@ -89,7 +89,7 @@ def table(found: Sequence[Figure]) -> Iterator[str]:
 
 
 def complaints(modules: Mapping[str, Module], checkout: Path) -> Iterator[str]:
-    """Yield the complaints: findings that the lists do not allow, stale exceptions, and errors of the picture."""
+    """Yield a line for each finding that the lists do not allow, stale exception, and error in the picture."""
     for file, what, found in _listed(modules, checkout):
         allowed = set(exceptions(checkout, file))
         yield from (f"{what}: {line}" for line in sorted(found - allowed))
