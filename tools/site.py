@@ -76,12 +76,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Rewrite links from or to files outside of docs/ to links on the site."""
     source = page.file.src_uri
-    here = next((page for page, on_site in PAGES.items() if on_site == source), f"docs/{source}")
+    page_path = next((page for page, on_site in PAGES.items() if on_site == source), f"docs/{source}")
     if source.startswith("reference/"):
         return markdown
 
     def rewritten(match: re.Match[str]) -> str:
-        target = _target(here, match[2])
+        target = _target(page_path, match[2])
         return match[0] if target is None else f"{match[1]}{_on_site(source, *target)}{match[3]}"
 
     # Code blocks contain no links.
@@ -102,12 +102,12 @@ def _decisions(*, live: bool) -> list[str]:
     return [f"adr/{page.name}" for page in pages if ("\nStatus: accepted" in page.read_text()) == live]
 
 
-def _target(here: str, link: str) -> tuple[str, str] | None:
+def _target(page_path: str, link: str) -> tuple[str, str] | None:
     """Return a link's target, relative to the repository's root, and its anchor; None for other sites."""
     path, hash_, anchor = link.partition("#")
     if not path or "://" in path or path.startswith("mailto:"):
         return None
-    return normpath(str(PurePosixPath(here).parent / path)), hash_ + anchor
+    return normpath(str(PurePosixPath(page_path).parent / path)), hash_ + anchor
 
 
 def _on_site(source: str, target: str, anchor: str) -> str:
@@ -122,9 +122,9 @@ def _linked_files() -> list[str]:
     """Return the files outside of docs/ that pages link to and that are not pages."""
     found: set[str] = set()
     for page in [*(ROOT / name for name in PAGES), *(ROOT / "docs").rglob("*.md")]:
-        here = page.relative_to(ROOT).as_posix()
+        page_path = page.relative_to(ROOT).as_posix()
         for link in LINK.findall(FENCE.sub("", page.read_text())):
-            target = _target(here, link[1])
+            target = _target(page_path, link[1])
             if target is not None and not target[0].startswith("docs/") and target[0] not in PAGES:
                 path = ROOT / target[0]
                 found |= {each.relative_to(ROOT).as_posix() for each in _files_at(path)}

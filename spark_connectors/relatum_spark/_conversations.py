@@ -13,7 +13,7 @@ from relatum_spark._sides import GivenKeys, Inputs, keys_of
 from relatum_spark._where import Where, names_of
 
 ROUNDS_MAX: Final = 100
-"""Maximum rounds of joining edges. A chain needs rounds by the logarithm of its length: 14 for 1,000 messages."""
+"""Maximum rounds of joining edges. The rounds grow with the logarithm of the longest chain: 14 for 1,000 messages."""
 
 CHECKPOINT_DIRECTORY: Final = "spark.checkpoint.dir"
 """Spark's setting for the directory of checkpoints that survive the loss of an executor."""

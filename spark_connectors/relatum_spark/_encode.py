@@ -226,14 +226,14 @@ def _check_name(name: str) -> None:
 
 
 def _sized(code: int, data: bytes) -> bytes:
-    """Encode text, binary or a symbol; `code` is the short form's."""
+    """Encode text, binary or a symbol; `code` is the code of the short form."""
     if len(data) <= 255:
         return bytes((code, len(data))) + data
     return _SIZED(code + 0x10, len(data)) + data
 
 
 def _compound(code: int, count: int, items: bytes) -> bytes:
-    """Encode a list or a map; `code` is the short form's."""
+    """Encode a list or a map; `code` is the code of the short form."""
     if len(items) < 255 and count <= 255:
         return bytes((code, len(items) + 1, count)) + items
     return _COUNTED(code + 0x10, len(items) + 4, count) + items

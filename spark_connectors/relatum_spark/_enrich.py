@@ -335,7 +335,7 @@ class _Lookup:
                     yield self._found(connection, batch.slice(start, PROBED_ROWS))
 
     def _found(self, connection: sa.Connection | None, rows: pa.RecordBatch) -> pa.RecordBatch:
-        *kept, parts, moments, streams, offsets = rows.columns
+        *row_columns, parts, moments, streams, offsets = rows.columns
         values = list(map(self._value, parts.to_pylist()))
         hits: dict[int, list[Any]] = defaultdict(list)
         if connection is not None:
@@ -346,10 +346,10 @@ class _Lookup:
             for number, *hit in connection.execute(_AT_ANY_TIME if within is None else _WITHIN, given | probes):
                 hits[number - 1].append(hit)
         found = [(row, value, *hit) for row, value in enumerate(values) for hit in hits.get(row, [(None, None)])]
-        at, *columns = zip(*found, strict=True)
+        at, *match_columns = zip(*found, strict=True)
         kinds = pa.string(), pa.string(), pa.int64()
-        added = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
-        arrays = [*(column.take(pa.array(at, pa.int64())) for column in kept), *added]
+        added = [pa.array(column, kind) for column, kind in zip(match_columns, kinds, strict=True)]
+        arrays = [*(column.take(pa.array(at, pa.int64())) for column in row_columns), *added]
         return pa.RecordBatch.from_arrays(arrays, [f"_{n}" for n in range(len(arrays))])
 
     def _value(self, parts: Sequence[str | None] | None) -> str | None:

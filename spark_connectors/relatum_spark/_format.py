@@ -138,11 +138,11 @@ class BatchReader(DataSourceReader):
     ) -> None:
         self._options = options
         self._keys = tuple(keys)
-        self._only = key_filter
+        self._key_filter = key_filter
 
     def partitions(self) -> list[InputPartition]:
         """Return the slices for the tasks; runs on the driver, once a query."""
-        options, key_filter = self._options, self._only
+        options, key_filter = self._options, self._key_filter
         with closing(StreamQueries(options)) as queries:
             streams = queries.streams()
             check_places(options, streams)
@@ -160,7 +160,7 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a slice; runs in a task."""
-        return read_slice(self._options, self._keys, partition.value, self._only)
+        return read_slice(self._options, self._keys, partition.value, self._key_filter)
 
 
 def _range_of(queries: StreamQueries, stream: str, options: SourceOptions) -> Slice:
@@ -198,7 +198,7 @@ def _look_up(
     was replaced since it was recorded, the table covers nothing.
     """
     connection: sa.Connection
-    # One state of rows and coverage.
+    # Rows and coverage must be of one state.
     with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
         row = current_stream(connection, options.broker.vhost, wanted.stream)
         ranges = [] if row is None else coverage_of(connection, [row.stream_id])
@@ -239,7 +239,7 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, keys: Sequence[KeyDefinition]) -> None:
         self._options = options
         self._keys = tuple(keys)
-        self._tails = StreamQueries(options, retry_s=options.poll_timeout_s)
+        self._queries = StreamQueries(options, retry_s=options.poll_timeout_s)
         self._initial: Offset | None = None
         self._holds: Offset = {}
         """The starts of streams that begin at their end: the first batch reads nothing of them."""
@@ -265,14 +265,14 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:
             bounds = self._query_bounds({})
             check_places(self._options, list(bounds))
-            self._initial = {stream: self._begin(stream, found) for stream, found in bounds.items()}
+            self._initial = {stream: self._start_in(stream, found) for stream, found in bounds.items()}
         return dict(self._initial)
 
-    def _begin(self, stream: str, bounds: StreamBounds | None) -> int:
-        """Return the first offset to read in a stream; if that is the stream's end, the first batch is held there."""
-        found, options = self._tails.existing(stream, bounds), self._options
+    def _start_in(self, stream: str, bounds: StreamBounds | None) -> int:
+        """Return the start offset in a stream; if that is the stream's end, the first batch reads nothing of it."""
+        found, options = self._queries.existing(stream, bounds), self._options
         allowed = options.is_latest_allowed
-        begin = self._tails.offset_of(stream, options.starting, found, is_latest_allowed=allowed)
+        begin = self._queries.offset_of(stream, options.starting, found, is_latest_allowed=allowed)
         if begin is None:
             begin = self._holds[stream] = found.end if self._target is None else self._target.get(stream, found.end)
         elif begin > found.end:
@@ -316,7 +316,7 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for stream, bounds in self._bounds.items():
             if stream not in start:
                 if bounds is not None or self._options.fail_on_data_loss:
-                    positions[stream] = self._tails.existing(stream, bounds).first or 0
+                    positions[stream] = self._queries.existing(stream, bounds).first or 0
             elif bounds is None:
                 report_loss(self._options, StreamNotFound, f"the stream {stream!r} was deleted", stream=stream)
             elif bounds.last is None:
@@ -339,18 +339,18 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return positions | plan_end(starts, ends, limit)
 
     def _is_replaced(self, stream: str, start: int, bounds: StreamBounds) -> bool:
-        """Whether the stream was replaced: it ends before `start`, or was empty and begins before `start`.
+        """Whether the stream was replaced or lost its tail: it ends before `start`, or was empty and begins before it.
 
-        A stream that retention emptied continues after its old offsets, so it was not replaced.
+        A stream that retention emptied continues after its old offsets.
         """
         was_empty = stream in self._emptied
         self._emptied.discard(stream)
         return bounds.end < start or (was_empty and (bounds.first or 0) < start)
 
     def _end_limit(self, stream: str, start: int, holds: Offset) -> int:
-        """Return the maximum end offset of a batch in a stream, whose end may be later."""
-        frozen = INTEGER_MAX if self._target is None else self._target.get(stream, start)
-        return min(frozen, holds[stream]) if holds.get(stream) == start else frozen
+        """Return the offset at which a batch must end in a stream, even if the stream has more messages."""
+        target_end = INTEGER_MAX if self._target is None else self._target.get(stream, start)
+        return min(target_end, holds[stream]) if holds.get(stream) == start else target_end
 
     def reportLatestOffset(self) -> Offset | None:
         """Return the end of each stream, for the query's progress. Since Spark 4.2; called after `latestOffset`."""
@@ -372,7 +372,7 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return a slice without the offsets that are known to be lost."""
         stream = wanted.stream
         if stream not in self._bounds:
-            self._bounds[stream] = self._tails.bounds(stream, read_to=wanted.start)
+            self._bounds[stream] = self._queries.bounds(stream, read_to=wanted.start)
         bounds = self._bounds[stream]
         first = wanted.stop if bounds is None else bounds.first or 0
         return Slice(stream, max(wanted.start, first), wanted.stop)
@@ -385,9 +385,9 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Query the bounds of the named streams, including those removed from the super stream since `start`."""
         # The bounds of a stream that was empty need no confirmation.
         return {
-            stream: self._tails.bounds(stream, read_to=None if stream in self._emptied else start.get(stream))
-            for stream in self._tails.streams(known=start)
+            stream: self._queries.bounds(stream, read_to=None if stream in self._emptied else start.get(stream))
+            for stream in self._queries.streams(known=start)
         }
 
     def stop(self) -> None:
-        self._tails.close()
+        self._queries.close()

@@ -19,7 +19,7 @@ from relatum_spark._where import Where, open_reader, span_us
 Direction: TypeAlias = Literal["backward", "forward", "nearest"]
 
 Span = tuple[int, int]
-"""Maximum microseconds of the right message before the left message, and after it."""
+"""Maximum lead and maximum lag of the right message against the left message, in microseconds."""
 
 
 def related_pairs(
@@ -176,12 +176,12 @@ def unmatched(
     inputs = Inputs.of(needs_broker=True, **where)
     # Read the streams' ends and the coverage before the rows, so that the rows include everything covered.
     status = _status(inputs, sides[1], keys, with_time=span is not None)
-    lefts, rights = inputs.sides(spark, sides, keys, is_right_known=False)
+    left_rows, right_rows = inputs.sides(spark, sides, keys, is_right_known=False)
     if age_us is not None:
-        lefts = lefts.where(F.col("time_us") <= time.time_ns() // 1000 - age_us)
-    alone = _unmatched(lefts, rights, key_columns(keys), span)
-    alone = alone.withColumn("status", F.lit(str(status)))
-    return inputs.result(alone, on, "left", payloads=payloads, more=["status"])
+        left_rows = left_rows.where(F.col("time_us") <= time.time_ns() // 1000 - age_us)
+    unmatched_rows = _unmatched(left_rows, right_rows, key_columns(keys), span)
+    unmatched_rows = unmatched_rows.withColumn("status", F.lit(str(status)))
+    return inputs.result(unmatched_rows, on, "left", payloads=payloads, more=["status"])
 
 
 def _sides(left: Any, right: Any) -> list[Side]:
@@ -245,7 +245,7 @@ def _unmatched(left: DataFrame, right: DataFrame, keys: list[str], span: Span | 
     """Return the left relations without a right relation; columns have the prefix `left_`."""
     if span is None:
         return _joined(left, right, keys, None, "left_anti")
-    # By the value, too: a message with several values keeps those without a counterpart.
+    # Relations include the value: a message with several values keeps the values without a counterpart.
     relation = [*keys, "left_stream", "left_offset"]
     matched = _joined(left, right, keys, span, "left_semi").select(*relation)
     return prefixed(left, keys, "left").join(matched, relation, "left_anti")

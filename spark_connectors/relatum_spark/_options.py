@@ -114,8 +114,8 @@ def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> Sou
     """
     reader = _OptionReader(options)
     if streaming and (name := reader.first(*_BATCH_ONLY)):
-        instead = "; `relatum_spark.Enrichment` looks up in each micro-batch" if name in ("key", "keyValues") else ""
-        raise InvalidInput(f"option {name} is for batches only, not for a streaming query{instead}")
+        hint = "; `relatum_spark.Enrichment` looks up in each micro-batch" if name in ("key", "keyValues") else ""
+        raise InvalidInput(f"option {name} is for batches only, not for a streaming query{hint}")
     keys, key, values = reader.names("keys"), reader.text("key"), _key_values(reader)
     parsed = SourceOptions(
         **_common_fields(reader, "stream", "streams", "superStream", needs_database=bool(keys or key)),
@@ -213,7 +213,7 @@ class _OptionReader:
         if text is None:
             return default
         if not text.strip().isdecimal() or not least <= int(text) <= most:
-            raise InvalidInput(f"option {name}: {text!r} must be a whole number >= {least} (and at most {most})")
+            raise InvalidInput(f"option {name}: {text!r} must be a whole number from {least} to {most}")
         return int(text)
 
     def one_of(self, name: str, *words: str) -> str:

@@ -58,14 +58,14 @@ class Publisher:
         negotiated = self._connection.session.send_bytes_max or FRAME_BYTES
         self._frame_bytes = min(FRAME_BYTES, negotiated - frames.PUBLISH_BYTES)
         try:
-            self._ask(lambda asked, number, stream: frames.declare_publisher(asked, number, reference, stream))
+            self._ask(lambda id_, number, stream: frames.declare_publisher(id_, number, reference, stream))
         except BaseException:
             self._connection.abandon()
             raise
 
     def last_ids(self) -> list[int]:
         """Return the producer's last publishing id in each stream, 0 if it never published there."""
-        answers = self._ask(lambda asked, _, stream: frames.query_publisher_sequence(asked, self._reference, stream))
+        answers = self._ask(lambda id_, _, stream: frames.query_publisher_sequence(id_, self._reference, stream))
         return [frames.decode_sequence(answer.body) for answer in answers]
 
     def _ask(self, request: Callable[[int, int, str], bytes]) -> list[Answer]:
@@ -119,7 +119,7 @@ class Publisher:
             connection.flush(self._options.confirm_timeout_s)
         except OSError as error:
             connection.abandon()
-            self._unknown("the connection to the broker broke, or the broker stopped reading,", error)
+            self._raise_unknown("the connection to the broker broke, or the broker stopped reading,", error)
         self._receive(0.0)
 
     def _confirm(self, in_flight: int) -> None:
@@ -131,7 +131,7 @@ class Publisher:
             left = self._progress_at + self._options.confirm_timeout_s - time.monotonic()
             if left <= 0:
                 self._connection.abandon()
-                self._unknown(f"no confirm came for {seconds_text(self._options.confirm_timeout_s)}", None)
+                self._raise_unknown(f"no confirm arrived for {seconds_text(self._options.confirm_timeout_s)}", None)
             self._receive(min(left, _POLL_S))
 
     def _receive(self, idle_s: float) -> None:
@@ -139,7 +139,7 @@ class Publisher:
         try:
             events = self._connection.wait(idle_s)
         except ConnectionLost as error:
-            self._unknown("the connection to the broker was lost", error)
+            self._raise_unknown("the connection to the broker was lost", error)
         for event in events or ():
             self._handle(event)
 
@@ -161,13 +161,13 @@ class Publisher:
             )
         elif isinstance(event, StreamMoved) and event.stream in self._streams:
             self._connection.abandon()
-            self._unknown(f"the stream {event.stream!r} moved or was deleted", None)
+            self._raise_unknown(f"the stream {event.stream!r} moved or was deleted", None)
 
-    def _unknown(self, what: str, error: Exception | None) -> NoReturn:
+    def _raise_unknown(self, event: str, error: Exception | None) -> NoReturn:
         if not self._in_flight and isinstance(error, RelatumError):
             raise error
         raise PublishOutcomeUnknown(
-            f"{what} with {self._in_flight} messages unconfirmed: they may or may not be stored. A retry of the task,"
+            f"{event} with {self._in_flight} messages unconfirmed: they may or may not be stored. A retry of the task,"
             " or of the write under the same writeId, publishes nothing twice",
             in_stream=None,
         ) from error

@@ -43,7 +43,7 @@ _CONFIRM_S: Final = 2.0
 """Seconds for which a stream must stay missing, empty or shorter before a loss is reported: a broker that just started,
 or a lagging replica, may report this of healthy streams."""
 
-_QUESTION: Final = "querying the ends of streams"
+_OUTAGE_PART: Final = "querying the ends of streams"
 
 _Result = TypeVar("_Result")
 
@@ -73,12 +73,12 @@ class StreamQueries:
                 if isinstance(error, Transient):
                     self.close()
                     if time.monotonic() + pause_s <= limit:
-                        self._outages.failed(_QUESTION, error)
+                        self._outages.failed(_OUTAGE_PART, error)
                         time.sleep(pause_s)
                         continue
-                self._outages.forget(_QUESTION)
+                self._outages.forget(_OUTAGE_PART)
                 raise
-            self._outages.over(_QUESTION)
+            self._outages.over(_OUTAGE_PART)
             return answer
 
     def streams(self, known: Iterable[str] = ()) -> list[str]:
@@ -162,9 +162,9 @@ def report_loss(options: SourceOptions, kind: Callable[..., RelatumError], messa
     _log.warning("reading continues after a loss: %s", message)
 
 
-def report_lost_range(options: SourceOptions, lost: "Slice", why: str, *, first: int | None = None) -> None:
+def report_lost_range(options: SourceOptions, lost: "Slice", reason: str, *, first: int | None = None) -> None:
     """Report the loss of offsets; `first` is the first available offset if retention has dropped them."""
-    message = f"offsets {lost.start} to {lost.stop - 1} of {lost.stream} are lost: {why}"
+    message = f"offsets {lost.start} to {lost.stop - 1} of {lost.stream} are lost: {reason}"
     if first is None:
         report_loss(options, OffsetNotFound, message, stream=lost.stream, offset=lost.start)
     else:

@@ -27,7 +27,7 @@ _U32: Final = Struct(">I").unpack_from
 
 _NAMES: Final[dict[bytes, str]] = {}
 _NAMES_MAX: Final = 4096
-"""Maximum cached header names; further names are only decoded more slowly."""
+"""Maximum cached header names; further names are decoded more slowly."""
 
 _LEADS: Final[dict[bytes, tuple[dict[str, str | None], dict[str, Any]]]] = {}
 _LEADS_MAX: Final = 1024
@@ -70,10 +70,10 @@ def _read_usual(raw: bytes, chunk_ms: int | None) -> Row:
     if listed >= 0:
         _read_properties(raw, listed, found)
     headers: dict[str, str | None] = {}
-    stamped = _read_headers(raw, application, lead_end, headers, found) if application >= 0 else None
+    time_header = _read_headers(raw, application, lead_end, headers, found) if application >= 0 else None
     if lead_headers:
         headers |= lead_headers
-    time_us, _ = message_time(stamped, found.get("timestamp"), found.get("message_id"), chunk_ms)
+    time_us, _ = message_time(time_header, found.get("timestamp"), found.get("message_id"), chunk_ms)
     return time_us, _body_at(raw, data, data_end), headers, found
 
 
@@ -166,7 +166,7 @@ def _read_headers(
         count, at, end = raw[application + 2], application + 3, application + 2 + raw[application + 1]
     else:
         count, at, end = amqp10.entries_of(raw, application, "map")
-    stamped, others = None, 0
+    time_header, others = None, 0
     for _ in range(count >> 1):
         if raw[at] != 0xA1:
             raise _UnusualRecord
@@ -180,7 +180,7 @@ def _read_headers(
         value, at = amqp10.decode_value(raw, start)
         name = key.decode()
         if name == TIME_HEADER:
-            stamped = value
+            time_header = value
         if is_header(name):
             headers[name] = header_text(header_value(value))
             if len(_NAMES) < _NAMES_MAX:
@@ -195,7 +195,7 @@ def _read_headers(
             properties["type"] = property_text(value)
     if at != end or count & 1 or len(headers) + others != count >> 1:
         raise _UnusualRecord
-    return stamped
+    return time_header
 
 
 def _lead(start: bytes) -> tuple[dict[str, str | None], dict[str, Any]]:

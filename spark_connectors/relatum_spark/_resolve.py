@@ -36,7 +36,7 @@ WINDOW_MESSAGES: Final = 16_384
 """Maximum rows planned together; Arrow batches have 10,000 rows unless the session sets another number."""
 
 SMALL_BYTES: Final = 64 << 20
-"""Maximum estimated bytes of the rows for which there are only as many tasks as run concurrently."""
+"""Rows of at most this many estimated bytes get only as many tasks as run concurrently."""
 
 
 def resolve(

@@ -113,7 +113,7 @@ class Numbering:
         return self._epoch | self.index << DIGEST_BITS | digest & _DIGEST_MASK
 
     def resume_after(self, last: int) -> int:
-        """Return the id after which this run continues, which must be one of its ids; 0 if the epoch has sent nothing.
+        """Return the publishing id after which this run continues, which it must have; 0 if the epoch sent nothing.
 
         `last` is the reference's last publishing id in the stream, or 0; an id of a later epoch raises `Conflict`.
         """

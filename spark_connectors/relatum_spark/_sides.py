@@ -193,11 +193,11 @@ def keyed(relations: DataFrame, keys: Sequence[str]) -> DataFrame:
     values = [
         F.collect_set(F.when(F.col("key") == key, F.col("value"))).alias(f"key_{n}") for n, key in enumerate(keys)
     ]
-    wide = rows.groupBy(*PLACE).agg(*values, F.max("time_us").alias("time_us"))
+    by_message = rows.groupBy(*PLACE).agg(*values, F.max("time_us").alias("time_us"))
     # All combinations of a message's values. A message without a value of a key has an empty set, so no row.
     for column in key_columns(keys):
-        wide = wide.withColumn(column, F.explode(column))
-    return wide.select(*key_columns(keys), *PLACE, "time_us")
+        by_message = by_message.withColumn(column, F.explode(column))
+    return by_message.select(*key_columns(keys), *PLACE, "time_us")
 
 
 def prefixed(relations: DataFrame, keys: Sequence[str], prefix: str) -> DataFrame:

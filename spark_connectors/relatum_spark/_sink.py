@@ -204,9 +204,9 @@ class _Writer:
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803 Spark's
         """Log the numbers of messages; runs on the driver, after all tasks have succeeded."""
         done = [message for message in messages if isinstance(message, Published)]
-        what = f"batch {self.options.write_id}" if batchId is None else f"micro-batch {batchId}"
+        batch = f"batch {self.options.write_id}" if batchId is None else f"micro-batch {batchId}"
         sent, found = sum(each.sent for each in done), sum(each.found for each in done)
-        _log.info("%s: %d messages published, %d already published before", what, sent, found)
+        _log.info("%s: %d messages published, %d already published before", batch, sent, found)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -256,7 +256,7 @@ def _publish(publisher: Publisher, spool: "Spool", after: Sequence[int]) -> int:
             last[target] = publishing_id
             sent += 1
     publisher.finish()
-    if sent and any(mine and mine != theirs for mine, theirs in zip(last, publisher.last_ids(), strict=True)):
+    if sent and any(own and own != stored for own, stored in zip(last, publisher.last_ids(), strict=True)):
         raise Conflict(
             "another run of this task published concurrently, other rows or in another order: some may be stored"
             " twice or not at all. Switch speculation off (spark.speculation), or sort the rows within partitions"
@@ -281,9 +281,9 @@ class Spool:
     def add(self, batch: pa.RecordBatch) -> None:
         """Add rows; raises `InvalidInput` if one cannot be a message; then nothing was sent."""
         columns = {name: _values(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
-        nothing = [None] * batch.num_rows
-        bodies, routing = columns["value"], columns.get(self._routing_key or "", nothing)
-        headers, properties, times = (columns.get(name, nothing) for name in ("headers", "properties", "timestamp"))
+        nulls = [None] * batch.num_rows
+        bodies, routing = columns["value"], columns.get(self._routing_key or "", nulls)
+        headers, properties, times = (columns.get(name, nulls) for name in ("headers", "properties", "timestamp"))
         keys = [(header, columns[column]) for column, header in self._writer.keys]
         for row, body in enumerate(bodies):
             if body is None:

@@ -324,8 +324,8 @@ def _predicates(
     size = sum(part.size for part in parts)
     by_page = is_steady or not any(part.is_leaving for part in parts)
     percent = min(100.0, 100 * SAMPLE_BYTES / max(size, 1))
-    asked = {"percent": percent, "stream_ids": stream_ids, "key_ids": key_ids}
-    rows = connection.execute(_BY_PAGE if by_page else _BY_OFFSET, asked).all()
+    sampling = {"percent": percent, "stream_ids": stream_ids, "key_ids": key_ids}
+    rows = connection.execute(_BY_PAGE if by_page else _BY_OFFSET, sampling).all()
     # If the sample found no rows, share its pages evenly.
     is_seen = any(count for _, _, count in rows)
     seen = [((first, second), count if is_seen else 1) for first, second, count in rows]

@@ -127,8 +127,8 @@ def _absolute(node: ast.ImportFrom, module: Module) -> str:
     if not node.level:
         return node.module or ""
     parts = module.name.split(".")
-    kept = parts[: len(parts) - node.level + module.is_package]
-    return ".".join([*kept, *([node.module] if node.module else [])])
+    parents = parts[: len(parts) - node.level + module.is_package]
+    return ".".join([*parents, *([node.module] if node.module else [])])
 
 
 def by_module(found: Iterable[Crossing]) -> dict[str, list[Crossing]]:

@@ -86,13 +86,13 @@ def _is_twin(blocking: Module, asyncio: Module) -> bool:
         return False
     names = (blocking.path.stem, asyncio.path.stem)
     folder = blocking.path.parent == asyncio.path.parent
-    if folder and not _says_asyncio(names[0]) and _says_asyncio(names[1]) and _plain(names[0]) == _plain(names[1]):
+    if folder and not _is_asyncio(names[0]) and _is_asyncio(names[1]) and _plain(names[0]) == _plain(names[1]):
         return True
     faces = {f"Async{name}" for name in _classes(blocking)}
     return bool(faces & _classes(asyncio))
 
 
-def _says_asyncio(stem: str) -> bool:
+def _is_asyncio(stem: str) -> bool:
     return bool(re.search(r"(^|_)(async|asyncio|aio)(_|$)", stem))
 
 

@@ -49,16 +49,16 @@ class Figure:
 def figures(modules: Mapping[str, Module], checkout: Path) -> list[Figure]:
     """Return the table's figures."""
     counted = {name: module for name, module in modules.items() if module.package in COUNTED}
-    beside = [module for module in modules.values() if module.package not in COUNTED]
+    other_modules = [module for module in modules.values() if module.package not in COUNTED]
     private = arrows.private_crossings(modules)
     graph = arrows.arrows(modules)
     chain, cycles = arrows.floors(graph)
     long = [f"{module.name} {module.lines}" for module in modules.values() if module.lines > MODULE_LINES_MAX]
     return [
         _lines("lines: kernel and consumer", list(counted.values()), 48_000),
-        _lines("lines: migrations, Spark", beside),
+        _lines("lines: migrations, Spark", other_modules),
         _all("modules: kernel and consumer", list(counted)),
-        _all("modules: migrations, Spark", [module.name for module in beside]),
+        _all("modules: migrations, Spark", [module.name for module in other_modules]),
         _all(f"modules over {MODULE_LINES_MAX} lines", long, 0),
         _all(f"functions over {FUNCTION_LINES_MAX} lines", mechanisms.long_functions(modules, FUNCTION_LINES_MAX), 0),
         _all("private modules", [name for name, module in counted.items() if module.is_private]),
@@ -115,10 +115,10 @@ def shorten(modules: Mapping[str, Module], checkout: Path) -> int:
     for file, _, found in _listed(modules, checkout):
         if not (checkout / file).exists():
             continue
-        kept = [
+        lines_left = [
             line for line in (checkout / file).read_text().splitlines() if not line or line[0] == "#" or line in found
         ]
-        (checkout / file).write_text("\n".join(kept) + "\n")
+        (checkout / file).write_text("\n".join(lines_left) + "\n")
     return sum(len(exceptions(checkout, file)) for file in (EXCEPTIONS, SEAMS, WORDS))
 
 

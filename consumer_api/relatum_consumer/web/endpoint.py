@@ -25,7 +25,7 @@ from relatum_consumer.web.rendering import Rendering
 from relatum_consumer.web.site import ANSWER_S, Site
 
 _Value = TypeVar("_Value")
-_Answering = TypeVar("_Answering", bound=Callable[..., Coroutine[Any, Any, Any]])
+_Function = TypeVar("_Function", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 Fact = tuple[str, str | None]
 """A sentence about what exists, shown on a page without an answer; and a link, or None."""
@@ -92,13 +92,13 @@ ENDPOINTS: Final[list[Endpoint]] = []
 """All endpoints, in the order in which their modules are imported."""
 
 
-def endpoint(path: str, summary: str, *, needs_keys: bool = True, **options: Any) -> Callable[[_Answering], _Answering]:
+def endpoint(path: str, summary: str, *, needs_keys: bool = True, **options: Any) -> Callable[[_Function], _Function]:
     """Declare a function as an `Endpoint`; its annotations name the parameters' model and the answer's dataclass.
 
     Each call first loads the masked keys, unless `needs_keys` is False: the answer then must not show values.
     """
 
-    def declared(answer: _Answering) -> _Answering:
+    def declared(answer: _Function) -> _Function:
         async def answer_masked(site: Site, parameters: Any) -> Any:
             await site.keys_last_known()
             return await answer(site, parameters)
@@ -129,11 +129,11 @@ def handler_of(
     """Return a handler that responds with the function's response, or with a problem as JSON or a page."""
 
     async def handle(request: Request) -> Response:
-        site, began = request.app.state.site, time.monotonic()
+        site, started_at = request.app.state.site, time.monotonic()
         try:
             return await respond(site, parsed(kind, _form_values(request)))
         except Exception as error:  # noqa: BLE001
-            return rendering.problem(await diagnose(site, error, began), request.scope)
+            return rendering.problem(await diagnose(site, error, started_at), request.scope)
 
     return handle
 
@@ -153,7 +153,7 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
         form = _form_values(request)
         query: Any = None
         answer = start = problem = None
-        began = time.monotonic()
+        started_at = time.monotonic()
         # A shorter time limit while a server is unavailable.
         limit_s = ANSWER_S if await site.unavailable() else None
         try:
@@ -164,8 +164,8 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
                 elif endpoint.start is not None:
                     start = await optional_part(endpoint.start(site))
         except Exception as error:  # noqa: BLE001
-            problem = await diagnose(site, error, began)
-        elapsed_s = time.monotonic() - began
+            problem = await diagnose(site, error, started_at)
+        elapsed_s = time.monotonic() - started_at
         facts: tuple[Fact, ...] = ()
         shows_facts = problem is not None and (problem.status in (404, 410) or bool(site.servers.unavailable))
         if shows_facts and query is not None and endpoint.facts is not None:
@@ -226,9 +226,9 @@ async def gather(calls: Iterable[Callable[[], Awaitable[_Value]]], limit: int = 
 # --- errors -----------------------------------------------------------------------------------------------
 
 
-async def diagnose(site: Site, error: Exception, began: float) -> Problem:
+async def diagnose(site: Site, error: Exception, started_at: float) -> Problem:
     """Return the problem for an error; a transient one names the unavailable server or the exceeded time limit."""
-    problem, elapsed_s = problem_of(error), time.monotonic() - began
+    problem, elapsed_s = problem_of(error), time.monotonic() - started_at
     if isinstance(error, KeyNotDefined | StreamNotFound) and problem.hint != GROUP_KEY_HINT:
         with suppress(RelatumError):
             return replace(problem, hint=await _names_hint(site, error))

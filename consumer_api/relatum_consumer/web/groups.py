@@ -138,7 +138,7 @@ async def _unfinished(site: Site, query: GroupsParameters, *, complete: bool) ->
     load = partial(site.relations.incomplete_groups, query.stream or None, older_than=older_s, complete=complete)
     with within(site.options.timeout_s):
         reports = await site.cached(("groups", query.stream, older_s, complete), GROUPS_CACHE_S, load)
-    # Groups without a time are sorted first.
+    # Groups without a time count as oldest.
     oldest = datetime.min.replace(tzinfo=UTC)
     return sorted(
         reports, key=lambda each: (_is_contradictory(each.position), each.first_seen or oldest, each.places[:1])

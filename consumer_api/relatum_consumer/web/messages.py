@@ -113,8 +113,8 @@ def message_rows(site: Site, messages: Sequence[Message]) -> tuple[MessageRow, .
             shown.setdefault(each.stream, []).append(each)
     texts = {
         each.id: text
-        for some in shown.values()
-        for each, text in zip(some, previews([each.body for each in some]), strict=True)
+        for of_stream in shown.values()
+        for each, text in zip(of_stream, previews([each.body for each in of_stream]), strict=True)
     }
 
     def row(each: Message) -> MessageRow:
@@ -222,8 +222,8 @@ def preview(body: bytes) -> str:
 
 def previews(bodies: Sequence[bytes]) -> list[str]:
     """Return the beginnings of one stream's bodies; JSON objects lose the members that all of them share."""
-    loaded = (_parsed_json(body) if body[:1] == b"{" and len(body) <= _COMPARED_BYTES_MAX else None for body in bodies)
-    objects = [each for each in loaded if isinstance(each, dict)]
+    values = (_parsed_json(body) if body[:1] == b"{" and len(body) <= _COMPARED_BYTES_MAX else None for body in bodies)
+    objects = [each for each in values if isinstance(each, dict)]
     if not 1 < len(objects) == len(bodies):
         return [*map(preview, bodies)]
     shared = {name for name in objects[0] if all(name in each and each[name] == objects[0][name] for each in objects)}
@@ -258,8 +258,8 @@ def _scalar_text(value: Any) -> str:
 def indented(text: str) -> str | None:
     """Return JSON with one member per line; None if the text is not JSON, or is nested too deeply."""
     try:
-        loaded = _parsed_json(text.encode())
-        return None if loaded is None else _json_text(loaded, "\n")
+        value = _parsed_json(text.encode())
+        return None if value is None else _json_text(value, "\n")
     except RecursionError:
         return None
 

@@ -81,7 +81,7 @@ Moment = Annotated[datetime, AfterValidator(_in_utc)]
 Number = Annotated[int, Field(ge=0, le=INTEGER_MAX)]
 """An offset, or another number of 0 or more."""
 
-_Parameters = TypeVar("_Question", bound=Parameters)
+_Parameters = TypeVar("_Parameters", bound=Parameters)
 
 
 def parsed(kind: type[_Parameters], arguments: Mapping[str, Any]) -> _Parameters:

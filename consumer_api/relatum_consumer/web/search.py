@@ -72,7 +72,7 @@ async def search(site: Site, query: SearchParameters) -> SearchAnswer:
     value, origin = await _searched_value(site, query)
     answer, page, cursor = await _page(site, query, value, origin)
     if origin is not None and answer and not (page or query.cursor or query.since or query.until):
-        # Only the origin was found, which proves nothing about others; these may share another of its values.
+        # Only the message itself was found, which proves nothing about others; they may share another of its values.
         others = await site.relations.related(
             origin, query.stream or None, by=query.key, limit=1, complete=query.complete
         )

@@ -142,12 +142,12 @@ class Servers:
 
 async def _error_of(check: Awaitable[object]) -> str:
     """Return why a check failed; empty if the server answered in time."""
-    began = time.monotonic()
+    started = time.monotonic()
     try:
         with within(ANSWER_S):
             await check
     except (RelatumError, TimeoutError) as error:
-        return str(error).rstrip(".") if time.monotonic() - began < ANSWER_S else f"no answer within {ANSWER_S:g} s"
+        return str(error).rstrip(".") if time.monotonic() - started < ANSWER_S else f"no answer within {ANSWER_S:g} s"
     return ""
 
 

@@ -263,6 +263,6 @@ class HealthAnswer:
 @endpoint("/health", "Whether the database and the broker answer.", is_page=False, needs_keys=False)
 async def health(site: Site, _: NoParameters) -> HealthAnswer:
     if unavailable := await site.unavailable(now=True):
-        wrong = "; ".join(f"{each.name} does not answer: {each.error}" for each in unavailable)
-        raise Problem(503, "not_well", wrong, "Try again in a moment.", {"Retry-After": "1"})
+        message = "; ".join(f"{each.name} does not answer: {each.error}" for each in unavailable)
+        raise Problem(503, "not_well", message, "Try again in a moment.", {"Retry-After": "1"})
     return HealthAnswer(is_well=True)
