@@ -18,7 +18,7 @@ class Facades(griffe.Extension):
     """Shows these methods as async methods, with parameters and docstrings."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Give the package's façades their methods."""
+        """Add the methods of the package's façades."""
         for facade, blocking in FACADES.items() if pkg.name == "relatum_consumer" else ():
             methods = pkg[blocking].all_members
             for name, member in pkg[blocking].inherited_members.items():

@@ -69,7 +69,7 @@ def backfill(
         database: PostgreSQL's URL. None uses RELATUM_DATABASE_URL. Executors connect to it too.
         messages_per_s: Maximum messages a second that all tasks together read. None means no limit.
         partitions: Concurrent tasks. None: the session's slots (8 over Spark Connect, which does not report them).
-        slice_offsets: Maximum offsets in a slice. The retry of a failed task repeats what is not covered yet.
+        slice_offsets: Maximum offsets in a slice. A retried task repeats only offsets that are not covered yet.
 
     Returns:
         A report for each stream, in the order given; a super stream's partitions in their order. If a task died after a

@@ -6,7 +6,7 @@ header section (3.10 closes the channel if a message has one), and keeps priorit
 its own names.
 
 Source: OASIS AMQP 1.0, parts 1 and 3.2; rabbit_msg_record.erl (3.12), mc_amqpl.erl (3.13); compared byte by byte with
-what 3.10 and 4.3 store.
+messages stored by 3.10 and 4.3.
 """
 
 import struct

@@ -80,7 +80,7 @@ class Enrichment:
         to: The stream, super stream or streams to search.
         on: The key. Its value is in the column of that name, else in the headers and properties of its definition.
         pending: A directory's URI for the batches' decisions and waiting rows, on a file system that all executors
-            share, for example beside the checkpoint. Each query has its own subdirectory.
+            share, for example next to the checkpoint. Each query has its own subdirectory.
         how: "left" (default) also returns rows without related messages; "inner" returns only rows with one.
         retries: How many later batches look a row up again, 0 or more. Default: 10.
         wait: How long a row waits at most, even if retries are left: a timedelta or seconds. None (default) means no

@@ -167,7 +167,7 @@ def unmatched(
 
     Raises:
         StreamNotFound: a left stream was never recorded, or a right stream is unknown to the broker, too.
-        StreamReplaced: a right stream is not the recorded one; a recorder corrects that.
+        StreamReplaced: a right stream was replaced since it was recorded; run a recorder on it.
         BrokerUnavailable: the broker does not answer.
         RelatumError: any other error of `related_pairs`.
     """

@@ -1,4 +1,4 @@
-"""Parsing and checking the options of the source and the sink, with a clear error for each invalid one."""
+"""Parsing and checking the options of the source and the sink, with a clear error for each invalid option."""
 
 import difflib
 import json
@@ -91,7 +91,7 @@ class SourceOptions(Options):
     starting: Place = Place("startingOffsets", EARLIEST)
     ending: Place = Place("endingOffsets", LATEST)
     is_latest_allowed: bool = False
-    """Whether to begin at the end if nothing was written since the starting time. If False, that is an error."""
+    """Whether a read begins at the end if no message was written since the starting time; if False, it fails."""
     fail_on_data_loss: bool = True
     max_offsets_per_trigger: int | None = None
     min_partitions: int | None = None
@@ -238,7 +238,7 @@ class _OptionReader:
         return tuple(names)
 
     def json(self, option: str, kind: type, description: str) -> Any:
-        """Return a JSON value of a type; `what` describes it in the error."""
+        """Return a JSON value of a type; `description` names the type in the error."""
         text = self.text(option) or ""
         try:
             value = json.loads(text, object_pairs_hook=_unique_names)

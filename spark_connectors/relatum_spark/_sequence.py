@@ -113,9 +113,10 @@ class Numbering:
         return self._epoch | self.index << DIGEST_BITS | digest & _DIGEST_MASK
 
     def resume_after(self, last: int) -> int:
-        """Return the publishing id after which this run continues, which it must have; 0 if the epoch sent nothing.
+        """Return the publishing id after which this run continues; 0 if the epoch has sent nothing.
 
-        `last` is the reference's last publishing id in the stream, or 0; an id of a later epoch raises `Conflict`.
+        `last` is the reference's last publishing id in the stream, or 0; an id of a later epoch raises `Conflict`. The
+        caller must check that this run has the returned id: if not, its rows differ from the earlier run's.
         """
         if last < self._epoch:
             return 0

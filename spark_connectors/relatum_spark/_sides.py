@@ -31,7 +31,7 @@ GivenKeys: TypeAlias = str | Sequence[str]
 """The name of a key, or of several keys that must all be equal."""
 
 PARTITIONS: Final = 8
-"""Default number of tasks that read the table at once."""
+"""Default number of tasks that read the table concurrently."""
 
 _RESOLVED: Final = ("value", "headers", "properties", "status")
 
@@ -130,7 +130,7 @@ class Inputs:
     def times(self, spark: SparkSession, side: Side) -> DataFrame:
         """Return the places and times of a side's messages, read from the streams: `stream`, `offset`, `time_us`.
 
-        Streams given by name are read up to their present ends; messages of a frame that no longer exist are omitted.
+        Streams given by name are read up to their current ends; messages of a frame that no longer exist are omitted.
         """
         assert self.broker is not None, "reading streams needs a broker"
         if not isinstance(side, tuple):

@@ -248,7 +248,7 @@ def _resume(publisher: Publisher, numberings: Sequence[Numbering], spool: "Spool
 
 
 def _publish(publisher: Publisher, spool: "Spool", after: Sequence[int]) -> int:
-    """Publish the messages after those ids, and return their number."""
+    """Publish the messages after the given id in each stream, and return their number."""
     sent, last = 0, list(after)
     for target, publishing_id, entry in spool.entries():
         if publishing_id > after[target]:
@@ -279,7 +279,7 @@ class Spool:
         self.rows = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add rows; raises `InvalidInput` if one cannot be a message; then nothing was sent."""
+        """Add rows; raises `InvalidInput`, before anything is sent, if a row cannot be a message."""
         columns = {name: _values(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
         nulls = [None] * batch.num_rows
         bodies, routing = columns["value"], columns.get(self._routing_key or "", nulls)

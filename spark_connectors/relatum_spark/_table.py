@@ -61,7 +61,7 @@ def relationships(
         streams: A stream or super stream, or several. None means all. Rows of replaced streams are not read.
         keys: A key or several. None means all keys in force.
         vhost: The streams' virtual host. None means all.
-        partitions: Maximum tasks, 1 to 10,000. Default: 8. Each task has a connection of its own, and about as many
+        partitions: Maximum tasks, 1 to 10,000. Default: 8. Each task has its own connection, and about as many
             rows as the others, regardless of the streams' sizes and gaps.
         snapshot: The state of the database to read; the action must run inside its block.
 
@@ -242,7 +242,7 @@ def status_of_missing(
     """Return the status of rows without related messages in these streams; call this before you read the table.
 
     `ABSENT` if all retained messages are proven to be recorded for each key (and, `with_time`, for times); otherwise
-    `NOT_RECORDED_YET` or `UNPROVEN`: some may exist. A connection in a snapshot uses the snapshot's coverage.
+    `NOT_RECORDED_YET` or `UNPROVEN`: related messages may exist. A snapshot's connection uses its coverage.
     """
     servers = Servers(lambda text, given: list(connection.execute(text, given)), lambda: reader)
     catalog = Catalog(servers, vhost)
@@ -289,7 +289,7 @@ _TABLE: Final = (
 # --- shares of the tasks ----------------------------------------------------------------------------------
 
 # Neither ids nor offsets show how rows are distributed: streams differ in size, offsets have gaps, retention and prune
-# leave empty pages. A sample of the pages shows it.
+# leave empty pages. A sample of the pages shows the distribution.
 #
 # Rows are cut by their physical place (ctid), so that only one task reads a page. If they were cut by stream and
 # offset, each task would read all pages with a row of its streams: the whole table if streams were recorded side by

@@ -103,7 +103,7 @@ class Where(TypedDict, total=False):
         database: PostgreSQL's URL. None uses the snapshot's, or else RELATUM_DATABASE_URL.
         broker: The broker, whose virtual host has the streams. None uses RELATUM_BROKER_URL. A join connects to it only
             for payloads, times without a key, and ends of streams. Without a broker the virtual host is `/`.
-        partitions: Maximum tasks that read the table at once, 1 to 10,000. None means 8.
+        partitions: Maximum tasks that read the table concurrently, 1 to 10,000. None means 8.
         snapshot: The state of the table to read; the action must run inside its block.
     """
 

@@ -341,7 +341,7 @@ class WebServer(Closing):
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Stop accepting requests, give those in progress ten seconds to end, and close all connections."""
+        """Stop accepting requests, wait up to ten seconds for requests in progress, and close all connections."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()

@@ -1,7 +1,7 @@
 """Masking: answers show digests instead of values. Equal values have equal digests, which do not reveal the value.
 
 A masked key masks the sources of its values: headers, properties and paths in bodies. So no other key, and no list of
-headers, shows its values. The digests' secret is in the database, so all processes, also later ones, use the same one.
+headers, shows its values. The database stores the secret of the digests, so all processes compute the same digests.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ _DIGITS: Final = 10
 """Hexadecimal digits of a digest: 40 bits distinguish the values of a page."""
 
 HIDDEN_VALUE: Final = "~"
-"""Shown instead of a value of a key that is not defined any more: the value may have been masked."""
+"""Shown instead of a removed key's value, which may have been masked."""
 
 
 class Masking:

@@ -32,7 +32,7 @@ _INSTRUCTIONS: Final = """\
 Relatum finds messages that belong together across RabbitMQ streams, by keys (named values of messages) and by time. \
 All tools only read.
 
-Begin with `keys` and `streams`, which list what you can ask for. `find` returns the messages that carry a key's \
+Begin with `keys` and `streams`, which list the names for other tools. `find` returns the messages that carry a key's \
 value, or share that of a message (of_stream, of_offset). `read` returns one message, and its related messages by \
 each key. `trace` returns all messages connected over several steps, `around` those near a moment. `expectations` and \
 `missing` report which messages should have been followed by others and were not. `values` lists values of a key.

@@ -107,9 +107,9 @@ class RelatedByKey:
 class MessageAnswer:
     """A message, and the messages related to it by each key.
 
-    `chunk_time` is when the broker wrote it. `previous_offset` and `next_offset` are those of its neighbours in the
-    stream, since offsets have gaps. `outcomes` has its outcomes in collectors, least advanced first, without reasons if
-    bodies or a key are masked.
+    `chunk_time` is the time when the broker wrote it. `previous_offset` and `next_offset` are the offsets of its
+    neighbours in the stream, which has gaps. `outcomes` has its outcomes in collectors, least advanced first, without
+    reasons if bodies or a key are masked.
     """
 
     stream: str
@@ -198,7 +198,7 @@ async def _nearest(site: Site, definition: KeyDefinition, found: Message) -> tup
     others = [name for name in others if name not in deleted]
     for streams in filter(None, (others, [found.stream])):
         find = partial(site.relations.find, definition.name, values[0], streams=streams)
-        # One more in the own stream, which includes the message itself.
+        # One more from the message's own stream, since the lookup returns the message itself.
         later = just_after(at)
         nearest += await find(until=later, order="newest", limit=NEAREST_SHOWN + (streams is not others))
         nearest += await find(since=later, limit=NEAREST_SHOWN) if later else ()

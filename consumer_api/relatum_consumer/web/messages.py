@@ -62,13 +62,13 @@ def covered(found: Covered) -> dict[str, Any]:
 
 
 def values_of(definition: KeyDefinition, message: Message) -> list[Any]:
-    """Return a key's values in a message as lookups take them: a composite value as a tuple."""
+    """Return a key's values in a message in the form that lookups accept: a composite value as a tuple."""
     values: list[Any] = definition.values_of(message)
     return [tuple(definition.parts_of(message))] if values and definition.is_composite else values
 
 
 def query_value(value: tuple[str, ...]) -> Any:
-    """Return the value in a query as lookups take it: several parts as a tuple.
+    """Return the value in a query in the form that lookups accept: several parts as a tuple.
 
     Raises:
         InvalidInput: the query has no value.

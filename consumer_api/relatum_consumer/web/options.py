@@ -27,7 +27,7 @@ class WebOptions:
         broker: The broker's URL, or a `Broker`. The page only needs the permission `read` on the streams.
         database: PostgreSQL's URL. Sessions are read-only, regardless of the role's rights.
         host: The address to listen at. Default: 127.0.0.1. Addresses other than loopback need a `token`.
-        port: The port. Default: 8440. 0 takes a free port.
+        port: The port. Default: 8440. 0 chooses a free port.
         root_path: The prefix of all paths if a proxy serves the page below a path, such as "/relatum". Default: empty.
         hosts: Host names of the page, besides loopback's names; requests with other names are refused. Default: only
             loopback's names on a loopback address, any name elsewhere.

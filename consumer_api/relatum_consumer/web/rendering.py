@@ -154,7 +154,7 @@ def _piece(within: Range, kind: PieceKind, start: int, end: int) -> CoveragePiec
 
 
 def bar_of(found: StreamStatus, key: str = "") -> tuple[CoveragePiece, ...]:
-    """Return the coverage of a stream by all keys, or by one; nothing while the stream's ends are unknown."""
+    """Return the coverage of a stream by all keys, or by one key; empty while the stream's ends are unknown."""
     if found.first is None or found.last is None:
         return ()
     covered = {key: found.covered[key]} if key else found.covered

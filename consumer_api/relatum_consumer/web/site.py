@@ -1,4 +1,4 @@
-"""What all pages share: links, the servers' state, lookups, a stream reader, a read-only database, a cache."""
+"""Resources that all pages share: links, the servers' state, lookups, a stream reader, a database, a cache."""
 
 import asyncio
 import logging

@@ -255,7 +255,7 @@ async def _latest_recorded(site: Site, end: RecordedEnd) -> list[Message]:
 
 @dataclass(frozen=True, slots=True)
 class HealthAnswer:
-    """Both servers answer. If one does not, the response is an error with status 503 instead."""
+    """Both servers answer. If a server does not answer, the response is an error with status 503 instead."""
 
     is_well: bool
 
