@@ -378,7 +378,6 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Slice(stream, max(wanted.start, first), wanted.stop)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a slice; runs in a task."""
         return read_slice(self._options, self._keys, partition.value)
 
     def _query_bounds(self, start: Offset) -> dict[str, StreamBounds | None]:

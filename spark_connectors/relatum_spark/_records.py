@@ -245,7 +245,6 @@ _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def _json_value(value: Any) -> Any:
-    """Convert a value to JSON's types."""
     if isinstance(value, Opaque):
         return _base64(value.data)
     if isinstance(value, dict):

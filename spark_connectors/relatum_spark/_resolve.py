@@ -230,7 +230,6 @@ class Resolver:
 
 
 def _status_of(result: Message | NotFound | AccessRefused) -> str:
-    """Return the status of a result of `read_many`."""
     if isinstance(result, Message):
         return "unreadable" if isinstance(result.raw, UnreadableRecord) else "found"
     if isinstance(result, OffsetNotFound) and not result.is_proven:

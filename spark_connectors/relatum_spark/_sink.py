@@ -223,7 +223,6 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     _is_streaming = True
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
-        """Publish a task's rows; runs in the task and in each retry."""
         context = TaskContext.get()
         if context is None:
             raise ConfigurationError("a streaming query writes in Spark's tasks only")

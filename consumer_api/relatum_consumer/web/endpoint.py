@@ -103,9 +103,8 @@ def endpoint(path: str, summary: str, *, needs_keys: bool = True, **options: Any
             await site.keys_last_known()
             return await answer(site, parameters)
 
-        _, parameters, answer_type = get_type_hints(answer).values()
-        load = answer_masked if needs_keys else answer
-        ENDPOINTS.append(Endpoint(path, summary, parameters, answer_type, load, **options))
+        _, model, result = get_type_hints(answer).values()
+        ENDPOINTS.append(Endpoint(path, summary, model, result, answer_masked if needs_keys else answer, **options))
         return answer
 
     return declared
@@ -154,7 +153,6 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
         query: Any = None
         answer = start = problem = None
         started_at = time.monotonic()
-        # A shorter time limit while a server is unavailable.
         limit_s = ANSWER_S if await site.unavailable() else None
         try:
             query = parsed(endpoint.parameters, form)

@@ -210,7 +210,6 @@ def _body_part(site: Site, found: Message, query: MessageParameters) -> Body:
     if site.masking.hides_body(found):
         return Body("masked", len(body))
     start, is_hex = min(query.body_from, len(body)), query.view == "hex" or text_of(body) is None
-    # Hexadecimal has two digits for each byte.
     end = min(len(body), start + (query.body_bytes // 2 if is_hex else query.body_bytes))
     if not is_hex:
         start, end = (character_start(body, at) for at in (start, end))

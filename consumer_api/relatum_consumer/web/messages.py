@@ -92,7 +92,6 @@ def query_text(site: Site, key: str, values: Sequence[Any]) -> str:
 
 def shown_value(site: Site, key: str, value: str) -> str:
     definition = site.masking.definitions.get(key)
-    # A key that was removed may have been masked.
     return HIDDEN_VALUE if definition is None else site.masking.shown(definition, value)
 
 

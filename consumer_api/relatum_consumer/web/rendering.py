@@ -86,7 +86,7 @@ class Rendering:
 PieceKind = Literal["recorded", "partly", "hole", "unrecorded"]
 
 _KIND_PRECEDENCE: Final[tuple[PieceKind, ...]] = ("hole", "unrecorded", "partly", "recorded")
-"""The kinds, worst first. Worse pieces are drawn later, on top of others, so that faults stay visible."""
+"""The kinds, worst first. Worse pieces are drawn later, over others, since pieces of minimum width overlap."""
 
 PIECES_MAX: Final = 200
 """Maximum pieces of a bar. If there are more, the bar is cut evenly, and each piece shows the worst kind in it."""
@@ -128,7 +128,6 @@ def coverage_bar(
         kind = _worst(start, stop, covered, holes)
         piece_start = pieces.pop()[1] if pieces and pieces[-1][0] == kind else start
         pieces.append((kind, piece_start, stop))
-    # Pieces of minimum width may overlap others.
     pieces.sort(key=lambda piece: (-_KIND_PRECEDENCE.index(piece[0]), piece[1]))
     return tuple(_piece(within, *piece) for piece in pieces)
 

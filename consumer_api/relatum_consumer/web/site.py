@@ -287,7 +287,6 @@ class Site:
         return self.servers.unavailable
 
     async def watch(self) -> None:
-        """Check both servers periodically."""
         while True:
             await self.unavailable(now=True)
             await asyncio.sleep(CHECK_INTERVAL_S)
