@@ -282,7 +282,7 @@ def _key_values(reader: _OptionReader) -> tuple[object, ...]:
         return ()
     values: list[Any] = reader.json("keyValues", list, "a JSON list")
     if not values:
-        raise InvalidInput("option keyValues: the list is empty")
+        raise InvalidInput("option keyValues: the list is empty: give at least one value")
     return tuple(tuple(value) if isinstance(value, list) else value for value in values)
 
 

@@ -152,7 +152,7 @@ def check_places(options: SourceOptions, streams: list[str]) -> None:
     for place in (options.starting, options.ending):
         for stream in () if isinstance(place.number, int) else place.number:
             if stream not in streams:
-                raise InvalidInput(f"option {place.option}: the stream {stream!r} is not read")
+                raise InvalidInput(f"option {place.option}: {stream!r} is not among the streams {', '.join(streams)}")
 
 
 def report_loss(options: SourceOptions, kind: Callable[..., RelatumError], message: str, **fields: Any) -> None:

@@ -66,7 +66,7 @@ def check_names(producer: str, write: str) -> None:
     size = len(producer.encode()) + len(write.encode())
     if size > NAME_BYTES_MAX:
         raise InvalidInput(
-            f"producerName and writeId have {size} bytes together; RabbitMQ's 255 leave room for {NAME_BYTES_MAX}"
+            f"producerName and writeId have {size} bytes together, more than {NAME_BYTES_MAX}: shorten them"
         )
 
 
@@ -74,7 +74,7 @@ def reference_of(producer: str, write: str, task: int, epoch: int) -> str:
     """Return the reference of a task's producer; raises `InvalidInput` if there are too many tasks."""
     if task >= TASKS_MAX:
         raise InvalidInput(
-            f"a write may have {TASKS_MAX} partitions, this one has number {task}: RabbitMQ remembers too few producers"
+            f"a write has at most {TASKS_MAX} partitions; this is number {task}: RabbitMQ remembers too few producers"
             f" of a stream for more. coalesce({TASKS_MAX}) the rows before they are written; other partitions may be"
             " published already"
         )

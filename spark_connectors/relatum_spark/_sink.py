@@ -113,7 +113,7 @@ def _check_columns(schema: StructType, options: SinkOptions) -> None:
     types = {each.name: each.dataType for each in schema.fields}
     for needed in ("value", options.routing_key):
         if needed is not None and needed not in types:
-            raise InvalidInput(f"the column {needed!r} is missing")
+            raise InvalidInput(f"the column {needed!r} is missing; there are {', '.join(types)}")
     checks: list[tuple[str, DataType, tuple[str, ...]]]
     checks = [(name, types[name], kinds) for name, kinds in _COLUMN_TYPES.items() if name in types]
     if isinstance(headers := types.get("headers"), MapType):
@@ -257,7 +257,7 @@ def _publish(publisher: Publisher, spool: "Spool", after: Sequence[int]) -> int:
     publisher.finish()
     if sent and any(own and own != stored for own, stored in zip(last, publisher.last_ids(), strict=True)):
         raise Conflict(
-            "another run of this task published concurrently, other rows or in another order: some may be stored"
+            "another run of this task concurrently published other rows, or in another order: some may be stored"
             " twice or not at all. Switch speculation off (spark.speculation), or sort the rows within partitions"
         )
     return sent

@@ -21,7 +21,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from relatum.checks import checked_names
+from relatum.checks import checked_names, shown
 from relatum.errors import ConfigurationError, InvalidInput, KeyNotDefined
 from relatum.keys import KeyDefinition
 from relatum.limits import TIME_US_MAX
@@ -147,7 +147,7 @@ def span_us(argument: str, given: Any) -> int:
     """Return a timedelta or seconds in microseconds, capped at the range of valid times."""
     seconds = given.total_seconds() if isinstance(given, timedelta) else given
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
-        raise InvalidInput(f"{argument}= takes a timedelta or seconds, 0 or more")
+        raise InvalidInput(f"{argument}= takes a timedelta or seconds, 0 or more, not {shown(given)}")
     if isinstance(given, timedelta):  # exact, unlike a float of seconds
         return min(given // timedelta(microseconds=1), 2 * TIME_US_MAX)
     return round(min(seconds, 2 * TIME_US_MAX // 1_000_000) * 1_000_000)

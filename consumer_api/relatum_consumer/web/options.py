@@ -65,7 +65,7 @@ class WebOptions:
         checked_count("port", self.port, least=0, most=65_535)
         checked_seconds("timeout_s", self.timeout_s, most=TIMEOUT_S_MAX)
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
-            raise ConfigurationError(f"a root path must begin with / and not end with it, unlike {self.root_path!r}")
+            raise ConfigurationError(f"root_path={self.root_path!r} must begin with / and must not end with /")
         if self.token is not None and not (len(self.token) >= TOKEN_MIN and self.token.isascii()):
             raise ConfigurationError(
                 f"a token needs at least {TOKEN_MIN} ASCII characters: `openssl rand -hex 32` generates one"

@@ -119,7 +119,7 @@ async def _searched_value(site: Site, query: SearchParameters) -> tuple[Any, Mes
     definition = site.masking.definitions.get(query.key)
     values = [] if definition is None else values_of(definition, message)
     if query.of_value >= len(values):
-        raise InvalidInput(f"the message {message.id} has no such value of the key {query.key!r}")
+        raise InvalidInput(f"the message {message.id} has no such value of the key {query.key!r}, but {len(values)}")
     return values[query.of_value], message
 
 

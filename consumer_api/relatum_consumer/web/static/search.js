@@ -1,7 +1,7 @@
 // Helps users fill in the search form.
 const form = document.querySelector("[data-search]");
 
-// The URL has only fields that were filled in.
+// The form submits only fields that were filled in.
 form.addEventListener("formdata", ({ formData }) => {
   for (const name of new Set(formData.keys())) {
     if (formData.getAll(name).every((value) => value === "" || (name === "order" && value === "oldest"))) formData.delete(name);
@@ -16,21 +16,21 @@ form.elements.key.addEventListener("change", () => {
   }
 });
 
-// Suggests values that begin with the typed text, once typing pauses. A new request cancels the previous one.
+// Suggests values that begin with the typed text, once typing pauses. Each request cancels the previous request.
 const valueField = form.querySelector("[data-values]");
 const TYPING_MS = 150;
-let pause, request;
+let pause, controller;
 
 function suggestValues() {
   clearTimeout(pause);
-  request?.abort();
+  controller?.abort();
   const key = form.elements.key.value;
   if (!key) return;
   pause = setTimeout(async () => {
-    request = new AbortController();
+    controller = new AbortController();
     try {
       const query = new URLSearchParams({ key, prefix: valueField.value });
-      const response = await fetch(`${valueField.dataset.values}?${query}`, { signal: request.signal });
+      const response = await fetch(`${valueField.dataset.values}?${query}`, { signal: controller.signal });
       const { values } = response.ok ? await response.json() : { values: [] };
       valueField.list.replaceChildren(...values.map((value) => Object.assign(document.createElement("option"), { value })));
     } catch { /* The search works without suggestions. */ }

@@ -99,7 +99,7 @@ function viewRestorer(target) {
   };
 }
 
-// Fetches the page as the server renders it, and replaces its answer.
+// Replaces the answer with that of the page as the server renders it now.
 async function refresh() {
   try {
     // The time limit ends silent connections, which could stay open forever.
