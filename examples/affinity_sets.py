@@ -1,4 +1,4 @@
-"""Affinity sets: two publishers publish the lines of invoices, and each invoice is in one partition.
+"""Affinity sets: two publishers publish the lines of invoices, each invoice into one partition.
 
 Set RELATUM_BROKER_URL and RELATUM_DATABASE_URL (`relatum up` prints both), then: python examples/affinity_sets.py
 """
@@ -23,10 +23,10 @@ channels = [connection.channel() for connection in connections]
 for channel in channels:
     channel.confirm_delivery()
 
-# Each process has a router of its own; the routers share their placements.
-with relatum.AffinityRouter(INVOICES, DATABASE) as here, relatum.AffinityRouter(INVOICES, DATABASE) as there:
+# Each process has its own router; the routers share their placements.
+with relatum.AffinityRouter(INVOICES, DATABASE) as router_a, relatum.AffinityRouter(INVOICES, DATABASE) as router_b:
     for number, line in enumerate(LINES):
-        router, channel = [(here, channels[0]), (there, channels[1])][number % 2]
+        router, channel = [(router_a, channels[0]), (router_b, channels[1])][number % 2]
         for invoice in ("invoice 17", "invoice 18"):
             headers = {"affinity_set": invoice, "affinity_last": line == LINES[-1]}
             channel.basic_publish(router, "", line.encode(), pika.BasicProperties(headers=headers))
@@ -38,7 +38,7 @@ with StreamReader.open(BROKER) as reader:
             for stream in reader.partitions(INVOICES)
         ]
         (lines,) = filter(None, found)
-        print(f"{invoice} lies in one partition: {', '.join(lines)}")
+        print(f"{invoice} is in one partition: {', '.join(lines)}")
 
 with relatum.AffinitySets(INVOICES, DATABASE) as sets:
     print("open sets:", sum(sets.count().values()))
@@ -46,9 +46,9 @@ with relatum.AffinitySets(INVOICES, DATABASE) as sets:
 # Without a database, the caller keeps the placement.
 with relatum.SuperStream(INVOICES).affinity() as handle:
     channels[0].basic_publish(handle, "", b"1 lamp")
-    again = relatum.AffinityHandle.from_token(handle.token)
-    channels[1].basic_publish(again, "", b"60 EUR")
-    print("the same partition:", handle.partition == again.partition)
+    restored = relatum.AffinityHandle.from_token(handle.token)
+    channels[1].basic_publish(restored, "", b"60 EUR")
+    print("the same partition:", handle.partition == restored.partition)
 
 for connection in connections:
     relatum.release(connection).close()

@@ -1,4 +1,4 @@
-"""asyncio: publish with aio-pika, and wait for the message that belongs to another one.
+"""asyncio: publish with aio-pika, and wait for a message that is related to another.
 
 Set RELATUM_BROKER_URL and RELATUM_DATABASE_URL (`relatum up` prints both), then: python examples/async_orders.py
 """

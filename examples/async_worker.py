@@ -1,8 +1,8 @@
 """asyncio: a worker that consumes a stream with aio-pika and looks up the related message of each message.
 
-The worker acknowledges every message, even if it failed. A stream accepts nothing else: aio-pika's `message.process()`
+The worker acknowledges every message, even if it failed. A stream accepts no rejections: aio-pika's `message.process()`
 rejects the message if the block raises, and RabbitMQ before 3.13 then closes the connection (540). On a stream, an
-acknowledgement only requests more messages: the worker must store itself where to continue after a restart.
+acknowledgement only requests more messages: to continue after a restart, the worker must store its own position.
 
 Set RELATUM_BROKER_URL and RELATUM_DATABASE_URL (`relatum up` prints both), then: python examples/async_worker.py
 """
@@ -29,7 +29,7 @@ async def handle(payment: Message, relations: AsyncRelations) -> None:
         euros = int(payment.body.split()[0])
         print(f"{answer[0].body.decode()}: paid {euros}")
     else:
-        # Here a worker would store the payment, in a table or a stream of its own, and retry it later.
+        # Here a worker would store the payment, in its own table or stream, and retry it later.
         print(f"{payment.body.decode()}: {answer.status}: {answer.explanation}")
 
 

@@ -30,7 +30,7 @@ def book(bulk: Bulk) -> list[Failure | None]:
             rows.append({"message_id": each.message_id, "kind": bulk.type, "amount": int(amount)})
             results.append(None)
         else:
-            results.append(Failure(f"{amount!r} is no amount", retry=False))
+            results.append(Failure(f"{amount!r} is not an amount", retry=False))
     if rows and bulk.connection is not None:
         bulk.connection.execute(BOOK, rows)
     return results

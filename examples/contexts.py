@@ -1,4 +1,4 @@
-"""Move a serialization context to a new partition: its messages stay in order, and nothing else waits.
+"""Move a serialization context to a new partition: its messages stay in order, and no other context waits.
 
 Set RELATUM_BROKER_URL and RELATUM_DATABASE_URL (`relatum up` prints both), then: python examples/contexts.py
 """
@@ -18,7 +18,7 @@ channel = connection.channel()
 channel.confirm_delivery()
 
 
-def fly(plane: str, *legs: bytes) -> None:
+def publish_legs(plane: str, *legs: bytes) -> None:
     """Publish the legs of a plane's flights, in order."""
     for leg in legs:
         properties = pika.BasicProperties(headers={"serialization_context": plane})
@@ -26,18 +26,18 @@ def fly(plane: str, *legs: bytes) -> None:
 
 
 with relatum.ContextRouter("flights", database) as router:
-    fly("N14228", b"EWR IAH", b"IAH DEN")
+    publish_legs("N14228", b"EWR IAH", b"IAH DEN")
     with SerializationContexts("flights", database, broker=broker) as contexts:
         [added] = contexts.add_partitions()
         [move] = contexts.move("N14228", to=added)
-        print(f"moved from {move.source} to {move.target}, and nothing else waited")
-    fly("N14228", b"DEN SFO", b"SFO EWR")
+        print(f"moved from {move.source} to {move.target}, and no other context waited")
+    publish_legs("N14228", b"DEN SFO", b"SFO EWR")
 with relatum.SerialConsumer("flights", "tower", database=database, broker=broker) as consumer:
-    left = 4
-    while left > 0:  # a service would use: for message in consumer.messages()
+    remaining = 4
+    while remaining > 0:  # a service would use: for message in consumer.messages()
         batch = consumer.next_batch()
         for message in batch.messages:
             print(message.stream, message.body.decode())
         batch.acknowledge()
-        left -= len(batch.messages)
+        remaining -= len(batch.messages)
 connection.close()

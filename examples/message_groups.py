@@ -1,4 +1,4 @@
-"""Message groups: two publishers publish an invoice in several messages, in any order; it is read as a whole.
+"""Message groups: two publishers publish an invoice in several messages, in any order; a consumer reads it whole.
 
 Set RELATUM_BROKER_URL and RELATUM_DATABASE_URL (`relatum up` prints both), then: python examples/message_groups.py
 """
@@ -30,13 +30,13 @@ def publisher() -> Iterator[BlockingChannel]:
 
 
 def put(channel: BlockingChannel, group_id: str, number: int) -> None:
-    """Publish a line of the invoice; its headers say where it belongs."""
-    place = Membership(group_id, number, last=number == len(LINES))
-    properties = pika.BasicProperties(headers=place.headers)
+    """Publish a line of the invoice; its headers have the group's id and the line's number."""
+    membership = Membership(group_id, number, last=number == len(LINES))
+    properties = pika.BasicProperties(headers=membership.headers)
     relatum.publish(channel, "", STREAM, LINES[number - 1].encode(), properties).wait(timeout_s=20)
 
 
-group_id = relatum.new_group_id()  # One publisher makes it, and passes it to the other.
+group_id = relatum.new_group_id()  # One publisher creates the id, and passes it to the other.
 with publisher() as first, publisher() as second, Relations(broker=BROKER, database=DATABASE) as relations:
     first.queue_declare(STREAM, durable=True, arguments={"x-queue-type": "stream"})
     put(second, group_id, 5)

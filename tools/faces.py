@@ -1,31 +1,31 @@
-"""Extends the reference of façades: methods that are called in threads appear as in their blocking class.
+"""Extends the API reference: methods that a façade calls in threads appear as in the blocking class.
 
-Methods that the blocking class inherits appear as its own: those by time and of groups are in files of their own.
+Methods that the blocking class inherits, such as lookups by time, appear as its own.
 """
 
 from typing import Any, Final
 
 import griffe
 
-FACES: Final = {"_async_relations.AsyncRelations": "_relations.Relations"}
+FACADES: Final = {"_async_relations.AsyncRelations": "_relations.Relations"}
 """The façades of `relatum_consumer`, each with its blocking class."""
 
-CALLED: Final = "_called("
-"""The start of the expression that makes a method call a thread."""
+THREAD_CALL: Final = "_called("
+"""The start of the expression that defines a method by its blocking method, called in a thread."""
 
 
-class Faces(griffe.Extension):
-    """Shows these methods as async methods, with arguments and documentation."""
+class Facades(griffe.Extension):
+    """Shows these methods as async methods, with parameters and docstrings."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Give the package's façades their methods."""
-        for face, blocking in FACES.items() if pkg.name == "relatum_consumer" else ():
+        """Add the methods of the package's façades."""
+        for facade, blocking in FACADES.items() if pkg.name == "relatum_consumer" else ():
             methods = pkg[blocking].all_members
             for name, member in pkg[blocking].inherited_members.items():
                 pkg[blocking].set_member(name, member.final_target)
-            for name, member in pkg[face].members.items():
-                if member.is_attribute and str(member.value).startswith(CALLED):
-                    pkg[face].set_member(name, _awaited(methods[name]))
+            for name, member in pkg[facade].members.items():
+                if member.is_attribute and str(member.value).startswith(THREAD_CALL):
+                    pkg[facade].set_member(name, _awaited(methods[name]))
 
 
 def _awaited(method: griffe.Function) -> griffe.Function:

@@ -1,8 +1,8 @@
 """Extends mkdocs.yml: adds pages from outside of docs/, a page for each public subsystem, and all decisions.
 
-README, CONTRIBUTING and CHANGELOG stay where people expect them, and links between them and docs/ are written as they
-work in the repository. On the site they are ordinary pages: this module rewrites the links, and adds the files outside
-of docs/ that they name (examples, the board). So `mkdocs build --strict` checks all of them.
+README, CONTRIBUTING and CHANGELOG stay at the root, and links between them and docs/ work in the repository. On the
+site they are ordinary pages: this module rewrites the links, and adds the linked files from outside of docs/ (examples,
+the board). So `mkdocs build --strict` checks all links.
 """
 
 import ast
@@ -63,12 +63,12 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages outside of docs/, those of the subsystems, and the files that pages name."""
+    """Add the pages from outside of docs/, the subsystems' pages, and the files to which pages link."""
     for name in PAGES:
         files.append(File.generated(config, PAGES[name], abs_src_path=str(ROOT / name)))
     for subsystem, source in SUBSYSTEMS.items():
         files.append(File.generated(config, f"reference/{subsystem}.md", content=_reference(subsystem, source)))
-    for name in _named_outside():
+    for name in _linked_files():
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     return files
 
@@ -76,23 +76,23 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Rewrite links from or to files outside of docs/ to links on the site."""
     source = page.file.src_uri
-    here = next((page for page, on_site in PAGES.items() if on_site == source), f"docs/{source}")
+    page_path = next((page for page, on_site in PAGES.items() if on_site == source), f"docs/{source}")
     if source.startswith("reference/"):
         return markdown
 
-    def turned(match: re.Match[str]) -> str:
-        where = _target(here, match[2])
-        return match[0] if where is None else f"{match[1]}{_on_site(source, *where)}{match[3]}"
+    def rewritten(match: re.Match[str]) -> str:
+        target = _target(page_path, match[2])
+        return match[0] if target is None else f"{match[1]}{_on_site(source, *target)}{match[3]}"
 
     # Code blocks contain no links.
     parts = FENCE.split(markdown)
-    return "".join(part if part.startswith("```") else LINK.sub(turned, part) for part in parts)
+    return "".join(part if part.startswith("```") else LINK.sub(rewritten, part) for part in parts)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Raise an error if a page needs a network."""
+    """Raise an error if a page loads something from another host."""
     if fetched := FETCHED.findall(output):
-        raise PluginError(f"{page.file.src_uri} needs a network: {', '.join(fetched)}")
+        raise PluginError(f"{page.file.src_uri} loads from another host; add the file: {', '.join(fetched)}")
     return output
 
 
@@ -102,12 +102,12 @@ def _decisions(*, live: bool) -> list[str]:
     return [f"adr/{page.name}" for page in pages if ("\nStatus: accepted" in page.read_text()) == live]
 
 
-def _target(here: str, link: str) -> tuple[str, str] | None:
+def _target(page_path: str, link: str) -> tuple[str, str] | None:
     """Return a link's target, relative to the repository's root, and its anchor; None for other sites."""
     path, hash_, anchor = link.partition("#")
     if not path or "://" in path or path.startswith("mailto:"):
         return None
-    return normpath(str(PurePosixPath(here).parent / path)), hash_ + anchor
+    return normpath(str(PurePosixPath(page_path).parent / path)), hash_ + anchor
 
 
 def _on_site(source: str, target: str, anchor: str) -> str:
@@ -118,15 +118,15 @@ def _on_site(source: str, target: str, anchor: str) -> str:
     return relpath(on_site, str(PurePosixPath(source).parent)) + anchor
 
 
-def _named_outside() -> list[str]:
+def _linked_files() -> list[str]:
     """Return the files outside of docs/ that pages link to and that are not pages."""
     found: set[str] = set()
     for page in [*(ROOT / name for name in PAGES), *(ROOT / "docs").rglob("*.md")]:
-        here = page.relative_to(ROOT).as_posix()
+        page_path = page.relative_to(ROOT).as_posix()
         for link in LINK.findall(FENCE.sub("", page.read_text())):
-            where = _target(here, link[1])
-            if where is not None and not where[0].startswith("docs/") and where[0] not in PAGES:
-                path = ROOT / where[0]
+            target = _target(page_path, link[1])
+            if target is not None and not target[0].startswith("docs/") and target[0] not in PAGES:
+                path = ROOT / target[0]
                 found |= {each.relative_to(ROOT).as_posix() for each in _files_at(path)}
     return sorted(found)
 
@@ -142,7 +142,7 @@ def _reference(subsystem: str, source: str) -> str:
     tree = ast.parse(path.read_text())
     names = _public(tree)
     lines = [f"# {subsystem}", "", ast.get_docstring(tree) or "", ""]
-    # A module has a page of its own.
+    # A public module has its own page.
     lines += [f"::: {subsystem}.{name}\n" for name in names if f"{subsystem}.{name}" not in SUBSYSTEMS]
     return "\n".join(lines)
 

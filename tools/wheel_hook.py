@@ -10,7 +10,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 MYPY = ["--config-file=", "--follow-imports=skip", "--ignore-missing-imports"]
-"""Modules that are not named have no types, so the result does not depend on other installed packages."""
+"""mypy's options. Other modules have no types, so the result does not depend on other installed packages."""
 
 
 class CompiledHook(BuildHookInterface):  # type: ignore[misc,type-arg]
@@ -24,26 +24,26 @@ class CompiledHook(BuildHookInterface):  # type: ignore[misc,type-arg]
         """Compile before the wheel is written. An editable installation is not compiled."""
         if version == "editable":
             return
-        lacking = _lacking()
-        if lacking:
-            self.app.display_warning(f"The wheel is pure Python, and no module is compiled: {lacking}")
+        missing = _missing_tool()
+        if missing:
+            self.app.display_warning(f"No module is compiled, so the wheel is pure Python: {missing}")
             return
-        self._place = tempfile.TemporaryDirectory(prefix="relatum-")
-        made = Path(self._place.name, "made")
-        _compile(Path(self._place.name), made, self.config["compiled"], self.config["read"])
+        self._directory = tempfile.TemporaryDirectory(prefix="relatum-")
+        output = Path(self._directory.name, "made")
+        _compile(Path(self._directory.name), output, self.config["compiled"], self.config["read"])
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
-        for library in made.rglob("*" + sysconfig.get_config_var("EXT_SUFFIX")):
-            build_data["force_include"][str(library)] = str(library.relative_to(made))
+        for library in output.rglob("*" + sysconfig.get_config_var("EXT_SUFFIX")):
+            build_data["force_include"][str(library)] = str(library.relative_to(output))
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove the temporary files."""
         if hasattr(self, "_place"):
-            self._place.cleanup()
+            self._directory.cleanup()
 
 
-def _lacking() -> str | None:
-    """Return what the compilation lacks, checked before mypyc starts; None if nothing."""
+def _missing_tool() -> str | None:
+    """Return why mypyc cannot compile, checked before it starts; None if it can."""
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         return f"there is no compiler {compiler}"
@@ -52,9 +52,9 @@ def _lacking() -> str | None:
     return None
 
 
-def _compile(place: Path, made: Path, compiled: list[str], read: list[str]) -> None:
+def _compile(place: Path, output: Path, compiled: list[str], read: list[str]) -> None:
     """Compile modules into one library; `read` modules only provide types and constants."""
-    from mypyc.build import mypycify  # first: setuptools brings the compiler
+    from mypyc.build import mypycify
     from setuptools import Distribution
 
     os.environ["MYPYPATH"] = "plugin:spark_connectors"
@@ -67,6 +67,6 @@ def _compile(place: Path, made: Path, compiled: list[str], read: list[str]) -> N
         opt_level=os.environ.get("MYPYC_OPT_LEVEL", "3"),
     )
     command = Distribution({"name": "relatum", "ext_modules": extensions}).get_command_obj("build_ext")
-    command.build_lib, command.build_temp = str(made), str(place / "objects")
+    command.build_lib, command.build_temp = str(output), str(place / "objects")
     command.ensure_finalized()
     command.run()

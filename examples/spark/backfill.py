@@ -1,4 +1,4 @@
-"""Record in parallel tasks the messages of streams that the relationship table lacks.
+"""Record, in parallel tasks, the messages of streams that the relationship table lacks.
 
     spark-submit --master 'local[*,4]' examples/spark/backfill.py orders invoices
 

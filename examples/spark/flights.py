@@ -1,7 +1,7 @@
-"""Late by weather, late by age: the flights that left New York in 2013, their planes and the weather, as streams.
+"""Delays by weather and by age: the flights that left New York in 2013, their planes and the weather, as streams.
 
 A notebook in one file: run it whole, or cell by cell (`# %%`) in an editor. It writes three streams with Spark, indexes
-them with a back-fill, joins them by the relationship table, and compares all of it with pandas.
+them with a back-fill, joins them by the relationship table, and compares the results with pandas.
 
 Needs the extras `spark` and `demo-all`, Java 17 and PostgreSQL's JDBC driver. Set RELATUM_BROKER_URL and
 RELATUM_DATABASE_URL (`relatum up` prints both), then: python examples/spark/flights.py [FLIGHTS]
@@ -113,7 +113,7 @@ delay_by_age = by_age.groupby("age")["arr_delay"].mean()
 print(delay_by_visibility.round(1).to_string())
 print(delay_by_age.round(1).to_string())
 
-# %% The same by pandas, from the data frames
+# %% The same results with pandas, from the data frames
 numbered = {name: frame.reset_index(drop=True).rename_axis("row").reset_index() for name, frame in FRAMES.items()}
 expected = pd.merge_asof(
     numbered["flights"].sort_values(["timestamp", "row"]),

@@ -1,4 +1,4 @@
-"""Join the messages of two recorded streams over a key, and print the first rows of each join.
+"""Join the messages of two recorded streams by a key, and print the first rows of each join.
 
     spark-submit --master 'local[*,4]' --jars /usr/share/java/postgresql.jar \
         examples/spark/joins.py orders invoices order_id

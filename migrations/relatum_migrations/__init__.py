@@ -51,10 +51,10 @@ def _revisions() -> list[str]:
 def upgrade(database: AnyDatabase, *, lock_timeout_s: float = LOCK_S) -> None:
     """Create the schema, or upgrade a schema of release 0.4.0 or later to the newest revision.
 
-    Idempotent; several processes may call it at once.
+    Idempotent; several processes may call it concurrently.
 
-    It always creates missing roles, if the user may, and grants each role what it needs. `missing_roles` returns the
-    roles that could not be created.
+    Each call creates missing roles, if the user may create roles, and grants each role its privileges. `missing_roles`
+    returns the roles that could not be created.
 
     Args:
         database: PostgreSQL's URL, or a `Database`. The user must own the schema, or have the right to create it.
@@ -68,14 +68,14 @@ def upgrade(database: AnyDatabase, *, lock_timeout_s: float = LOCK_S) -> None:
     """
     revisions = _revisions()
     with as_engine(database, statement_s=_STEP_S) as engine, translated_errors():
-        # A transaction for each: one reads a large table, which the locks of the previous one would block.
+        # One transaction for each revision: 0024 reads a large table, which the locks of 0023 must not block.
         for revision in revisions:
             with engine.begin() as connection:
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
                 connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(lock_timeout_s * 1000)}")
                 found = _current(connection)
                 if found is None:
-                    _make(connection)
+                    _create(connection)
                     return
                 if found not in revisions:
                     raise ConfigurationError(_UNKNOWN.format(found=found))
@@ -87,7 +87,7 @@ def upgrade(database: AnyDatabase, *, lock_timeout_s: float = LOCK_S) -> None:
                 run(connection, "roles.sql")
 
 
-def _make(connection: Connection) -> None:
+def _create(connection: Connection) -> None:
     connection.exec_driver_sql(_CREATE)
     run(connection, "functions.sql")
     run(connection, "schema.sql")
@@ -98,11 +98,11 @@ def _make(connection: Connection) -> None:
 def missing_roles(database: AnyDatabase) -> list[str]:
     """Return the roles that do not exist, because the user of `upgrade` could not create them.
 
-    Create them as a user with that right, then call `upgrade` again, which grants them what they need.
+    Create them as a user who may create roles, then call `upgrade` again, which grants them their privileges.
     """
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
-        there = set(connection.exec_driver_sql("SELECT rolname FROM pg_roles").scalars())
-    return [role for role in _ROLES if role not in there]
+        existing = set(connection.exec_driver_sql("SELECT rolname FROM pg_roles").scalars())
+    return [role for role in _ROLES if role not in existing]
 
 
 def current(database: AnyDatabase) -> str | None:

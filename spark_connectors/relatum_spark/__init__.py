@@ -44,7 +44,7 @@ __all__ = [
     "unmatched",
 ]
 
-_HOMES: Final = {
+_NAMES_BY_MODULE: Final = {
     "_backfill": ("backfill",),
     "_conversations": ("conversations",),
     "_enrich": ("Enrichment",),
@@ -58,7 +58,7 @@ _HOMES: Final = {
 
 
 _imported: Final = imported_later(
-    __name__, {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}
+    __name__, {name: f"{__name__}.{module}" for module, names in _NAMES_BY_MODULE.items() for name in names}
 )
 
 

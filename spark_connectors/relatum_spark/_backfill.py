@@ -29,12 +29,12 @@ from relatum.store.database import as_engine
 from relatum_spark._where import GivenBroker, broker_of, database_url, in_tasks, names_of, open_reader
 
 SLICE_OFFSETS: Final = 100_000
-"""Offsets in a slice, at most: a few seconds of work, so that a retry repeats little and all slots end together."""
+"""Maximum offsets in a slice: a few seconds of work, so that a retry repeats little and all slots end together."""
 
-SLICES_EACH: Final = 2
+SLICES_PER_TASK: Final = 2
 """Minimum number of slices for each concurrent task."""
 
-PARALLELISM_OVER_CONNECT: Final = 8
+CONNECT_SLOTS: Final = 8
 """Assumed number of concurrent tasks over Spark Connect, which does not report it."""
 
 Part = tuple[str, Segment]
@@ -69,7 +69,7 @@ def backfill(
         database: PostgreSQL's URL. None uses RELATUM_DATABASE_URL. Executors connect to it too.
         messages_per_s: Maximum messages a second that all tasks together read. None means no limit.
         partitions: Concurrent tasks. None: the session's slots (8 over Spark Connect, which does not report them).
-        slice_offsets: Maximum offsets in a slice. The retry of a failed task repeats what is not covered yet.
+        slice_offsets: Maximum offsets in a slice. A retried task repeats only offsets that are not covered yet.
 
     Returns:
         A report for each stream, in the order given; a super stream's partitions in their order. If a task died after a
@@ -79,7 +79,7 @@ def backfill(
         InvalidInput: an argument is wrong.
         ConfigurationError: no broker or database is named, or executors cannot reach the stream protocol's port.
         KeyNotDefined, StreamNotFound: a key or stream does not exist; nothing was read.
-        CoverageConflict: a stream is not the recorded one, or other writers keep changing the coverage.
+        CoverageConflict: a stream was replaced since it was recorded, or other writers keep changing the coverage.
         PythonException: a task failed in every attempt that Spark allows; run again to continue.
     """
     names = names_of("streams", streams)
@@ -91,7 +91,7 @@ def backfill(
     if partitions is not None:
         at_once = checked_count("partitions", partitions)
     else:
-        at_once = PARALLELISM_OVER_CONNECT if is_remote() else max(1, spark.sparkContext.defaultParallelism)
+        at_once = CONNECT_SLOTS if is_remote() else max(1, spark.sparkContext.defaultParallelism)
     target, url = broker_of(broker), database_url(database)
     started = perf_counter()
     with as_engine(url) as engine, open_reader(target) as reader:
@@ -109,23 +109,23 @@ def backfill(
 
         done: dict[str, Counter[str]] = {stream: Counter() for stream in super_streams}
         edges: dict[str, list[int]] = {stream: [] for stream in super_streams}
-        lacking = plans(to_end=True)
-        while lacking:
-            for stream, plan in lacking.items():
+        missing_plans = plans(to_end=True)
+        while missing_plans:
+            for stream, plan in missing_plans.items():
                 edges[stream] += edges_of(plan.segments)
-            parts = cut(list(lacking.values()), at_once=at_once, slice_offsets=slice_offsets)
-            # With a rate limit: one task a slot, each with an equal share of the rate.
+            parts = cut(list(missing_plans.values()), at_once=at_once, slice_offsets=slice_offsets)
+            # With a rate limit: one task per slot, each with an equal share of the rate.
             count = len(parts) if messages_per_s is None else min(at_once, len(parts))
             pace = None if messages_per_s is None else messages_per_s / count
             tasks = [parts[number::count] for number in range(count)]
-            filled = in_tasks(spark, Filling(target, url, lacking, pace), tasks, from_arrow_schema(_FILLED))
+            filled = in_tasks(spark, Filling(target, url, missing_plans, pace), tasks, from_arrow_schema(_FILLED))
             for row in filled.collect():
                 if row.error is not None:
                     # Written by `Filling`, in a task of this job.
                     raise pickle.loads(row.error)  # noqa: S301
                 done[row.stream].update(messages=row.messages, rows=row.rows)
-            # A recorder may have started to record a key only now: plan again until nothing is missing.
-            lacking = plans(to_end=False)
+            # A recorder may have started to record a key during the job: plan again until nothing is missing.
+            missing_plans = plans(to_end=False)
     seconds = perf_counter() - started
     return [
         BackfillReport(stream, count["messages"], count["rows"], min(ends or [0]), max(ends or [0]), seconds)
@@ -139,7 +139,7 @@ def cut(plans: Sequence[Plan], *, at_once: int, slice_offsets: int) -> list[Part
     The table's rows are then nearly in the order of offsets, and its block index stays small and exact.
     """
     total = sum(part.to_offset - part.from_offset for plan in plans for part in plan.segments)
-    size = max(1, min(slice_offsets, -(-total // (at_once * SLICES_EACH))))
+    size = max(1, min(slice_offsets, -(-total // (at_once * SLICES_PER_TASK))))
     return [
         (plan.stream.name, Segment(start, min(start + size, whole.to_offset), whole.key_ids))
         for plan in plans

@@ -17,9 +17,8 @@ from relatum_spark._records import PROPERTY_NAMES, read_record
 EMPTY_ROW_BYTES: Final = 16
 """Bytes counted for a row besides its payload: an offset and a time."""
 
-
 PLACE: Final = ("stream", "offset")
-"""The columns of a message's place."""
+"""The columns that identify a message."""
 
 
 def struct_of(kinds: Mapping[str, str | DataType]) -> StructType:
@@ -44,19 +43,19 @@ def schema(*, value: bool = True, headers: bool = True, keys: Sequence[str] = ()
         kinds["value"] = "binary"
     if headers:
         kinds |= {"headers": MapType(StringType(), StringType()), "properties": PROPERTIES}
-    taken = {"stream", "offset", "timestamp", "value", "headers", "properties"}
+    used_names = {"stream", "offset", "timestamp", "value", "headers", "properties"}
     for key in keys:
-        if key.lower() in taken:
+        if key.lower() in used_names:
             raise InvalidInput(f"the key {key!r} cannot be a column: another column has this name")
-        taken.add(key.lower())
+        used_names.add(key.lower())
         kinds[key] = "string"
     return struct_of(kinds)
 
 
-def check_new(added: Iterable[str], given: Iterable[str]) -> None:
+def check_added_columns(added: Iterable[str], given: Iterable[str]) -> None:
     """Raise `InvalidInput` if a frame already has a column to add; Spark ignores case in names."""
-    taken = {name.lower() for name in given}
-    if clashing := [name for name in added if name.lower() in taken]:
+    used_names = {name.lower() for name in given}
+    if clashing := [name for name in added if name.lower() in used_names]:
         raise InvalidInput(f"the columns {', '.join(clashing)} already exist: rename them, or give a prefix=")
 
 
@@ -88,7 +87,7 @@ class ColumnBuilder:
         return len(self._offsets)
 
     def batches(self, batches: Iterable[RecordBatch], *, rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
-        """Yield batches as Arrow batches of limited rows and bytes; a single larger record is a batch of its own."""
+        """Yield batches as Arrow batches of limited rows and bytes; a single larger record gets its own batch."""
         for batch in batches:
             for piece, size in _pieces(batch, rows_max, bytes_max):
                 if len(self) and (len(self) + len(piece) > rows_max or self.bytes + size > bytes_max):
@@ -106,10 +105,10 @@ class ColumnBuilder:
             self._values.extend(Message.from_record("", 0, record).body for record in records)
         if self._keys or not self._with_headers:
             extract = self._extractor.from_record
-            found = [extract(record, batch.chunk_ms) for record in records]
+            extracted = [extract(record, batch.chunk_ms) for record in records]
             if not self._with_headers:
-                self._times.extend([each.time_us for each in found])
-            values = [dict(each.values) for each in found]
+                self._times.extend([each.time_us for each in extracted])
+            values = [dict(each.values) for each in extracted]
             for number, column in enumerate(self._key_values):
                 column.extend([each.get(number) for each in values])
         self._offsets.extend(batch.offsets)
@@ -124,7 +123,7 @@ class ColumnBuilder:
         time_us, body, headers, properties = read_record(raw, chunk_ms)
         row = len(self._times)
         for name, value in properties.items():
-            # A column extends only to the last row that set it.
+            # A property's column ends at the last row that has it.
             column = self._properties[name]
             if (missing := row - len(column)) > 0:
                 column.extend([None] * missing)
@@ -182,7 +181,7 @@ def _pieces(batch: RecordBatch, rows_max: int, bytes_max: int) -> Iterator[tuple
 
 def batch_of(message: Message) -> RecordBatch:
     """Return a batch of one message that was read from a stream."""
-    assert message.raw is not None, "a stream's message has its bytes"
+    assert message.raw is not None, "a message from a stream has its raw bytes"
     return RecordBatch(message.stream, message.offset, [message.offset], [message.raw], message.chunk_ms)
 
 

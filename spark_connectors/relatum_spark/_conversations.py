@@ -13,7 +13,7 @@ from relatum_spark._sides import GivenKeys, Inputs, keys_of
 from relatum_spark._where import Where, names_of
 
 ROUNDS_MAX: Final = 100
-"""Maximum rounds of joining edges. They grow with the logarithm of the longest chain: 14 for 1,000 messages."""
+"""Maximum rounds of joining edges. The rounds grow with the logarithm of the longest chain: 14 for 1,000 messages."""
 
 CHECKPOINT_DIRECTORY: Final = "spark.checkpoint.dir"
 """Spark's setting for the directory of checkpoints that survive the loss of an executor."""
@@ -31,8 +31,8 @@ def conversations(
     """Return the conversations: messages that are connected, directly or through others, by equal values of keys.
 
     Two messages are connected if they have an equal value of the same key; values of different keys are never equal. A
-    message without connections is its own conversation. The call computes the result at once, in about ten rounds of
-    joins, and keeps it in Spark's storage. If executors come and go in your cluster, set `spark.checkpoint.dir`.
+    message without connections is its own conversation. The call computes the result immediately, in about ten rounds
+    of joins, and keeps it in Spark's storage. If your cluster adds and removes executors, set `spark.checkpoint.dir`.
 
     Args:
         spark: The session; it needs PostgreSQL's JDBC driver (`jdbc_jar`).
@@ -75,7 +75,7 @@ def _connected(spark: SparkSession, relations: DataFrame, max_value_size: int | 
     """Return each message of the relations once: columns id, stream, offset, time."""
     rows = _truncated(spark, relations.select("key", "value", "stream", F.col("stream_offset").alias("offset"), "time"))
     numbered = _numbered(spark, rows)
-    edges = _settled(spark, _edges(numbered, max_value_size))
+    edges = _converged(spark, _edges(numbered, max_value_size))
     messages = numbered.groupBy("node", "stream", "offset").agg(F.max("time").alias("time"))
     roots = edges.select("node", F.col("to").alias("root"))
     labelled = messages.join(roots, "node", "left").withColumn("root", F.coalesce("root", "node"))
@@ -95,14 +95,14 @@ def _numbered(spark: SparkSession, rows: DataFrame) -> DataFrame:
         starts.append((stream, number - first))
         number += last - first + 1
     if number > INTEGER_MAX:
-        raise InvalidInput("the offsets of these streams are too far apart to be numbered in 64 bits")
+        raise InvalidInput("the offsets of these streams do not fit into 64 bits together: give fewer streams=")
     shifts = spark.createDataFrame(starts, "stream string, shift long")
     joined = rows.join(F.broadcast(shifts), "stream")
     return joined.withColumn("node", F.col("offset") + F.col("shift")).drop("shift")
 
 
 def _edges(numbered: DataFrame, max_value_size: int | None) -> DataFrame:
-    """Return edges from each message to the smallest one with the same value: columns node, to."""
+    """Return edges from each message to the smallest message with the same value: columns node, to."""
     values = numbered.groupBy("key", "value").agg(F.min("node").alias("to"), F.count("*").alias("size"))
     if max_value_size is not None:
         values = values.where(F.col("size") <= max_value_size)
@@ -110,7 +110,7 @@ def _edges(numbered: DataFrame, max_value_size: int | None) -> DataFrame:
     return carried.join(values.drop("size"), ["key", "value"]).select("node", "to").where("node > to").distinct()
 
 
-def _settled(spark: SparkSession, edges: DataFrame) -> DataFrame:
+def _converged(spark: SparkSession, edges: DataFrame) -> DataFrame:
     """Join edges until every message points at the smallest message connected to it.
 
     Source: Kiveris et al., "Connected Components in MapReduce and Beyond" (2014): alternating large and small stars.

@@ -1,12 +1,12 @@
 """Encoding messages in AMQP 1.0, in the layout that RabbitMQ itself uses for messages published over AMQP 0.9.1.
 
-A publisher of the stream protocol sends a message as the stream stores it. Properties without a field in AMQP 1.0 go
-where the broker's version keeps them, so that consumers of AMQP 0.9.1 find them. RabbitMQ up to 3.12 has no header
-section in streams (3.10 closes the channel at one), and keeps priority, expiration and other properties under names of
-its own.
+A publisher of the stream protocol sends a message as the stream stores it. Properties without a field in AMQP 1.0 are
+encoded as the broker's version encodes them, so that consumers of AMQP 0.9.1 get them. RabbitMQ up to 3.12 stores no
+header section (3.10 closes the channel if a message has one), and keeps priority, expiration and other properties under
+its own names.
 
 Source: OASIS AMQP 1.0, parts 1 and 3.2; rabbit_msg_record.erl (3.12), mc_amqpl.erl (3.13); compared byte by byte with
-what 3.10 and 4.3 store.
+messages stored by 3.10 and 4.3.
 """
 
 import struct
@@ -22,9 +22,9 @@ from relatum.reading import is_header
 from relatum.wire import amqp10
 
 SHORT_BYTES_MAX: Final = 255
-"""Maximum bytes of a header's name and of most properties: they are short strings for consumers of AMQP 0.9.1."""
+"""Maximum bytes of a header's name and of most properties, which are short strings in AMQP 0.9.1."""
 
-_TTL_MAX: Final = 0xFFFFFFFF
+_TTL_MAX: Final = 0xFFFFFFFF  # milliseconds, a uint in AMQP 1.0
 NEW_LAYOUT_SINCE: Final = (3, 13)
 """The first version with the message layout of 4.x."""
 
@@ -96,7 +96,7 @@ def encode_content(body: bytes, headers: Mapping[str, Any], properties: Mapping[
         _check_properties(properties)
         fields = _fields(properties, new)
         if not new:
-            _put_old(properties, annotations, pairs)
+            _add_legacy(properties, annotations, pairs)
         elif properties.get("type") is not None:
             annotations += (_symbol("x-basic-type"), encode_value(properties["type"]))
     if new:
@@ -137,8 +137,8 @@ def _fields(given: Mapping[str, Any], new: bool) -> list[bytes]:
     return fields
 
 
-def _put_old(given: Mapping[str, Any], annotations: list[bytes], pairs: list[bytes]) -> None:
-    """Add the properties that RabbitMQ up to 3.12 keeps under names of its own."""
+def _add_legacy(given: Mapping[str, Any], annotations: list[bytes], pairs: list[bytes]) -> None:
+    """Add the properties that RabbitMQ up to 3.12 keeps under its own names."""
     for name in ("priority", "delivery_mode"):
         if given.get(name) is not None:
             annotations += (_symbol(f"x-basic-{name.replace('_', '-')}"), bytes((0x50, given[name])))
@@ -226,14 +226,14 @@ def _check_name(name: str) -> None:
 
 
 def _sized(code: int, data: bytes) -> bytes:
-    """Encode text, binary or a symbol; `code` is that of the short form."""
+    """Encode text, binary or a symbol; `code` is the code of the short form."""
     if len(data) <= 255:
         return bytes((code, len(data))) + data
     return _SIZED(code + 0x10, len(data)) + data
 
 
 def _compound(code: int, count: int, items: bytes) -> bytes:
-    """Encode a list or a map; `code` is that of the short form."""
+    """Encode a list or a map; `code` is the code of the short form."""
     if len(items) < 255 and count <= 255:
         return bytes((code, len(items) + 1, count)) + items
     return _COUNTED(code + 0x10, len(items) + 4, count) + items

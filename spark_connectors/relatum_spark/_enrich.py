@@ -1,8 +1,8 @@
 """Enriching a streaming query: each row of a micro-batch is joined to its related messages through the index.
 
-No state store and no watermark: a row without related messages waits in a directory, and each later batch retries
-it. A batch's decisions are written before any row is passed on, so that a repeated batch gives the same rows,
-regardless of what was recorded since.
+An enrichment has no state store and no watermark: a row without related messages waits in a directory, and each later
+batch looks it up again. A batch's decisions are written before `write` gets its rows, so a repeated batch gives the
+same rows, regardless of messages recorded since.
 """
 
 import time
@@ -25,7 +25,7 @@ from relatum.keys import InvalidValue, KeyDefinition, Place
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer import Status
-from relatum_spark._columns import check_new, schema, struct_of
+from relatum_spark._columns import check_added_columns, schema, struct_of
 from relatum_spark._resolve import resolve
 from relatum_spark._table import connected, status_of_missing
 from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, names_of, open_reader, span_us
@@ -33,21 +33,21 @@ from relatum_spark._where import GivenBroker, broker_of, database_url, definitio
 How: TypeAlias = Literal["left", "inner"]
 
 PROBED_ROWS: Final = 1000
-"""Rows looked up by one statement. A task holds their related messages in memory, each row up to its limit."""
+"""Rows looked up by one statement. A task holds the places of their related messages, up to `limit` for each row."""
 
-BATCHES_KEPT: Final = 10
-"""Batches whose decisions are kept. The last one is needed; the others allow rewinding a query by hand."""
+BATCHES_RETAINED: Final = 10
+"""Batches whose decisions are kept. A replay needs the last batch; the others allow rewinding a query by hand."""
 
-_HIT: Final = struct_of({"relatum_value": "string", "relatum_stream": "string", "relatum_offset": "long"})
-"""Columns that a lookup adds to a row: the value it was looked up by, and the related message's place."""
+_MATCH: Final = struct_of({"relatum_value": "string", "relatum_stream": "string", "relatum_offset": "long"})
+"""Columns that a lookup adds to a row: the looked-up value, and the related message's stream and offset."""
 
-_AGE: Final = struct_of({"relatum_seen_us": "long", "relatum_attempts": "integer"})
+_WAIT: Final = struct_of({"relatum_seen_us": "long", "relatum_attempts": "integer"})
 """Columns that a row keeps while it waits: when it was first seen, and how often it was looked up."""
 
-_DECIDED: Final = [*_AGE, *struct_of({"relatum_waits": "boolean", "relatum_status": "string"}), *_HIT]
+_DECISION: Final = [*_WAIT, *struct_of({"relatum_waits": "boolean", "relatum_status": "string"}), *_MATCH]
 """All columns that are stored with a row; the status says why it has no related message."""
 
-_MARK: Final = "_DECIDED"
+_MARKER: Final = "_DECIDED"
 """The file that marks a directory as complete. Spark does not read files whose name begins with an underscore."""
 
 
@@ -63,7 +63,7 @@ class Enrichment:
     `related_value`, `related_headers`, `related_properties`, and:
 
     - `status`: `found`; `absent`: the coverage proves that there is none; `not_recorded_yet`: none was found, but
-      a part of the streams is not recorded; `unproven`: none was found, and its absence cannot be proven from here;
+      a part of the streams is not recorded; `unproven`: none was found, and absence cannot be proven now;
       `expired`: retention has dropped the related message; `replaced`: the stream was deleted and declared again;
       `no_stream`, `refused`, `unreadable`: as in `resolve`.
     - `attempts`: how often the row was looked up.
@@ -80,7 +80,7 @@ class Enrichment:
         to: The stream, super stream or streams to search.
         on: The key. Its value is in the column of that name, else in the headers and properties of its definition.
         pending: A directory's URI for the batches' decisions and waiting rows, on a file system that all executors
-            share, for example beside the checkpoint. Each query has its own subdirectory.
+            share, for example next to the checkpoint. Each query has its own subdirectory.
         how: "left" (default) also returns rows without related messages; "inner" returns only rows with one.
         retries: How many later batches look a row up again, 0 or more. Default: 10.
         wait: How long a row waits at most, even if retries are left: a timedelta or seconds. None (default) means no
@@ -149,7 +149,7 @@ class Enrichment:
             decisions = _Decisions(df.sparkSession, self._pending)
             definition = definitions_of(self._database, [self._on])[0]
             self._check_columns(df)
-            columns = StructType([*df.schema, *_DECIDED])
+            columns = StructType([*df.schema, *_DECISION])
             decided = decisions.decided()
             if batch_id not in decided:
                 rows = df.withColumns({"relatum_seen_us": F.lit(time.time_ns() // 1000), "relatum_attempts": F.lit(0)})
@@ -159,8 +159,8 @@ class Enrichment:
                 decisions.write(batch_id, self._decided(rows, definition).select(*map(_column, columns.names)))
             write(self._with_payloads(decisions.read(batch_id, columns), df.columns), batch_id)
             for batch in decided:
-                if batch <= batch_id - BATCHES_KEPT:
-                    decisions.forget(batch)
+                if batch <= batch_id - BATCHES_RETAINED:
+                    decisions.delete(batch)
 
         return run
 
@@ -170,14 +170,15 @@ class Enrichment:
             if name not in df.columns:
                 raise InvalidInput(f"there is no column {name!r}; there are {', '.join(df.columns)}")
         added = [f"{self._prefix}{name}" for name in schema().names]
-        check_new([*added, "status", "attempts", *(field.name for field in _DECIDED)], df.columns)
+        check_added_columns([*added, "status", "attempts", *(field.name for field in _DECISION)], df.columns)
 
     def _parts(self, df: DataFrame, definition: KeyDefinition) -> list[Column]:
         names = self._value_columns or ((self._on,) if self._on in df.columns else ())
         if names:
             # A single column holds the whole value of a composite key, as the relationship table has it.
             if len(names) not in (1, len(definition.components)):
-                raise InvalidInput(f"the key {self._on!r} has {len(definition.components)} components")
+                count = len(definition.components)
+                raise InvalidInput(f"the key {self._on!r} has {count} components: name {count} columns, or one")
             return [_column(name) for name in names]
         places = [place for each in definition.components if (place := each.lone)]
         needed = {"headers" if place.kind == "header" else "properties" for place in places}
@@ -195,14 +196,14 @@ class Enrichment:
         moment = stream = offset = F.lit(None)
         if self._within_us is not None:
             moment = F.unix_micros(_column(self._time_column))
-            # Without a time, nothing is near the row.
+            # A row without a time has no related messages.
             parts = F.when(moment.isNotNull(), parts)
         if {"stream", "offset"} <= set(rows.columns):
             stream, offset = F.col("stream"), F.col("offset")
-        asked = rows.select("*", parts, moment.cast("long"), stream.cast("string"), offset.cast("long"))
+        probes = rows.select("*", parts, moment.cast("long"), stream.cast("string"), offset.cast("long"))
         # Numbered columns, since Spark does not find names with a dot here.
-        asked = asked.toDF(*(f"_{n}" for n in range(len(asked.columns))))
-        found = asked.mapInArrow(_Lookup(self, definition, missing is not None), StructType([*rows.schema, *_HIT]))
+        probes = probes.toDF(*(f"_{n}" for n in range(len(probes.columns))))
+        found = probes.mapInArrow(_Lookup(self, definition, missing is not None), StructType([*rows.schema, *_MATCH]))
         is_last = F.col("relatum_attempts") >= self._retries
         if self._wait_us is not None:
             is_last |= F.col("relatum_seen_us") <= time.time_ns() // 1000 - self._wait_us
@@ -266,19 +267,19 @@ def _column(name: str) -> Column:
     return F.col(f"`{name.replace('`', '``')}`")
 
 
-# --- what was decided -------------------------------------------------------------------------------------
+# --- decisions --------------------------------------------------------------------------------------------
 
 
 class _Decisions:
-    """The decisions of a query's micro-batches: a directory of Parquet files for each batch, with a mark when complete.
+    """The decisions of a query's micro-batches: a directory of Parquet files for each batch, marked when complete.
 
-    Works on any file system that Spark can write to. It uses the JVM, which Spark Connect does not offer.
+    The file system can be any that Spark writes to. This class uses the JVM, which Spark Connect does not offer.
     """
 
     def __init__(self, session: SparkSession, directory: str) -> None:
         jvm: Any = getattr(session, "_jvm", None)
         if jvm is None:
-            raise ConfigurationError("an enrichment stores files through the JVM, which Spark Connect does not offer")
+            raise ConfigurationError("an enrichment needs the JVM, which Spark Connect lacks: use a session without it")
         self._session = session
         # The checkpoint keeps a query's id across restarts.
         query = session.sparkContext.getLocalProperty("sql.streaming.queryId") or "no-query"
@@ -296,18 +297,18 @@ class _Decisions:
         files = self._files.listStatus(self._path(self._root))
         numbers = [str(file.getPath().getName()).removeprefix("batch-") for file in files]
         batches = [int(number) for number in numbers if number.isdecimal()]
-        return [batch for batch in batches if self._files.exists(self._path(f"{self.path(batch)}/{_MARK}"))]
+        return [batch for batch in batches if self._files.exists(self._path(f"{self.path(batch)}/{_MARKER}"))]
 
     def write(self, batch: int, rows: DataFrame) -> None:
         """Write a batch's decisions, replacing the files of a killed attempt."""
         rows.write.mode("overwrite").parquet(self.path(batch))
-        self._files.create(self._path(f"{self.path(batch)}/{_MARK}"), True).close()
+        self._files.create(self._path(f"{self.path(batch)}/{_MARKER}"), True).close()
 
     def read(self, batch: int, columns: StructType) -> DataFrame:
         """Read a batch's decisions. A column that was added since they were written is null."""
         return self._session.read.schema(columns).parquet(self.path(batch))
 
-    def forget(self, batch: int) -> None:
+    def delete(self, batch: int) -> None:
         self._files.delete(self._path(self.path(batch)), True)
 
 
@@ -321,7 +322,7 @@ class _Lookup:
     of: Enrichment
     definition: KeyDefinition
     is_trusted: bool
-    """False if a stream is not the recorded one; then nothing is looked up."""
+    """False if a stream was replaced since it was recorded; then no row is looked up."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Look up one partition's rows, over one connection."""
@@ -334,21 +335,21 @@ class _Lookup:
                     yield self._found(connection, batch.slice(start, PROBED_ROWS))
 
     def _found(self, connection: sa.Connection | None, rows: pa.RecordBatch) -> pa.RecordBatch:
-        *kept, parts, moments, streams, offsets = rows.columns
+        *row_columns, parts, moments, streams, offsets = rows.columns
         values = list(map(self._value, parts.to_pylist()))
         hits: dict[int, list[Any]] = defaultdict(list)
         if connection is not None:
-            asked = {"streams": streams.to_pylist(), "offsets": offsets.to_pylist(), "moments": moments.to_pylist()}
+            probes = {"streams": streams.to_pylist(), "offsets": offsets.to_pylist(), "moments": moments.to_pylist()}
             within = self.of._within_us
             given = {"vhost": self.of._broker.vhost, "names": list(self.of._names), "limit": self.of._limit}
             given |= {"key_id": self.definition.key_id, "values": values, "within": within}
-            for number, *hit in connection.execute(_AT_ANY_TIME if within is None else _WITHIN, given | asked):
+            for number, *hit in connection.execute(_AT_ANY_TIME if within is None else _WITHIN, given | probes):
                 hits[number - 1].append(hit)
         found = [(row, value, *hit) for row, value in enumerate(values) for hit in hits.get(row, [(None, None)])]
-        at, *columns = zip(*found, strict=True)
+        at, *match_columns = zip(*found, strict=True)
         kinds = pa.string(), pa.string(), pa.int64()
-        added = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
-        arrays = [*(column.take(pa.array(at, pa.int64())) for column in kept), *added]
+        added = [pa.array(column, kind) for column, kind in zip(match_columns, kinds, strict=True)]
+        arrays = [*(column.take(pa.array(at, pa.int64())) for column in row_columns), *added]
         return pa.RecordBatch.from_arrays(arrays, [f"_{n}" for n in range(len(arrays))])
 
     def _value(self, parts: Sequence[str | None] | None) -> str | None:
@@ -365,7 +366,7 @@ class _Lookup:
 def _probes(within: str) -> sa.TextClause:
     """Return the statement for the related messages of many rows: row number from 1, stream, offset; oldest first.
 
-    It makes one index probe for each row, stream and part of the table that may hold the value, up to the limit.
+    For each row, it makes one index probe per stream and part of the table that may hold the value.
     """
     # `unnest` has the database's collation; the index needs that of the table's column.
     value = 'wanted.value COLLATE "C"'

@@ -30,8 +30,18 @@ from relatum.store.parts import part_may_hold_offsets
 from relatum.store.translation import translated_errors
 from relatum_spark._columns import schema as columns
 from relatum_spark._options import SourceOptions, parse_options
-from relatum_spark._reading import KeyFilter, Slice, Tails, check_named, lose, lose_range, plan_end, read_slice, slices
-from relatum_spark._where import definitions_of, spare_collections
+from relatum_spark._reading import (
+    KeyFilter,
+    Slice,
+    StreamQueries,
+    check_places,
+    plan_end,
+    read_slice,
+    report_loss,
+    report_lost_range,
+    slices,
+)
+from relatum_spark._where import definitions_of, freeze_gc
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
@@ -71,17 +81,17 @@ class RabbitMQStreams(DataSource):
         return "rabbitmq_streams"
 
     def schema(self) -> StructType:
-        """Return the columns that the options name; runs in a worker of its own, once for each data frame."""
-        spare_collections()
+        """Return the columns that the options name; runs in a separate worker, once for each data frame."""
+        freeze_gc()
         return _columns(parse_options(self.options))
 
     def reader(self, schema: StructType) -> "BatchReader":
         options = parse_options(self.options)
-        keys, only = _keys(options, schema), None
+        keys, key_filter = _keys(options, schema), None
         if options.key is not None:
             (definition,) = definitions_of(options.database or "", [options.key])
-            only = KeyFilter.of(definition, options.key_values)
-        return BatchReader(options, keys, only)
+            key_filter = KeyFilter.of(definition, options.key_values)
+        return BatchReader(options, keys, key_filter)
 
     def streamReader(self, schema: StructType) -> "StreamSourceReader":
         options = parse_options(self.options, streaming=True)
@@ -121,28 +131,28 @@ def _keys(options: SourceOptions, given: StructType) -> list[KeyDefinition]:
 
 
 class BatchReader(DataSourceReader):
-    """Reads a batch; with `only`, just the messages with certain values of a key. Can be pickled."""
+    """Reads a batch, or only its messages that pass `key_filter`. Can be pickled."""
 
     def __init__(
-        self, options: SourceOptions, keys: Sequence[KeyDefinition] = (), only: KeyFilter | None = None
+        self, options: SourceOptions, keys: Sequence[KeyDefinition] = (), key_filter: KeyFilter | None = None
     ) -> None:
         self._options = options
         self._keys = tuple(keys)
-        self._only = only
+        self._key_filter = key_filter
 
     def partitions(self) -> list[InputPartition]:
         """Return the slices for the tasks; runs on the driver, once a query."""
-        options, only = self._options, self._only
-        with closing(Tails(options)) as tails:
-            streams = tails.streams()
-            check_named(options, streams)
-            whole = [_range_of(tails, stream, options) for stream in streams]
+        options, key_filter = self._options, self._key_filter
+        with closing(StreamQueries(options)) as queries:
+            streams = queries.streams()
+            check_places(options, streams)
+            whole = [_range_of(queries, stream, options) for stream in streams]
             found: list[Slice] = []
-            if only is not None:
+            if key_filter is not None:
                 ranges, whole = whole, []
                 with as_engine(options.database or "") as engine, translated_errors():
                     for each in filter(len, ranges):
-                        parts, unknown = tails.ask(partial(_look_up, engine, each, only, options))
+                        parts, unknown = queries.run(partial(_look_up, engine, each, key_filter, options))
                         found += parts
                         whole += unknown
         found += slices(whole, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
@@ -150,24 +160,24 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a slice; runs in a task."""
-        return read_slice(self._options, self._keys, partition.value, self._only)
+        return read_slice(self._options, self._keys, partition.value, self._key_filter)
 
 
-def _range_of(tails: Tails, stream: str, options: SourceOptions) -> Slice:
+def _range_of(queries: StreamQueries, stream: str, options: SourceOptions) -> Slice:
     """Return the range that a batch reads, within the stream's present offsets; it may be empty."""
-    bounds = tails.existing(stream, tails.bounds(stream))
-    start = tails.offset_of(stream, options.starting, bounds, is_latest_allowed=options.is_latest_allowed)
-    stop = tails.offset_of(stream, options.ending, bounds, is_latest_allowed=True)
+    bounds = queries.existing(stream, queries.bounds(stream))
+    start = queries.offset_of(stream, options.starting, bounds, is_latest_allowed=options.is_latest_allowed)
+    stop = queries.offset_of(stream, options.ending, bounds, is_latest_allowed=True)
     end, first = bounds.end, bounds.first
     start, stop = end if start is None else start, end if stop is None else stop
     if first is not None and start < min(first, stop):
         lost = Slice(stream, start, min(first, stop))
-        lose_range(options, lost, "retention has dropped them", first=first)
+        report_lost_range(options, lost, "retention has dropped them", first=first)
         start = lost.stop
     for wanted in (start, stop):
         if wanted > end:
             message = f"offset {wanted} is beyond the end of the stream {stream!r}, which is {end}"
-            lose(options, OffsetNotFound, message, stream=stream, offset=wanted, last=bounds.last)
+            report_loss(options, OffsetNotFound, message, stream=stream, offset=wanted, last=bounds.last)
     return Slice(stream, min(start, end), min(stop, end))
 
 
@@ -180,15 +190,15 @@ _OFFSETS: Final = sql(f"""
 
 
 def _look_up(
-    engine: sa.Engine, wanted: Slice, only: KeyFilter, options: SourceOptions, reader: StreamReader
+    engine: sa.Engine, wanted: Slice, key_filter: KeyFilter, options: SourceOptions, reader: StreamReader
 ) -> tuple[list[Slice], list[Slice]]:
     """Return slices of the offsets in a range that the table has for a filter, and the ranges it does not cover.
 
-    Tasks read ranges that are not recorded for the key, so the result is right even if the table lags. If the stream is
-    not the recorded one, that is the whole range.
+    Tasks read the ranges that the table does not cover, so the result is right even if the table lags. If the stream
+    was replaced since it was recorded, the table covers nothing.
     """
     connection: sa.Connection
-    # One state of rows and coverage; tasks read what is recorded later.
+    # Rows and coverage must be of one state.
     with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
         row = current_stream(connection, options.broker.vhost, wanted.stream)
         ranges = [] if row is None else coverage_of(connection, [row.stream_id])
@@ -197,9 +207,9 @@ def _look_up(
             position is not None and not is_same(reader, wanted.stream, position, reader.bounds(wanted.stream))
         ):
             return [], [wanted]
-        unknown = missing((wanted.start, wanted.stop), covered(ranges, only.definition.key_id))
-        sought = {"key_id": only.definition.key_id, "values": sorted(only.values), "stream_id": row.stream_id}
-        found = connection.scalars(_OFFSETS, {**sought, "start": wanted.start, "stop": wanted.stop}).all()
+        unknown = missing((wanted.start, wanted.stop), covered(ranges, key_filter.definition.key_id))
+        bind = {"key_id": key_filter.definition.key_id, "values": sorted(key_filter.values), "stream_id": row.stream_id}
+        found = connection.scalars(_OFFSETS, {**bind, "start": wanted.start, "stop": wanted.stop}).all()
     # The table may have rows in ranges that are not covered, for example of a redefined key: tasks read these anyway.
     inside = tuple(offset for offset in found if not any(start <= offset < stop for start, stop in unknown))
     size = options.max_records_per_partition
@@ -229,9 +239,9 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, keys: Sequence[KeyDefinition]) -> None:
         self._options = options
         self._keys = tuple(keys)
-        self._tails = Tails(options, patience_s=options.poll_timeout_s)
+        self._queries = StreamQueries(options, retry_s=options.poll_timeout_s)
         self._initial: Offset | None = None
-        self._held: Offset = {}
+        self._holds: Offset = {}
         """The starts of streams that begin at their end: the first batch reads nothing of them."""
         self._position: Offset | None = None
         self._target: Offset | None = None
@@ -248,23 +258,23 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self._options, self._keys))
 
-    # --- where a query begins -----------------------------------------------------------------------------
+    # --- the start of a query -----------------------------------------------------------------------------
 
     def initialOffset(self) -> Offset:
-        """Return where a new query begins. Spark calls this several times, and again to replay the first batch."""
+        """Return the start of a new query. Spark calls this several times, and again to replay the first batch."""
         if self._initial is None:
-            bounds = self._ask_listed({})
-            check_named(self._options, list(bounds))
-            self._initial = {stream: self._begin(stream, found) for stream, found in bounds.items()}
+            bounds = self._query_bounds({})
+            check_places(self._options, list(bounds))
+            self._initial = {stream: self._start_in(stream, found) for stream, found in bounds.items()}
         return dict(self._initial)
 
-    def _begin(self, stream: str, bounds: StreamBounds | None) -> int:
-        """Return where to begin in a stream; a stream that begins at its end is held there for the first batch."""
-        found, options = self._tails.existing(stream, bounds), self._options
+    def _start_in(self, stream: str, bounds: StreamBounds | None) -> int:
+        """Return the start offset in a stream; if that is the stream's end, the first batch reads nothing of it."""
+        found, options = self._queries.existing(stream, bounds), self._options
         allowed = options.is_latest_allowed
-        begin = self._tails.offset_of(stream, options.starting, found, is_latest_allowed=allowed)
+        begin = self._queries.offset_of(stream, options.starting, found, is_latest_allowed=allowed)
         if begin is None:
-            begin = self._held[stream] = found.end if self._target is None else self._target.get(stream, found.end)
+            begin = self._holds[stream] = found.end if self._target is None else self._target.get(stream, found.end)
         elif begin > found.end:
             raise OffsetNotFound(
                 f"offset {begin} is beyond the end of the stream {stream!r}, which is {found.end}: begin with an "
@@ -276,8 +286,8 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return begin
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Take the streams' present ends as the end of the query. Since Spark 4.2; called before everything else."""
-        self._target = {stream: found.end for stream, found in self._ask_listed({}).items() if found is not None}
+        """Set the streams' current ends as the end of the query. Since Spark 4.2; called before everything else."""
+        self._target = {stream: found.end for stream, found in self._query_bounds({}).items() if found is not None}
 
     def getDefaultReadLimit(self) -> "ReadLimit":
         """Return the limit that Spark passes to `latestOffset`. Since Spark 4.2."""
@@ -286,50 +296,50 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         limit = self._options.max_offsets_per_trigger
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
-    # --- where a batch ends -------------------------------------------------------------------------------
+    # --- the end of a batch -------------------------------------------------------------------------------
 
     def latestOffset(self, start: Offset | None = None, limit: "ReadLimit | None" = None) -> Offset:
-        """Return where the next batch ends; called at every trigger.
+        """Return the end of the next batch; called at every trigger.
 
         Spark 4.1 passes neither start nor limit: the batch then begins where the last planned batch ended.
         """
         if start is None:
             start = self.initialOffset() if self._position is None else self._position
-        self._bounds = self._ask_listed(start)
+        self._bounds = self._query_bounds(start)
         most = getattr(limit, "max_rows", None) if HAS_ADMISSION else self._options.max_offsets_per_trigger
         self._position = self._end(start, most)
         return dict(sorted(self._position.items()))
 
     def _end(self, start: Offset, limit: int | None) -> Offset:
-        held, self._held = self._held, {}
-        begins, ends, kept = {}, {}, {stream: start[stream] for stream in start.keys() - self._bounds.keys()}
+        holds, self._holds = self._holds, {}
+        starts, ends, positions = {}, {}, {stream: start[stream] for stream in start.keys() - self._bounds.keys()}
         for stream, bounds in self._bounds.items():
             if stream not in start:
                 if bounds is not None or self._options.fail_on_data_loss:
-                    kept[stream] = self._tails.existing(stream, bounds).first or 0
+                    positions[stream] = self._queries.existing(stream, bounds).first or 0
             elif bounds is None:
-                lose(self._options, StreamNotFound, f"the stream {stream!r} was deleted", stream=stream)
+                report_loss(self._options, StreamNotFound, f"the stream {stream!r} was deleted", stream=stream)
             elif bounds.last is None:
-                kept[stream] = start[stream]
+                positions[stream] = start[stream]
                 self._emptied.add(stream)
-            elif self._begins_anew(stream, start[stream], bounds):
+            elif self._is_replaced(stream, start[stream], bounds):
                 message = (
                     f"the stream {stream!r} was read up to {start[stream] - 1}, but now has offsets {bounds.first} to "
                     f"{bounds.last}: it was declared again or lost its tail"
                 )
-                lose(self._options, StreamReplaced, message, stream=stream)
-                kept[stream] = bounds.first or 0
+                report_loss(self._options, StreamReplaced, message, stream=stream)
+                positions[stream] = bounds.first or 0
             else:
                 first = bounds.first or 0
                 if first > start[stream]:
                     lost = Slice(stream, start[stream], first)
-                    lose_range(self._options, lost, "retention has dropped them", first=first)
-                begins[stream] = max(first, start[stream])
-                ends[stream] = min(bounds.end, self._allowed(stream, start[stream], held))
-        return kept | plan_end(begins, ends, limit)
+                    report_lost_range(self._options, lost, "retention has dropped them", first=first)
+                starts[stream] = max(first, start[stream])
+                ends[stream] = min(bounds.end, self._end_limit(stream, start[stream], holds))
+        return positions | plan_end(starts, ends, limit)
 
-    def _begins_anew(self, stream: str, start: int, bounds: StreamBounds) -> bool:
-        """Whether this is another stream than was read: it ends before `start`, or was empty and begins before `start`.
+    def _is_replaced(self, stream: str, start: int, bounds: StreamBounds) -> bool:
+        """Whether the stream was replaced or lost its tail: it ends before `start`, or was empty and begins before it.
 
         A stream that retention emptied continues after its old offsets.
         """
@@ -337,47 +347,46 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._emptied.discard(stream)
         return bounds.end < start or (was_empty and (bounds.first or 0) < start)
 
-    def _allowed(self, stream: str, start: int, held: Offset) -> int:
-        """Return the offset before which a batch must end in a stream, even if there are more messages."""
-        frozen = INTEGER_MAX if self._target is None else self._target.get(stream, start)
-        return min(frozen, held[stream]) if held.get(stream) == start else frozen
+    def _end_limit(self, stream: str, start: int, holds: Offset) -> int:
+        """Return the offset at which a batch must end in a stream, even if the stream has more messages."""
+        target_end = INTEGER_MAX if self._target is None else self._target.get(stream, start)
+        return min(target_end, holds[stream]) if holds.get(stream) == start else target_end
 
     def reportLatestOffset(self) -> Offset | None:
         """Return the end of each stream, for the query's progress. Since Spark 4.2; called after `latestOffset`."""
         ends = {stream: bounds.end for stream, bounds in self._bounds.items() if bounds is not None}
         return dict(sorted(ends.items())) or None
 
-    # --- what its tasks read ------------------------------------------------------------------------------
+    # --- the tasks of a batch -----------------------------------------------------------------------------
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Return the slices of a batch, replayed or not. On Spark 4.1, the call also shows where a query continues."""
         self._position, options = end, self._options
         ranges = [Slice(stream, start[stream], stop) for stream, stop in sorted(end.items()) if stream in start]
         if not options.fail_on_data_loss:
-            ranges = [self._without_lost(each) for each in ranges if len(each)]
-        cut = slices(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
-        return [InputPartition(each) for each in cut]
+            ranges = [self._available(each) for each in ranges if len(each)]
+        tasks = slices(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
+        return [InputPartition(each) for each in tasks]
 
-    def _without_lost(self, wanted: Slice) -> Slice:
-        """Omit offsets that are known to be lost, so that there are no tasks for them."""
+    def _available(self, wanted: Slice) -> Slice:
+        """Return a slice without the offsets that are known to be lost."""
         stream = wanted.stream
         if stream not in self._bounds:
-            self._bounds[stream] = self._tails.bounds(stream, read_to=wanted.start)
+            self._bounds[stream] = self._queries.bounds(stream, read_to=wanted.start)
         bounds = self._bounds[stream]
         first = wanted.stop if bounds is None else bounds.first or 0
         return Slice(stream, max(wanted.start, first), wanted.stop)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a slice; runs in a task."""
         return read_slice(self._options, self._keys, partition.value)
 
-    def _ask_listed(self, start: Offset) -> dict[str, StreamBounds | None]:
+    def _query_bounds(self, start: Offset) -> dict[str, StreamBounds | None]:
         """Query the bounds of the named streams, including those removed from the super stream since `start`."""
         # The bounds of a stream that was empty need no confirmation.
         return {
-            stream: self._tails.bounds(stream, read_to=None if stream in self._emptied else start.get(stream))
-            for stream in self._tails.streams(known=start)
+            stream: self._queries.bounds(stream, read_to=None if stream in self._emptied else start.get(stream))
+            for stream in self._queries.streams(known=start)
         }
 
     def stop(self) -> None:
-        self._tails.close()
+        self._queries.close()

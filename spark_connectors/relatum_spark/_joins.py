@@ -19,7 +19,7 @@ from relatum_spark._where import Where, open_reader, span_us
 Direction: TypeAlias = Literal["backward", "forward", "nearest"]
 
 Span = tuple[int, int]
-"""How long before and how long after the left message the right one may be, in microseconds."""
+"""Maximum lead and maximum lag of the right message against the left message, in microseconds."""
 
 
 def related_pairs(
@@ -68,7 +68,7 @@ def related_pairs(
     sides, keys, span = _sides(left, right), keys_of(on), _span_of(within, before, after)
     inputs = Inputs.of(needs_broker=payloads, **where)
     relations = inputs.sides(spark, sides, keys)
-    joined = _paired(relations[0], relations[1], key_columns(keys), span)
+    joined = _joined(relations[0], relations[1], key_columns(keys), span)
     return inputs.result(joined, on, "left", "right", payloads=payloads)
 
 
@@ -167,7 +167,7 @@ def unmatched(
 
     Raises:
         StreamNotFound: a left stream was never recorded, or a right stream is unknown to the broker, too.
-        StreamReplaced: a right stream is not the recorded one; a recorder corrects that.
+        StreamReplaced: a right stream was replaced since it was recorded; run a recorder on it.
         BrokerUnavailable: the broker does not answer.
         RelatumError: any other error of `related_pairs`.
     """
@@ -176,12 +176,12 @@ def unmatched(
     inputs = Inputs.of(needs_broker=True, **where)
     # Read the streams' ends and the coverage before the rows, so that the rows include everything covered.
     status = _status(inputs, sides[1], keys, with_time=span is not None)
-    lefts, rights = inputs.sides(spark, sides, keys, is_right_known=False)
+    left_rows, right_rows = inputs.sides(spark, sides, keys, is_right_known=False)
     if age_us is not None:
-        lefts = lefts.where(F.col("time_us") <= time.time_ns() // 1000 - age_us)
-    alone = _without(lefts, rights, key_columns(keys), span)
-    alone = alone.withColumn("status", F.lit(str(status)))
-    return inputs.result(alone, on, "left", payloads=payloads, more=["status"])
+        left_rows = left_rows.where(F.col("time_us") <= time.time_ns() // 1000 - age_us)
+    unmatched_rows = _unmatched(left_rows, right_rows, key_columns(keys), span)
+    unmatched_rows = unmatched_rows.withColumn("status", F.lit(str(status)))
+    return inputs.result(unmatched_rows, on, "left", payloads=payloads, more=["status"])
 
 
 def _sides(left: Any, right: Any) -> list[Side]:
@@ -203,7 +203,7 @@ def _span_of(within: Any, before: Any, after: Any) -> Span | None:
 # --- pairs ------------------------------------------------------------------------------------------------
 
 
-def _paired(left: DataFrame, right: DataFrame, keys: Sequence[str], span: Span | None, how: str = "inner") -> DataFrame:
+def _joined(left: DataFrame, right: DataFrame, keys: Sequence[str], span: Span | None, how: str = "inner") -> DataFrame:
     """Join two sides' relations by equal keys and times within the span; no message is joined to itself.
 
     With a span, slices of time as long as the span are join keys. A value of thousands of messages then gives only
@@ -241,13 +241,13 @@ def _sliced(left: DataFrame, right: DataFrame, span: Span) -> tuple[DataFrame, D
     return timed.withColumn("slice", F.explode(near)), right.withColumn("slice", slice_of(F.col("right_time_us")))
 
 
-def _without(left: DataFrame, right: DataFrame, keys: list[str], span: Span | None) -> DataFrame:
+def _unmatched(left: DataFrame, right: DataFrame, keys: list[str], span: Span | None) -> DataFrame:
     """Return the left relations without a right relation; columns have the prefix `left_`."""
     if span is None:
-        return _paired(left, right, keys, None, "left_anti")
-    # By the value, too: a message with several values is left with those that have no counterpart.
+        return _joined(left, right, keys, None, "left_anti")
+    # Relations include the value: a message with several values keeps the values without a counterpart.
     relation = [*keys, "left_stream", "left_offset"]
-    matched = _paired(left, right, keys, span, "left_semi").select(*relation)
+    matched = _joined(left, right, keys, span, "left_semi").select(*relation)
     return prefixed(left, keys, "left").join(matched, relation, "left_anti")
 
 
@@ -261,7 +261,7 @@ def _status(inputs: Inputs, side: Side, keys: Sequence[str], *, with_time: bool)
     if not names:
         # The right frame is empty, so no match can exist.
         return Status.ABSENT
-    assert inputs.broker is not None, "the broker tells where streams end"
+    assert inputs.broker is not None, "the broker has the ends of the streams"
     with open_reader(inputs.broker) as reader, connected(inputs.database, inputs.snapshot) as connection:
         return status_of_missing(reader, connection, inputs.vhost, names, keys, with_time=with_time)
 
@@ -280,8 +280,8 @@ def _nearest(
 ) -> DataFrame:
     """Return left relations, each with its right relation: columns `left_…` and `right_…`, null without a match.
 
-    Both sides are sorted together and read once, and each left row takes the last right row before it. So the work is
-    proportional to the rows, even if many of them have an equal value.
+    Both sides are sorted together and read once; each left row matches the last right row before it. So the work is
+    proportional to the number of rows, even if many rows have an equal value.
     """
     columns = [*keys, *PLACE, "time_us"]
     itself = F.struct(*PLACE, "time_us")
@@ -320,8 +320,8 @@ def _last_right_row(step: str, keys: Sequence[str], *, allow_exact_matches: bool
     Messages with equal times are in the order of partition and offset, as in lookups by time. The side that is sorted
     first decides whether a right row with an equal time matches.
     """
-    turn = F.asc if step == "backward" else F.desc
-    at_once = F.asc("is_left") if allow_exact_matches else F.desc("is_left")
-    order = [turn("time_us"), at_once, turn(F.length("stream")), turn("stream"), turn("offset")]
+    sorted_by = F.asc if step == "backward" else F.desc
+    exact_match = F.asc("is_left") if allow_exact_matches else F.desc("is_left")
+    order = [sorted_by("time_us"), exact_match, sorted_by(F.length("stream")), sorted_by("stream"), sorted_by("offset")]
     so_far = Window.partitionBy(*keys).orderBy(*order).rowsBetween(Window.unboundedPreceding, Window.currentRow)
     return F.last("candidate", ignorenulls=True).over(so_far)

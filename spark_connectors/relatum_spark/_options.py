@@ -1,4 +1,4 @@
-"""Parsing and checking the options of the source and the sink, with a clear error for each invalid one."""
+"""Parsing and checking the options of the source and the sink, with a clear error for each invalid option."""
 
 import difflib
 import json
@@ -23,25 +23,25 @@ RECORDS_PER_PARTITION: Final = 100_000
 """Offsets in a partition: the cost of a task, about 30 ms, is small compared to reading that many."""
 
 ROWS_MAX: Final = 10_000
-"""Rows in an Arrow record batch, as in Spark's own; more are not faster."""
+"""Rows in an Arrow record batch, as in Spark's own batches; more rows are not faster."""
 
 BYTES_MAX: Final = 4 << 20
 """Bytes of records in an Arrow record batch. Spark holds several batches; a column's limit is 2 GiB."""
 
 POLL_TIMEOUT_MS: Final = 30_000
-"""Milliseconds a task waits for the broker to send something."""
+"""Milliseconds that a task waits for data from the broker."""
 
 PRODUCER_NAME: Final = "relatum"
 CONFIRM_TIMEOUT_MS: Final = 30_000
-"""Milliseconds without a confirm, while messages are unconfirmed, after which a task fails."""
+"""Milliseconds after which a task fails if messages are unconfirmed and no confirm arrives."""
 
 IN_FLIGHT_MAX: Final = 10_000
 """Maximum unconfirmed messages: more are not faster, and each costs the broker memory."""
 
-_BATCH_ALONE: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "key", "keyValues")
+_BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "key", "keyValues")
 
-_ALIKE: Final = 0.85
-"""Similarity from which an unknown option is a misspelt one of ours: `startingOffset` is, `path` is not."""
+_SIMILARITY_MIN: Final = 0.85
+"""Minimum similarity at which an unknown option counts as misspelt: `startingOffset` does, `path` does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Options:
 
     @property
     def timeout_s(self) -> float:
-        """Seconds a task waits for one answer, at most `poll_timeout_s`."""
+        """Seconds that a task waits for one answer, at most `poll_timeout_s`."""
         return min(TIMEOUT_S, self.poll_timeout_s)
 
     def open_reader(self) -> StreamReader:
@@ -91,7 +91,7 @@ class SourceOptions(Options):
     starting: Place = Place("startingOffsets", EARLIEST)
     ending: Place = Place("endingOffsets", LATEST)
     is_latest_allowed: bool = False
-    """Whether to begin at the end if nothing was written since the starting time. If False, that is an error."""
+    """Whether a read begins at the end if no message was written since the starting time; if False, it fails."""
     fail_on_data_loss: bool = True
     max_offsets_per_trigger: int | None = None
     min_partitions: int | None = None
@@ -112,29 +112,29 @@ def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> Sou
         ConfigurationError: no broker or database is named, or a URL is invalid.
         InvalidInput: an option is misspelt or its value invalid, or two options contradict each other.
     """
-    given = _OptionReader(options)
-    if streaming and (name := given.first(*_BATCH_ALONE)):
-        instead = "; `relatum_spark.Enrichment` looks up in each micro-batch" if name in ("key", "keyValues") else ""
-        raise InvalidInput(f"option {name} is for batches only, not for a streaming query{instead}")
-    keys, key, values = given.names("keys"), given.text("key"), _key_values(given)
+    reader = _OptionReader(options)
+    if streaming and (name := reader.first(*_BATCH_ONLY)):
+        hint = "; `relatum_spark.Enrichment` looks up in each micro-batch" if name in ("key", "keyValues") else ""
+        raise InvalidInput(f"option {name} is for batches only, not for a streaming query{hint}")
+    keys, key, values = reader.names("keys"), reader.text("key"), _key_values(reader)
     parsed = SourceOptions(
-        **_shared(given, "stream", "streams", "superStream", needs_database=bool(keys or key)),
-        starting=_place(given, "starting", LATEST if streaming else EARLIEST),
-        ending=_place(given, "ending", LATEST),
-        is_latest_allowed=given.one_of("startingOffsetsByTimestampStrategy", "error", "latest") == "latest",
-        fail_on_data_loss=given.flag("failOnDataLoss"),
-        max_offsets_per_trigger=given.number("maxOffsetsPerTrigger"),
-        min_partitions=given.number("minPartitions"),
-        max_records_per_partition=given.number("maxRecordsPerPartition", RECORDS_PER_PARTITION),
-        include_headers=given.flag("includeHeaders"),
-        include_value=given.flag("includeValue"),
+        **_common_fields(reader, "stream", "streams", "superStream", needs_database=bool(keys or key)),
+        starting=_place(reader, "starting", LATEST if streaming else EARLIEST),
+        ending=_place(reader, "ending", LATEST),
+        is_latest_allowed=reader.one_of("startingOffsetsByTimestampStrategy", "error", "latest") == "latest",
+        fail_on_data_loss=reader.flag("failOnDataLoss"),
+        max_offsets_per_trigger=reader.number("maxOffsetsPerTrigger"),
+        min_partitions=reader.number("minPartitions"),
+        max_records_per_partition=reader.number("maxRecordsPerPartition", RECORDS_PER_PARTITION),
+        include_headers=reader.flag("includeHeaders"),
+        include_value=reader.flag("includeValue"),
         keys=keys,
         key=key,
         key_values=values,
-        batch_rows=given.number("batchRows", ROWS_MAX),
-        batch_bytes=given.number("batchBytes", BYTES_MAX),
+        batch_rows=reader.number("batchRows", ROWS_MAX),
+        batch_bytes=reader.number("batchBytes", BYTES_MAX),
     )
-    given.check_names()
+    reader.check_names()
     return parsed
 
 
@@ -154,30 +154,30 @@ class SinkOptions(Options):
 
 def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False) -> SinkOptions:
     """Parse the options of a write. Raises the errors of `parse_options`."""
-    given = _OptionReader(options)
-    write_id = given.text("writeId")
+    reader = _OptionReader(options)
+    write_id = reader.text("writeId")
     parsed = SinkOptions(
-        **_shared(given, "stream", "superStream"),
-        routing_key=given.text("routingKey"),
-        key_columns=given.names("keyColumns"),
-        producer_name=given.text("producerName") or PRODUCER_NAME,
+        **_common_fields(reader, "stream", "superStream"),
+        routing_key=reader.text("routingKey"),
+        key_columns=reader.names("keyColumns"),
+        producer_name=reader.text("producerName") or PRODUCER_NAME,
         write_id=write_id or str(uuid.uuid4()),
-        batch_id=given.number("batchId", 0, least=0, most=EPOCH_MAX),
-        confirm_timeout_s=given.number("confirmTimeoutMs", CONFIRM_TIMEOUT_MS) / 1000,
-        in_flight_max=given.number("maxInFlight", IN_FLIGHT_MAX),
+        batch_id=reader.number("batchId", 0, least=0, most=EPOCH_MAX),
+        confirm_timeout_s=reader.number("confirmTimeoutMs", CONFIRM_TIMEOUT_MS) / 1000,
+        in_flight_max=reader.number("maxInFlight", IN_FLIGHT_MAX),
     )
-    given.check_names()
+    reader.check_names()
     if (parsed.super_stream is None) != (parsed.routing_key is None):
         raise InvalidInput(
             "the options superStream and routingKey must be given together: routingKey names the column whose value"
             " selects the stream of the super stream for a row"
         )
-    if streaming and (name := given.first("writeId", "batchId")):
-        raise InvalidInput(f"option {name}: a streaming query has ids of its own")
-    if write_id is None and given.has("writeId"):
-        raise InvalidInput("option writeId is empty: a repeated write could not be recognised")
-    if write_id is None and given.has("batchId"):
-        raise InvalidInput("option batchId counts the writes of one writeId: give that too")
+    if streaming and (name := reader.first("writeId", "batchId")):
+        raise InvalidInput(f"option {name}: a streaming query has its own ids: leave it out")
+    if write_id is None and reader.has("writeId"):
+        raise InvalidInput("option writeId is empty: give a text that identifies the write, or leave it out")
+    if write_id is None and reader.has("batchId"):
+        raise InvalidInput("option batchId counts the writes of one writeId: give writeId too")
     check_names(parsed.producer_name, parsed.write_id)
     return parsed
 
@@ -192,8 +192,8 @@ class _OptionReader:
     def check_names(self) -> None:
         """Raise `InvalidInput` for options that look misspelt. Ignore other unknown options: Spark adds its own."""
         for name in sorted(self._options.keys() - self._known.keys()):
-            if alike := difflib.get_close_matches(name, self._known, 1, _ALIKE):
-                raise InvalidInput(f"there is no option {name!r}; did you mean {self._known[alike[0]]}?")
+            if similar := difflib.get_close_matches(name, self._known, 1, _SIMILARITY_MIN):
+                raise InvalidInput(f"there is no option {name!r}; did you mean {self._known[similar[0]]}?")
 
     def has(self, name: str) -> bool:
         return name.lower() in self._options
@@ -213,7 +213,7 @@ class _OptionReader:
         if text is None:
             return default
         if not text.strip().isdecimal() or not least <= int(text) <= most:
-            raise InvalidInput(f"option {name}: {text!r} is not a whole number from {least} on")
+            raise InvalidInput(f"option {name}: {text!r} must be a whole number from {least} to {most}")
         return int(text)
 
     def one_of(self, name: str, *words: str) -> str:
@@ -237,84 +237,84 @@ class _OptionReader:
             raise InvalidInput(f"option {option}: {text!r} is not a list of unique names")
         return tuple(names)
 
-    def json(self, option: str, kind: type, what: str) -> Any:
-        """Return a JSON value of a type; `what` describes it in the error."""
+    def json(self, option: str, kind: type, description: str) -> Any:
+        """Return a JSON value of a type; `description` names the type in the error."""
         text = self.text(option) or ""
         try:
-            value = json.loads(text, object_pairs_hook=_each_once)
+            value = json.loads(text, object_pairs_hook=_unique_names)
         except ValueError as error:
-            raise InvalidInput(f"option {option}: {text!r} is not {what}: {error}") from None
+            raise InvalidInput(f"option {option}: {text!r} is not {description}: {error}") from None
         if not isinstance(value, kind):
-            raise InvalidInput(f"option {option}: {text!r} is not {what}")
+            raise InvalidInput(f"option {option}: {text!r} is not {description}")
         return value
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name appears twice")
     return found
 
 
-def _shared(given: _OptionReader, *streams: str, needs_database: bool = False) -> dict[str, Any]:
+def _common_fields(reader: _OptionReader, *streams: str, needs_database: bool = False) -> dict[str, Any]:
     """Return the fields of `Options`; exactly one of the options in `streams` must be given."""
-    found = [name for name in streams if given.text(name) is not None]
+    found = [name for name in streams if reader.text(name) is not None]
     if len(found) != 1:
-        what = " and ".join(found) + " are both given" if found else "none is given"
-        raise InvalidInput(f"give exactly one of the options {', '.join(streams)}; {what}")
-    database, stream = given.text("database"), given.text("stream")
-    names = given.names("streams") if "streams" in streams else ()
+        description = " and ".join(found) + " are both given" if found else "none is given"
+        raise InvalidInput(f"give exactly one of the options {', '.join(streams)}; {description}")
+    database, stream = reader.text("database"), reader.text("stream")
+    names = reader.names("streams") if "streams" in streams else ()
     return {
-        "broker": broker_of(given.text("broker"), given.text("streamUrl")),
+        "broker": broker_of(reader.text("broker"), reader.text("streamUrl")),
         "database": database_url(database) if needs_database or database else None,
         "streams": names if stream is None else (stream,),
-        "super_stream": given.text("superStream"),
-        "poll_timeout_s": given.number("pollTimeoutMs", POLL_TIMEOUT_MS) / 1000,
+        "super_stream": reader.text("superStream"),
+        "poll_timeout_s": reader.number("pollTimeoutMs", POLL_TIMEOUT_MS) / 1000,
     }
 
 
-def _key_values(given: _OptionReader) -> tuple[object, ...]:
+def _key_values(reader: _OptionReader) -> tuple[object, ...]:
     """Return the values of the key to look up; a composite key has tuples."""
-    key, text = given.text("key"), given.text("keyValues")
+    key, text = reader.text("key"), reader.text("keyValues")
     if (key is None) != (text is None):
         raise InvalidInput("the options key and keyValues (a JSON list of the key's values) must be given together")
     if text is None:
         return ()
-    values: list[Any] = given.json("keyValues", list, "a JSON list")
+    values: list[Any] = reader.json("keyValues", list, "a JSON list")
     if not values:
-        raise InvalidInput("option keyValues: the list is empty")
+        raise InvalidInput("option keyValues: the list is empty: give at least one value")
     return tuple(tuple(value) if isinstance(value, list) else value for value in values)
 
 
-# --- where a read begins and ends -------------------------------------------------------------------------
+# --- the start and the end of a read ----------------------------------------------------------------------
 
 
-def _place(given: _OptionReader, side: str, default: int) -> Place:
+def _place(reader: _OptionReader, side: str, default: int) -> Place:
     """Return the place where a read begins (`side` "starting") or ends ("ending").
 
-    A time for all streams overrides times by stream, and these override offsets, as in Spark's Kafka source.
+    A time for all streams overrides times by stream, which override offsets, as in Spark's Kafka source.
     """
     by_moment, by_moments, by_offset = (f"{side}{name}" for name in ("Timestamp", "OffsetsByTimestamp", "Offsets"))
-    moment = given.number(by_moment, least=0, most=TIME_US_MAX // 1000)
-    moments, offsets = given.text(by_moments), given.text(by_offset)
+    moment = reader.number(by_moment, least=0, most=TIME_US_MAX // 1000)
+    moments, offsets = reader.text(by_moments), reader.text(by_offset)
     if moment is not None:
         return Place(by_moment, moment, is_moment=True)
     if moments is not None:
-        return Place(by_moments, _numbers(given, by_moments, 0), is_moment=True)
+        return Place(by_moments, _numbers(reader, by_moments, 0), is_moment=True)
     if offsets is None:
         return Place(by_offset, default)
     words = {"latest": LATEST} | ({"earliest": EARLIEST} if side == "starting" else {})
     if (word := offsets.strip().lower()) in words:
         return Place(by_offset, words[word])
-    numbers = _numbers(given, by_offset, EARLIEST)
+    numbers = _numbers(reader, by_offset, EARLIEST)
     if side == "ending" and EARLIEST in numbers.values():
         raise InvalidInput(f"option {by_offset}: {offsets!r} cannot end at -2, which is the beginning")
     return Place(by_offset, numbers)
 
 
-def _numbers(given: _OptionReader, option: str, least: int) -> dict[str, int]:
+def _numbers(reader: _OptionReader, option: str, least: int) -> dict[str, int]:
     """Return numbers by stream, from JSON such as `{"orders": 120}`."""
-    numbers: dict[str, int] = given.json(option, dict, 'JSON like {"orders": 0}')
+    numbers: dict[str, int] = reader.json(option, dict, 'JSON like {"orders": 0}')
     for stream, number in numbers.items():
         if type(number) is not int or not least <= number <= INTEGER_MAX:
             raise InvalidInput(

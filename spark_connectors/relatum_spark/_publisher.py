@@ -1,7 +1,7 @@
 """Publishing to streams under a named producer, with publishing ids chosen by the caller.
 
-rstream does not fit. A task needs the last publishing id before it sends, which rstream hides. It needs an error if the
-connection is lost, but rstream reconnects and calls back. It needs a time-out if the broker is frozen, but rstream
+Tasks cannot use rstream. A task needs the last publishing id before it sends, which rstream hides. It needs an error if
+the connection is lost, but rstream reconnects and calls back. It needs a time-out if the broker is frozen, but rstream
 waits forever. This client is blocking, as a task is, and has no thread.
 """
 
@@ -28,12 +28,12 @@ from relatum.wire.session import Answer, Event, StreamMoved, code_name
 from relatum_spark._options import SinkOptions
 
 FRAME_BYTES: Final = 128 << 10
-"""Maximum bytes of messages in a Publish frame; a larger message has a frame of its own."""
+"""Maximum bytes of messages in a Publish frame; a larger message gets its own frame."""
 
 PUBLISHERS_MAX: Final = 200
 """Maximum streams of a connection: the protocol numbers publishers from 0 to 255."""
 
-_LOOK_UP_S: Final = 1.0
+_POLL_S: Final = 1.0  # between two checks of the confirm time-out
 
 
 def connect(options: SinkOptions) -> SocketConnection:
@@ -43,7 +43,7 @@ def connect(options: SinkOptions) -> SocketConnection:
 
 
 class Publisher:
-    """A connection that publishes to several streams, for one thread; messages name a stream by its index."""
+    """A connection that publishes to several streams, which calls name by index. Not thread-safe."""
 
     def __init__(self, options: SinkOptions, reference: str, streams: Sequence[str]) -> None:
         self._options = options
@@ -55,17 +55,17 @@ class Publisher:
         self._in_flight = 0
         self._progress_at = time.monotonic()
         self._connection = connect(options)
-        agreed = self._connection.session.send_bytes_max or FRAME_BYTES
-        self._frame_bytes = min(FRAME_BYTES, agreed - frames.PUBLISH_BYTES)
+        negotiated = self._connection.session.send_bytes_max or FRAME_BYTES
+        self._frame_bytes = min(FRAME_BYTES, negotiated - frames.PUBLISH_BYTES)
         try:
-            self._ask(lambda asked, number, stream: frames.declare_publisher(asked, number, reference, stream))
+            self._ask(lambda id_, number, stream: frames.declare_publisher(id_, number, reference, stream))
         except BaseException:
             self._connection.abandon()
             raise
 
     def last_ids(self) -> list[int]:
         """Return the producer's last publishing id in each stream, 0 if it never published there."""
-        answers = self._ask(lambda asked, _, stream: frames.query_publisher_sequence(asked, self._reference, stream))
+        answers = self._ask(lambda id_, _, stream: frames.query_publisher_sequence(id_, self._reference, stream))
         return [frames.decode_sequence(answer.body) for answer in answers]
 
     def _ask(self, request: Callable[[int, int, str], bytes]) -> list[Answer]:
@@ -115,15 +115,15 @@ class Publisher:
         self._pending[target] = []
         self._pending_bytes[target] = 0
         try:
-            # A broker that blocks publishers does not read: then this waits, with the time-out of confirms.
+            # A broker that blocks publishers does not read: the flush then waits up to the time-out of confirms.
             connection.flush(self._options.confirm_timeout_s)
         except OSError as error:
             connection.abandon()
-            self._unknown("the connection to the broker broke, or the broker stopped reading,", error)
-        self._take(0.0)
+            self._raise_unknown("the connection to the broker broke, or the broker stopped reading,", error)
+        self._receive(0.0)
 
     def _confirm(self, in_flight: int) -> None:
-        """Send everything, and take confirms until at most `in_flight` messages are unconfirmed."""
+        """Send everything, and receive confirms until at most `in_flight` messages are unconfirmed."""
         for target in range(len(self._streams)):
             self._send(target)
         self._progress_at = max(self._progress_at, time.monotonic())
@@ -131,15 +131,15 @@ class Publisher:
             left = self._progress_at + self._options.confirm_timeout_s - time.monotonic()
             if left <= 0:
                 self._connection.abandon()
-                self._unknown(f"no confirm came for {seconds_text(self._options.confirm_timeout_s)}", None)
-            self._take(min(left, _LOOK_UP_S))
+                self._raise_unknown(f"no confirm arrived for {seconds_text(self._options.confirm_timeout_s)}", None)
+            self._receive(min(left, _POLL_S))
 
-    def _take(self, idle_s: float) -> None:
+    def _receive(self, idle_s: float) -> None:
         """Handle received events; wait up to `idle_s` for the first."""
         try:
             events = self._connection.wait(idle_s)
         except ConnectionLost as error:
-            self._unknown("the connection to the broker was lost", error)
+            self._raise_unknown("the connection to the broker was lost", error)
         for event in events or ():
             self._handle(event)
 
@@ -161,13 +161,13 @@ class Publisher:
             )
         elif isinstance(event, StreamMoved) and event.stream in self._streams:
             self._connection.abandon()
-            self._unknown(f"the stream {event.stream!r} moved or was deleted", None)
+            self._raise_unknown(f"the stream {event.stream!r} moved or was deleted", None)
 
-    def _unknown(self, what: str, error: Exception | None) -> NoReturn:
+    def _raise_unknown(self, event: str, error: Exception | None) -> NoReturn:
         if not self._in_flight and isinstance(error, RelatumError):
             raise error
         raise PublishOutcomeUnknown(
-            f"{what} with {self._in_flight} messages unconfirmed: they may or may not be stored. A retry of the task,"
+            f"{event} with {self._in_flight} messages unconfirmed: they may or may not be stored. A retry of the task,"
             " or of the write under the same writeId, publishes nothing twice",
             in_stream=None,
         ) from error
@@ -184,9 +184,9 @@ class Publisher:
 
 def _refusal(stream: str, code: int) -> RelatumError:
     if code == Code.STREAM_DOES_NOT_EXIST:
-        return StreamNotFound(f"There is no stream {stream!r}.", stream=stream)
+        return StreamNotFound(f"there is no stream {stream!r}", stream=stream)
     if code == Code.ACCESS_REFUSED:
-        return AccessRefused(f"The broker does not let this user write to the stream {stream!r}.", stream=stream)
+        return AccessRefused(f"this user may not write to the stream {stream!r}: grant write", stream=stream)
     if code == Code.STREAM_NOT_AVAILABLE:
-        return StreamUnavailable(f"The stream {stream!r} has no leader now.", stream=stream)
-    return BrokerUnavailable(f"Publishing to the stream {stream!r} failed: {code_name(code)}.", stream=stream)
+        return StreamUnavailable(f"the stream {stream!r} has no leader now; retry later", stream=stream)
+    return BrokerUnavailable(f"publishing to the stream {stream!r} failed: {code_name(code)}", stream=stream)

@@ -1,4 +1,4 @@
-"""Reading streams: where they begin and end, slices of their offsets, and the rows of a slice."""
+"""Reading streams: their bounds, slices of their offsets, and the rows of a slice."""
 
 import logging
 import time
@@ -36,49 +36,49 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PAUSE_S_MAX: Final = 2.0
 """Maximum seconds between two attempts to reach an unavailable broker."""
 
-_DOUBT_PAUSE_S: Final = 0.1
-"""Seconds between two queries about a stream whose end is doubtful."""
+_CONFIRM_PAUSE_S: Final = 0.1
+"""Seconds between two queries that confirm the bounds of a stream."""
 
 _CONFIRM_S: Final = 2.0
-"""Seconds for which a stream must stay missing, empty or shorter before that is believed: a broker that just started or
-a lagging replica, may report this of healthy streams."""
+"""Seconds for which a stream must stay missing, empty or shorter before a loss is reported: a broker that just started,
+or a lagging replica, may report this of healthy streams."""
 
-_QUESTION: Final = "asking where streams end"
+_OUTAGE_PART: Final = "querying the ends of streams"
 
 _Result = TypeVar("_Result")
 
 
-class Tails:
-    """Queries a broker about streams over one connection, which it keeps between queries.
+class StreamQueries:
+    """Queries a broker about streams over one connection, which stays open between queries.
 
-    It retries a query for `patience_s` seconds while the broker is unavailable.
+    While the broker is unavailable, a query is retried for `retry_s` seconds.
     """
 
-    def __init__(self, options: Options, *, patience_s: float = 0.0) -> None:
+    def __init__(self, options: Options, *, retry_s: float = 0.0) -> None:
         self._options = options
-        self._patience_s = patience_s
+        self._retry_s = retry_s
         self._reader: StreamReader | None = None
         self._outages = Outages(_log, broker=str(options.broker))
 
-    def ask(self, question: Callable[[StreamReader], _Result]) -> _Result:
-        """Return the answer to a query; raises `Transient` if the broker is unavailable for `patience_s`."""
-        limit, pauses = time.monotonic() + self._patience_s, backoff(_PAUSE_S_MAX)
+    def run(self, query: Callable[[StreamReader], _Result]) -> _Result:
+        """Return the answer to a query; raises `Transient` if the broker is unavailable for `retry_s` seconds."""
+        limit, pauses = time.monotonic() + self._retry_s, backoff(_PAUSE_S_MAX)
         while True:
             pause_s = next(pauses)
             try:
                 if self._reader is None:
                     self._reader = self._options.open_reader()
-                answer = question(self._reader)
+                answer = query(self._reader)
             except RelatumError as error:
                 if isinstance(error, Transient):
                     self.close()
                     if time.monotonic() + pause_s <= limit:
-                        self._outages.failed(_QUESTION, error)
+                        self._outages.failed(_OUTAGE_PART, error)
                         time.sleep(pause_s)
                         continue
-                self._outages.forget(_QUESTION)
+                self._outages.forget(_OUTAGE_PART)
                 raise
-            self._outages.over(_QUESTION)
+            self._outages.over(_OUTAGE_PART)
             return answer
 
     def streams(self, known: Iterable[str] = ()) -> list[str]:
@@ -89,7 +89,7 @@ class Tails:
         name = self._options.super_stream
         if name is None:
             return list(self._options.streams)
-        found = list(dict.fromkeys((*self.ask(lambda reader: reader.partitions(name)), *known)))
+        found = list(dict.fromkeys((*self.run(lambda reader: reader.partitions(name)), *known)))
         if not found:
             raise StreamNotFound(f"there is no super stream {name!r}", stream=name)
         return found
@@ -99,20 +99,20 @@ class Tails:
 
         If the stream is missing or ends before `read_to`, the query is repeated for `_CONFIRM_S`.
         """
-        doubted_at: float | None = None
+        short_since: float | None = None
         while True:
             found: StreamBounds | None = None
             with suppress(StreamNotFound):
-                found = self.ask(lambda reader: reader.bounds(stream))
+                found = self.run(lambda reader: reader.bounds(stream))
             if read_to is None or (found is not None and found.end >= read_to):
                 return found
             now = time.monotonic()
-            if doubted_at is None:
-                doubted_at = now
-            elif now - doubted_at > _CONFIRM_S:
+            if short_since is None:
+                short_since = now
+            elif now - short_since > _CONFIRM_S:
                 return found
             self.close()
-            time.sleep(_DOUBT_PAUSE_S)
+            time.sleep(_CONFIRM_PAUSE_S)
 
     def existing(self, stream: str, bounds: StreamBounds | None) -> StreamBounds:
         """Return the bounds, or raise `StreamNotFound`, with a hint if the name belongs to a super stream."""
@@ -120,7 +120,7 @@ class Tails:
             return bounds
         partitions: list[str] = []
         with suppress(RelatumError):
-            partitions = self.ask(lambda reader: reader.partitions(stream))
+            partitions = self.run(lambda reader: reader.partitions(stream))
         hint = f"; {stream!r} is a super stream: give it as the option superStream" if partitions else ""
         raise StreamNotFound(f"there is no stream {stream!r}{hint}", stream=stream)
 
@@ -130,7 +130,7 @@ class Tails:
         if not place.is_moment:
             return None if number == LATEST else (bounds.first or 0) if number == EARLIEST else number
         moment = _EPOCH + timedelta(milliseconds=number)
-        message = self.ask(lambda reader: next(reader.iterate(stream, moment), None))
+        message = self.run(lambda reader: next(reader.iterate(stream, moment), None))
         if message is not None:
             return message.offset
         if is_latest_allowed:
@@ -147,29 +147,29 @@ class Tails:
             reader.close()
 
 
-def check_named(options: SourceOptions, streams: list[str]) -> None:
+def check_places(options: SourceOptions, streams: list[str]) -> None:
     """Raise `InvalidInput` if offsets or times name streams that are not read."""
     for place in (options.starting, options.ending):
         for stream in () if isinstance(place.number, int) else place.number:
             if stream not in streams:
-                raise InvalidInput(f"option {place.option}: the stream {stream!r} is not read")
+                raise InvalidInput(f"option {place.option}: {stream!r} is not among the streams {', '.join(streams)}")
 
 
-def lose(options: SourceOptions, kind: Callable[..., RelatumError], message: str, **fields: Any) -> None:
+def report_loss(options: SourceOptions, kind: Callable[..., RelatumError], message: str, **fields: Any) -> None:
     """Raise an error about lost messages, or log it if `failOnDataLoss` is false."""
     if options.fail_on_data_loss:
         raise kind(f"{message}; set failOnDataLoss to false to continue without it", **fields)
     _log.warning("reading continues after a loss: %s", message)
 
 
-def lose_range(options: SourceOptions, lost: "Slice", why: str, *, first: int | None = None) -> None:
-    """Call `lose` for offsets; `first` is the first available offset if retention has dropped them."""
-    message = f"offsets {lost.start} to {lost.stop - 1} of {lost.stream} are lost: {why}"
+def report_lost_range(options: SourceOptions, lost: "Slice", reason: str, *, first: int | None = None) -> None:
+    """Report the loss of offsets; `first` is the first available offset if retention has dropped them."""
+    message = f"offsets {lost.start} to {lost.stop - 1} of {lost.stream} are lost: {reason}"
     if first is None:
-        lose(options, OffsetNotFound, message, stream=lost.stream, offset=lost.start)
+        report_loss(options, OffsetNotFound, message, stream=lost.stream, offset=lost.start)
     else:
         message += f"; the first one available is {first}"
-        lose(options, OffsetExpired, message, stream=lost.stream, offset=lost.start, first=first)
+        report_loss(options, OffsetExpired, message, stream=lost.stream, offset=lost.start, first=first)
 
 
 # --- ranges of offsets ------------------------------------------------------------------------------------
@@ -265,9 +265,9 @@ class KeyFilter:
 
 
 def read_slice(
-    options: SourceOptions, keys: Sequence[KeyDefinition], wanted: Slice | None, only: KeyFilter | None = None
+    options: SourceOptions, keys: Sequence[KeyDefinition], wanted: Slice | None, key_filter: KeyFilter | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a slice over a connection of its own; `keys` are the definitions of `options.keys`.
+    """Yield the rows of a slice, over its own connection; `keys` are the definitions of `options.keys`.
 
     If there are no partitions, Spark calls this once with None.
 
@@ -279,13 +279,13 @@ def read_slice(
         return
     columns = ColumnBuilder(value=options.include_value, headers=options.include_headers, keys=keys)
     with options.open_reader() as reader:
-        found = _scanned(reader, wanted, options) if wanted.offsets is None else _picked(reader, wanted, options)
-        # A filter also checks the table's answer.
-        passing = found if only is None else only.passing(found)
+        found = _scan(reader, wanted, options) if wanted.offsets is None else _read_offsets(reader, wanted, options)
+        # The filter also checks the offsets that the table returned.
+        passing = found if key_filter is None else key_filter.passing(found)
         yield from columns.batches(passing, rows_max=options.batch_rows, bytes_max=options.batch_bytes)
 
 
-def _picked(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterator[RecordBatch]:
+def _read_offsets(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterator[RecordBatch]:
     ids = [MessageId(wanted.stream, offset) for offset in wanted.offsets or ()]
     for place, found in zip(ids, reader.read_many(ids), strict=True):
         if not isinstance(found, RelatumError):
@@ -296,7 +296,7 @@ def _picked(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iter
             _log.warning("offset %d of %s is lost, reading continues: %s", place.offset, place.stream, found)
 
 
-def _scanned(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterator[RecordBatch]:
+def _scan(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterator[RecordBatch]:
     """Yield the records of a slice in batches, ascending.
 
     The broker silently moves a reader past missing offsets, at the start as in the middle, and healthy streams have
@@ -305,7 +305,7 @@ def _scanned(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Ite
     """
     expected = before = wanted.start
     while expected < wanted.stop:
-        # A scan ends where the stream ended when the scan began; more messages of the slice may have arrived since.
+        # A scan ends at the end that the stream had when the scan began; messages may have arrived since.
         batches = reader.batches(wanted.stream, expected, stop=wanted.stop, follow=False, idle_s=options.poll_timeout_s)
         with closing(batches):
             for batch in batches:
@@ -326,12 +326,12 @@ def _is_lost(reader: StreamReader, gap: Slice, options: SourceOptions) -> bool:
     """Whether the offsets of a gap are lost; a loss is raised or logged. Healthy streams have other gaps."""
     first, last = reader.bounds(gap.stream)
     if first is None or last is None:
-        lose_range(options, gap, "the stream is empty", first=gap.stop)
+        report_lost_range(options, gap, "the stream is empty", first=gap.stop)
     elif first > gap.start:
         dropped = Slice(gap.stream, gap.start, min(first, gap.stop))
-        lose_range(options, dropped, "retention has dropped them", first=first)
+        report_lost_range(options, dropped, "retention has dropped them", first=first)
     elif last < gap.start:
-        lose_range(options, gap, f"the stream ends at offset {last}; it was declared again or lost its tail")
+        report_lost_range(options, gap, f"the stream ends at offset {last}; it was declared again or lost its tail")
     else:
         return False
     return True

@@ -1,8 +1,7 @@
 """A fast, one-pass decoder for records in the usual form, as RabbitMQ and stream clients write them.
 
 Nearly all records are a few sections with short constructors and maps of short text. This decoder takes a few
-microseconds for a record; `Message` takes thirty. It leaves records of any other form to `Message`, so it guesses
-nothing.
+microseconds for a record; `Message` takes thirty. Records of any other form are decoded by `Message`.
 
 Source: see `relatum.wire.amqp10`.
 """
@@ -28,12 +27,12 @@ _U32: Final = Struct(">I").unpack_from
 
 _NAMES: Final[dict[bytes, str]] = {}
 _NAMES_MAX: Final = 4096
-"""Maximum cached header names; a publisher with new names in each message only loses speed."""
+"""Maximum cached header names; further names are decoded more slowly."""
 
 _LEADS: Final[dict[bytes, tuple[dict[str, str | None], dict[str, Any]]]] = {}
 _LEADS_MAX: Final = 1024
 _LEAD_BYTES_MAX: Final = 1024
-"""Maximum cached leading sections, and maximum bytes of each; usual ones are smaller."""
+"""Maximum cached leading sections, and maximum bytes of each; most are smaller."""
 
 _REPLY_TO: Final = 4
 _CREATED: Final = 9
@@ -71,10 +70,10 @@ def _read_usual(raw: bytes, chunk_ms: int | None) -> Row:
     if listed >= 0:
         _read_properties(raw, listed, found)
     headers: dict[str, str | None] = {}
-    stamped = _read_headers(raw, application, lead_end, headers, found) if application >= 0 else None
+    time_header = _read_headers(raw, application, lead_end, headers, found) if application >= 0 else None
     if lead_headers:
         headers |= lead_headers
-    time_us, _ = message_time(stamped, found.get("timestamp"), found.get("message_id"), chunk_ms)
+    time_us, _ = message_time(time_header, found.get("timestamp"), found.get("message_id"), chunk_ms)
     return time_us, _body_at(raw, data, data_end), headers, found
 
 
@@ -167,7 +166,7 @@ def _read_headers(
         count, at, end = raw[application + 2], application + 3, application + 2 + raw[application + 1]
     else:
         count, at, end = amqp10.entries_of(raw, application, "map")
-    stamped, others = None, 0
+    time_header, others = None, 0
     for _ in range(count >> 1):
         if raw[at] != 0xA1:
             raise _UnusualRecord
@@ -181,7 +180,7 @@ def _read_headers(
         value, at = amqp10.decode_value(raw, start)
         name = key.decode()
         if name == TIME_HEADER:
-            stamped = value
+            time_header = value
         if is_header(name):
             headers[name] = header_text(header_value(value))
             if len(_NAMES) < _NAMES_MAX:
@@ -196,11 +195,11 @@ def _read_headers(
             properties["type"] = property_text(value)
     if at != end or count & 1 or len(headers) + others != count >> 1:
         raise _UnusualRecord
-    return stamped
+    return time_header
 
 
 def _lead(start: bytes) -> tuple[dict[str, str | None], dict[str, Any]]:
-    """Decode the leading sections, with a cache: many messages of a publisher have equal ones.
+    """Decode the leading sections, with a cache: many messages of a publisher have equal leading sections.
 
     RabbitMQ 3.13 and later keep some headers as annotations.
     """
@@ -238,21 +237,20 @@ def header_text(value: Any) -> str | None:
         return "true" if value else "false"
     if kind is int:
         return str(value)
-    plain = _plain(value)
+    plain = _json_value(value)
     return plain if isinstance(plain, str) else _ENCODER.encode(plain)
 
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
-def _plain(value: Any) -> Any:
-    """Convert a value to JSON's types."""
+def _json_value(value: Any) -> Any:
     if isinstance(value, Opaque):
         return _base64(value.data)
     if isinstance(value, dict):
-        return {_name(name): _plain(each) for name, each in value.items()}
+        return {_name(name): _json_value(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_json_value(each) for each in value]
     if isinstance(value, (bytes, bytearray, memoryview)):
         return _base64(bytes(value))
     if value is None or isinstance(value, (str, bool, int, float)):

@@ -20,7 +20,7 @@ from relatum.common.ids import MessageId
 from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetExpired, OffsetNotFound
 from relatum.keys import KeyDefinition
 from relatum.reading import Broker, Message, StreamReader, UnreadableRecord
-from relatum_spark._columns import PLACE, ColumnBuilder, batch_of, check_new, schema
+from relatum_spark._columns import PLACE, ColumnBuilder, batch_of, check_added_columns, schema
 from relatum_spark._options import BYTES_MAX, ROWS_MAX
 from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, open_reader
 
@@ -28,15 +28,15 @@ STRETCH_BITS: Final = 14
 """Offsets that differ only in their lowest 14 bits go to the same task. A jump to the next stretch costs about as
 much as reading 1,000 messages, a sixteenth of a stretch."""
 
-WAVES: Final = 4
-"""Maximum partitions of the rows for each core: each writes a file for each partition of the shuffle. 200 times 200
-took 20 s for 50,000 rows."""
+PARTITIONS_PER_CORE: Final = 4
+"""Maximum partitions of the rows for each core: each partition writes a file for each partition of the shuffle. With
+200 partitions before and after the shuffle, 50,000 rows took 20 s."""
 
 WINDOW_MESSAGES: Final = 16_384
 """Maximum rows planned together; Arrow batches have 10,000 rows unless the session sets another number."""
 
-FEW_BYTES: Final = 64 << 20
-"""Estimated bytes of the rows up to which they are distributed to as many tasks as run at once."""
+SMALL_BYTES: Final = 64 << 20
+"""Rows of at most this many estimated bytes get only as many tasks as run concurrently."""
 
 
 def resolve(
@@ -82,7 +82,7 @@ def resolve(
             read from the database.
         keep_order: Keep the rows' partitions and order, which saves a shuffle; each task then reads the messages of its
             own rows. Good for few or sorted rows.
-        partitions: Number of tasks. None: as many as run at once if Spark estimates the rows at 64 MiB or less;
+        partitions: Number of tasks. None: as many as run concurrently if Spark estimates the rows at 64 MiB or less;
             otherwise, and over Spark Connect, Spark chooses by the rows' bytes.
         broker: The broker. None uses RELATUM_BROKER_URL.
         database: PostgreSQL's URL, needed only for `check`. None uses RELATUM_DATABASE_URL.
@@ -120,29 +120,29 @@ def resolve(
     )
     numbers = [f"_{number}" for number in range(len(df.columns))]
     # Numbered columns, since Spark cannot address names with a dot or a backtick, or duplicate names.
-    rows = df.toDF(*numbers) if keep_order else _gathered(df, numbers, resolver, partitions)
+    rows = df.toDF(*numbers) if keep_order else _grouped(df, numbers, resolver, partitions)
     return rows.mapInArrow(resolver, StructType([*df.schema.fields, *added]))
 
 
-def _gathered(df: DataFrame, numbers: list[str], resolver: "Resolver", partitions: int | None) -> DataFrame:
+def _grouped(df: DataFrame, numbers: list[str], resolver: "Resolver", partitions: int | None) -> DataFrame:
     """Group the rows by stretches of streams, sorted, in a frame with numbered columns.
 
     Grouping by ranges would make Spark compute `df` twice to find their bounds. Without a given number Spark coalesces
-    small partitions by bytes. But a row is few bytes and much work, so few rows get as many tasks as run at once.
+    small partitions by bytes. But a row of few bytes is much work, so few rows get as many tasks as run concurrently.
     """
-    context = getattr(df.sparkSession, "sparkContext", None)  # Spark Connect does not report how many tasks run at once
+    context = getattr(df.sparkSession, "sparkContext", None)  # Spark Connect does not report its slots
     if context is not None:
-        at_once = int(context.defaultParallelism)
+        slots = int(context.defaultParallelism)
         # Before the columns are renamed, since Spark drops a coalesce right before a shuffle.
-        df = df.coalesce(WAVES * at_once)
+        df = df.coalesce(PARTITIONS_PER_CORE * slots)
     rows = df.toDF(*numbers)
     if partitions is None and context is not None:
         estimate = rows._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()
-        partitions = at_once if int(str(estimate)) <= FEW_BYTES else None
+        partitions = slots if int(str(estimate)) <= SMALL_BYTES else None
     stream, offset = F.col(f"_{resolver.stream_at}"), F.col(f"_{resolver.offset_at}")
     by = [stream, F.shiftright(offset.cast("long"), STRETCH_BITS)]
-    gathered = rows.repartition(*by) if partitions is None else rows.repartition(partitions, *by)
-    return gathered.sortWithinPartitions(stream, offset)
+    grouped = rows.repartition(*by) if partitions is None else rows.repartition(partitions, *by)
+    return grouped.sortWithinPartitions(stream, offset)
 
 
 def _check_column(columns: StructType, name: str, types: tuple[str, ...], what: str) -> None:
@@ -157,7 +157,7 @@ def _added(columns: StructType, prefix: str, *, value: bool, headers: bool) -> l
     fields = [field for field in schema(value=value, headers=headers).fields if field.name not in PLACE]
     fields.append(StructField("status", StringType()))
     added = [StructField(prefix + field.name, field.dataType) for field in fields]
-    check_new([field.name for field in added], columns.names)
+    check_added_columns([field.name for field in added], columns.names)
     return added
 
 
@@ -225,12 +225,11 @@ class Resolver:
         messages = messages.take(pa.array(at, pa.int64()))
         columns = [messages.column(name) for name in messages.schema.names if name not in PLACE]
         columns.append(pa.array(statuses, pa.string()))
-        fields = [pa.field(name, made.type) for name, made in zip(self.added, columns, strict=True)]
+        fields = [pa.field(name, column.type) for name, column in zip(self.added, columns, strict=True)]
         return pa.RecordBatch.from_arrays([*rows.columns, *columns], schema=pa.schema([*rows.schema, *fields]))
 
 
 def _status_of(result: Message | NotFound | AccessRefused) -> str:
-    """Return the status of a result of `read_many`."""
     if isinstance(result, Message):
         return "unreadable" if isinstance(result.raw, UnreadableRecord) else "found"
     if isinstance(result, OffsetNotFound) and not result.is_proven:

@@ -1,4 +1,4 @@
-"""The numbering of a write: because of it, a retried task publishes nothing twice. No input or output.
+"""The numbering of a write's messages, by which a retried task publishes nothing twice. No input or output.
 
 For each stream and reference of a named producer, RabbitMQ keeps the highest stored publishing id. It confirms and
 drops messages with that id or a lower one. So every message of a write has a publishing id that a retry of its task
@@ -11,8 +11,8 @@ For the same reason a write may have at most 200 tasks.
 
 **The publishing id** has 63 bits: `epoch % 65,536` (16), the message's number, from 1, among the messages that this
 task sends to the stream in this epoch (24), and a digest of all these messages so far (23). The id increases with the
-number, regardless of the digests. Each stream of a super stream has numbers and digests of its own, since a task that
-dies may have sent more to one stream than to another.
+number, regardless of the digests. Each stream of a super stream has its own numbers and digests, since a task that dies
+may have sent more to one stream than to another.
 
 **A retried task** queries the last publishing id of its reference in each stream before it sends anything:
 
@@ -66,7 +66,7 @@ def check_names(producer: str, write: str) -> None:
     size = len(producer.encode()) + len(write.encode())
     if size > NAME_BYTES_MAX:
         raise InvalidInput(
-            f"producerName and writeId have {size} bytes together; RabbitMQ's 255 leave room for {NAME_BYTES_MAX}"
+            f"producerName and writeId have {size} bytes together, more than {NAME_BYTES_MAX}: shorten them"
         )
 
 
@@ -74,7 +74,7 @@ def reference_of(producer: str, write: str, task: int, epoch: int) -> str:
     """Return the reference of a task's producer; raises `InvalidInput` if there are too many tasks."""
     if task >= TASKS_MAX:
         raise InvalidInput(
-            f"a write may have {TASKS_MAX} partitions, this one has number {task}: RabbitMQ remembers too few producers"
+            f"a write has at most {TASKS_MAX} partitions; this is number {task}: RabbitMQ remembers too few producers"
             f" of a stream for more. coalesce({TASKS_MAX}) the rows before they are written; other partitions may be"
             " published already"
         )
@@ -113,15 +113,16 @@ class Numbering:
         return self._epoch | self.index << DIGEST_BITS | digest & _DIGEST_MASK
 
     def resume_after(self, last: int) -> int:
-        """Return the id after which this run continues; it must have the id itself. 0: this epoch sent nothing before.
+        """Return the publishing id after which this run continues; 0 if the epoch has sent nothing.
 
-        `last` is the reference's last publishing id in the stream, 0 for none; a later epoch's raises `Conflict`.
+        `last` is the reference's last publishing id in the stream, or 0; an id of a later epoch raises `Conflict`. The
+        caller must check that this run has the returned id: if not, its rows differ from the earlier run's.
         """
         if last < self._epoch:
             return 0
         if last >> INDEX_BITS + DIGEST_BITS > self._epoch >> INDEX_BITS + DIGEST_BITS:
             raise Conflict(
-                f"the stream {self.stream!r} already has messages of a later batch of this write: it was set back by"
+                f"the stream {self.stream!r} already has messages of a later batch of this write: it was rewound by"
                 " more than one batch, so a retry might publish messages twice. Nothing was sent."
                 " Use a new checkpoint, or a new writeId, to publish all of it again",
                 stream=self.stream,
@@ -129,12 +130,12 @@ class Numbering:
         return last
 
 
-def other_rows(stream: str) -> Conflict:
+def changed_rows(stream: str) -> Conflict:
     """Return the error for a task whose rows differ from those of an earlier run."""
     return Conflict(
         f"an earlier run of this task has sent rows to {stream!r}, and now they differ or have another order:"
         " a retry might publish messages twice or not at all. Nothing was sent by this run. Sort the rows"
         " within partitions (sortWithinPartitions) or checkpoint them before they are written; give each separate"
-        " write a writeId of its own",
+        " write its own writeId",
         stream=stream,
     )

@@ -31,7 +31,7 @@ GivenKeys: TypeAlias = str | Sequence[str]
 """The name of a key, or of several keys that must all be equal."""
 
 PARTITIONS: Final = 8
-"""Default number of tasks that read the table at once."""
+"""Default number of tasks that read the table concurrently."""
 
 _RESOLVED: Final = ("value", "headers", "properties", "status")
 
@@ -92,7 +92,7 @@ class Inputs:
         return "/" if self.broker is None else self.broker.vhost
 
     def relations(self, spark: SparkSession, streams: Sequence[str] | None, keys: Sequence[str]) -> DataFrame:
-        """Return rows of the table. They have one state, whenever and however often they are used."""
+        """Return rows of the table, in one state for all uses."""
         return relationships(
             spark,
             database=self.database,
@@ -108,7 +108,7 @@ class Inputs:
     ) -> list[DataFrame]:
         """Return the relations of each side, from one read of the table.
 
-        Without `is_right_known`, the right side may name streams that the table does not have; they have no relations.
+        Without `is_right_known`, the right side may name streams that were never recorded; they have no relations.
         """
         with connected(self.database, self.snapshot) as connection:
             for side in sides if is_right_known else sides[:1]:
@@ -130,7 +130,7 @@ class Inputs:
     def times(self, spark: SparkSession, side: Side) -> DataFrame:
         """Return the places and times of a side's messages, read from the streams: `stream`, `offset`, `time_us`.
 
-        Streams given by name are read up to their present ends; messages of a frame that no longer exist are omitted.
+        Streams given by name are read up to their current ends; messages of a frame that no longer exist are omitted.
         """
         assert self.broker is not None, "reading streams needs a broker"
         if not isinstance(side, tuple):
@@ -193,11 +193,11 @@ def keyed(relations: DataFrame, keys: Sequence[str]) -> DataFrame:
     values = [
         F.collect_set(F.when(F.col("key") == key, F.col("value"))).alias(f"key_{n}") for n, key in enumerate(keys)
     ]
-    wide = rows.groupBy(*PLACE).agg(*values, F.max("time_us").alias("time_us"))
+    by_message = rows.groupBy(*PLACE).agg(*values, F.max("time_us").alias("time_us"))
     # All combinations of a message's values. A message without a value of a key has an empty set, so no row.
     for column in key_columns(keys):
-        wide = wide.withColumn(column, F.explode(column))
-    return wide.select(*key_columns(keys), *PLACE, "time_us")
+        by_message = by_message.withColumn(column, F.explode(column))
+    return by_message.select(*key_columns(keys), *PLACE, "time_us")
 
 
 def prefixed(relations: DataFrame, keys: Sequence[str], prefix: str) -> DataFrame:

@@ -27,8 +27,8 @@ from relatum_spark._columns import PROPERTIES
 from relatum_spark._encode import NEW_LAYOUT_SINCE, encode_content
 from relatum_spark._options import SinkOptions, parse_sink_options
 from relatum_spark._publisher import PUBLISHERS_MAX, Publisher, connect
-from relatum_spark._reading import Tails
-from relatum_spark._sequence import Numbering, other_rows, reference_of
+from relatum_spark._reading import StreamQueries
+from relatum_spark._sequence import Numbering, changed_rows, reference_of
 from relatum_spark._where import definitions_of
 
 _log: Final = logging.getLogger("relatum.spark")
@@ -66,7 +66,7 @@ _SPOOLED: Final = struct.Struct(">HQI")
 _TARGET_BYTES: Final = 2
 
 _DIGITS_MAX: Final = 19
-"""Maximum characters of a time in microseconds, and a few more; a longer text is not a time, and is refused."""
+"""Maximum characters of a time header in microseconds, with some reserve; a longer text is invalid."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _check_columns(schema: StructType, options: SinkOptions) -> None:
     types = {each.name: each.dataType for each in schema.fields}
     for needed in ("value", options.routing_key):
         if needed is not None and needed not in types:
-            raise InvalidInput(f"the column {needed!r} is missing")
+            raise InvalidInput(f"the column {needed!r} is missing; there are {', '.join(types)}")
     checks: list[tuple[str, DataType, tuple[str, ...]]]
     checks = [(name, types[name], kinds) for name, kinds in _COLUMN_TYPES.items() if name in types]
     if isinstance(headers := types.get("headers"), MapType):
@@ -172,11 +172,11 @@ class _Writer:
         self.options = parsed = parse_sink_options(options, streaming=self._is_streaming)
         _check_columns(schema, parsed)
         self.definitions, self.keys = _keys(parsed)
-        with closing(Tails(parsed, patience_s=parsed.poll_timeout_s if self._is_streaming else 0)) as tails:
-            self.streams = tuple(tails.streams())
+        with closing(StreamQueries(parsed, retry_s=parsed.poll_timeout_s if self._is_streaming else 0)) as queries:
+            self.streams = tuple(queries.streams())
             for stream in parsed.streams:
-                tails.existing(stream, tails.bounds(stream))
-            self.new_layout, frame_bytes = tails.ask(lambda _: _limits(parsed))
+                queries.existing(stream, queries.bounds(stream))
+            self.new_layout, frame_bytes = queries.run(lambda _: _limits(parsed))
         if len(self.streams) > PUBLISHERS_MAX:
             raise InvalidInput(
                 f"the super stream has {len(self.streams)} streams; at most {PUBLISHERS_MAX} can be written to"
@@ -202,11 +202,11 @@ class _Writer:
         return Published(sent, spool.rows - sent)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803 Spark's
-        """Log what was written; runs on the driver, when all tasks have ended well."""
+        """Log the numbers of messages; runs on the driver, after all tasks have succeeded."""
         done = [message for message in messages if isinstance(message, Published)]
-        what = f"batch {self.options.write_id}" if batchId is None else f"micro-batch {batchId}"
+        batch = f"batch {self.options.write_id}" if batchId is None else f"micro-batch {batchId}"
         sent, found = sum(each.sent for each in done), sum(each.found for each in done)
-        _log.info("%s: %d messages published, %d already published before", what, sent, found)
+        _log.info("%s: %d messages published, %d already published before", batch, sent, found)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -223,7 +223,6 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     _is_streaming = True
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
-        """Publish a task's rows; runs in the task and in each retry."""
         context = TaskContext.get()
         if context is None:
             raise ConfigurationError("a streaming query writes in Spark's tasks only")
@@ -243,12 +242,12 @@ def _resume(publisher: Publisher, numberings: Sequence[Numbering], spool: "Spool
     if missing:
         missing.difference_update((target, publishing_id) for target, publishing_id, _ in spool.entries())
     for target, _ in missing:
-        raise other_rows(numberings[target].stream)
+        raise changed_rows(numberings[target].stream)
     return after
 
 
 def _publish(publisher: Publisher, spool: "Spool", after: Sequence[int]) -> int:
-    """Publish the messages after those ids, and return their number."""
+    """Publish the messages after the given id in each stream, and return their number."""
     sent, last = 0, list(after)
     for target, publishing_id, entry in spool.entries():
         if publishing_id > after[target]:
@@ -256,9 +255,9 @@ def _publish(publisher: Publisher, spool: "Spool", after: Sequence[int]) -> int:
             last[target] = publishing_id
             sent += 1
     publisher.finish()
-    if sent and any(mine and mine != theirs for mine, theirs in zip(last, publisher.last_ids(), strict=True)):
+    if sent and any(own and own != stored for own, stored in zip(last, publisher.last_ids(), strict=True)):
         raise Conflict(
-            "another run of this task published concurrently, other rows or in another order: some may be stored"
+            "another run of this task concurrently published other rows, or in another order: some may be stored"
             " twice or not at all. Switch speculation off (spark.speculation), or sort the rows within partitions"
         )
     return sent
@@ -279,11 +278,11 @@ class Spool:
         self.rows = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add rows; raises `InvalidInput` if one cannot be a message; then nothing was sent."""
+        """Add rows; raises `InvalidInput`, before anything is sent, if a row cannot be a message."""
         columns = {name: _values(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
-        nothing = [None] * batch.num_rows
-        bodies, routing = columns["value"], columns.get(self._routing_key or "", nothing)
-        headers, properties, times = (columns.get(name, nothing) for name in ("headers", "properties", "timestamp"))
+        nulls = [None] * batch.num_rows
+        bodies, routing = columns["value"], columns.get(self._routing_key or "", nulls)
+        headers, properties, times = (columns.get(name, nulls) for name in ("headers", "properties", "timestamp"))
         keys = [(header, columns[column]) for column, header in self._writer.keys]
         for row, body in enumerate(bodies):
             if body is None:

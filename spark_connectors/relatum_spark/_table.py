@@ -61,7 +61,7 @@ def relationships(
         streams: A stream or super stream, or several. None means all. Rows of replaced streams are not read.
         keys: A key or several. None means all keys in force.
         vhost: The streams' virtual host. None means all.
-        partitions: Maximum tasks, 1 to 10,000. Default: 8. Each task has a connection of its own, and about as many
+        partitions: Maximum tasks, 1 to 10,000. Default: 8. Each task has its own connection, and about as many
             rows as the others, regardless of the streams' sizes and gaps.
         snapshot: The state of the database to read; the action must run inside its block.
 
@@ -210,9 +210,9 @@ def database_of(database: str | None, snapshot: Snapshot | None) -> str:
     if snapshot is None:
         return database_url(database)
     if not isinstance(snapshot, Snapshot):
-        raise InvalidInput(f"snapshot= takes what `relatum_spark.snapshot` gives, not {shown(snapshot)}")
+        raise InvalidInput(f"snapshot= takes a Snapshot of `relatum_spark.snapshot`, not {shown(snapshot)}")
     if database is not None and database != snapshot.database:
-        raise InvalidInput("the snapshot is of another database; leave out `database`")
+        raise InvalidInput("the snapshot is of another database: leave out database=")
     return snapshot.database
 
 
@@ -227,7 +227,7 @@ def connected(url: str, snapshot: Snapshot | None = None) -> Iterator[sa.Connect
         yield connection.execution_options(isolation_level="REPEATABLE READ")
 
 
-# --- what is read -----------------------------------------------------------------------------------------
+# --- the rows to read -------------------------------------------------------------------------------------
 
 
 def status_of_missing(
@@ -242,7 +242,7 @@ def status_of_missing(
     """Return the status of rows without related messages in these streams; call this before you read the table.
 
     `ABSENT` if all retained messages are proven to be recorded for each key (and, `with_time`, for times); otherwise
-    `NOT_RECORDED_YET` or `UNPROVEN`: some may exist. A connection in a snapshot uses the snapshot's coverage.
+    `NOT_RECORDED_YET` or `UNPROVEN`: related messages may exist. A snapshot's connection uses its coverage.
     """
     servers = Servers(lambda text, given: list(connection.execute(text, given)), lambda: reader)
     catalog = Catalog(servers, vhost)
@@ -289,7 +289,7 @@ _TABLE: Final = (
 # --- shares of the tasks ----------------------------------------------------------------------------------
 
 # Neither ids nor offsets show how rows are distributed: streams differ in size, offsets have gaps, retention and prune
-# leave empty pages. A sample of the pages shows it.
+# leave empty pages. A sample of the pages shows the distribution.
 #
 # Rows are cut by their physical place (ctid), so that only one task reads a page. If they were cut by stream and
 # offset, each task would read all pages with a row of its streams: the whole table if streams were recorded side by
@@ -299,7 +299,7 @@ SAMPLE_BYTES: Final = 16 << 20
 """Bytes of the sampled pages: a third of a second."""
 
 TASK_BYTES: Final = 256 << 10
-"""Minimum bytes that a task reads: reading as many takes less time than starting a task."""
+"""Minimum bytes that a task reads, which takes less time than starting a task."""
 
 _SAMPLE: Final = "FROM relatum.relationships TABLESAMPLE SYSTEM (:percent::real) REPEATABLE (0)"
 _WANTED: Final = "stream_id = ANY (:stream_ids::int[]) AND key_id = ANY (:key_ids::smallint[])"
@@ -324,8 +324,8 @@ def _predicates(
     size = sum(part.size for part in parts)
     by_page = is_steady or not any(part.is_leaving for part in parts)
     percent = min(100.0, 100 * SAMPLE_BYTES / max(size, 1))
-    asked = {"percent": percent, "stream_ids": stream_ids, "key_ids": key_ids}
-    rows = connection.execute(_BY_PAGE if by_page else _BY_OFFSET, asked).all()
+    sampling = {"percent": percent, "stream_ids": stream_ids, "key_ids": key_ids}
+    rows = connection.execute(_BY_PAGE if by_page else _BY_OFFSET, sampling).all()
     # If the sample found no rows, share its pages evenly.
     is_seen = any(count for _, _, count in rows)
     seen = [((first, second), count if is_seen else 1) for first, second, count in rows]

@@ -21,7 +21,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from relatum.common.checks import checked_names
+from relatum.common.checks import checked_names, shown
 from relatum.common.limits import TIME_US_MAX
 from relatum.errors import ConfigurationError, InvalidInput, KeyNotDefined
 from relatum.keys import KeyDefinition
@@ -39,7 +39,7 @@ STREAM_VARIABLE: Final = "RELATUM_STREAM_URL"
 DATABASE_VARIABLE: Final = "RELATUM_DATABASE_URL"
 
 TIMEOUT_S: Final = 10.0
-"""Seconds a task waits for an answer of the broker."""
+"""Seconds that a task waits for an answer of the broker."""
 
 _WORKER_REUSED: Final = "SPARK_REUSE_WORKER"
 """The variable that Spark sets in Python workers that run more than one task."""
@@ -49,7 +49,7 @@ DRIVER: Final = "org.postgresql.Driver"
 COORDINATES: Final = "org.postgresql:postgresql:42.7.7"
 
 FETCH_ROWS: Final = 10_000
-"""Rows in a round trip. 0, Spark's default, would hold a partition's whole result in memory; more is not faster."""
+"""Rows per round trip. 0, Spark's default, would hold a partition's whole result in memory; more is not faster."""
 
 _JARS: Final = (
     Path("/usr/share/java/postgresql.jar"),  # Debian, Ubuntu: libpostgresql-jdbc-java
@@ -57,7 +57,7 @@ _JARS: Final = (
     Path("/usr/share/java/postgresql-jdbc/postgresql.jar"),
 )
 
-_WAYS: Final = (
+_DRIVER_HINT: Final = (
     f"start the session with spark.jars.packages={COORDINATES}, or with spark.jars=<path of the jar> "
     f"(`relatum_spark.jdbc_jar()` finds the one of the system's package, or of {JAR_VARIABLE}), "
     "or put the jar into the folder jars of every node's Spark"
@@ -82,7 +82,7 @@ _SERVER_TYPES: Final = {
 }
 """The driver's `targetServerType` by libpq's `target_session_attrs`."""
 
-_PASSED_OVER: Final = frozenset(
+_IGNORED_OPTIONS: Final = frozenset(
     {
         # Already in the URL or among the properties.
         *("dbname", "host", "hostaddr", "password", "port", "user"),
@@ -103,7 +103,7 @@ class Where(TypedDict, total=False):
         database: PostgreSQL's URL. None uses the snapshot's, or else RELATUM_DATABASE_URL.
         broker: The broker, whose virtual host has the streams. None uses RELATUM_BROKER_URL. A join connects to it only
             for payloads, times without a key, and ends of streams. Without a broker the virtual host is `/`.
-        partitions: Maximum tasks that read the table at once, 1 to 10,000. None means 8.
+        partitions: Maximum tasks that read the table concurrently, 1 to 10,000. None means 8.
         snapshot: The state of the table to read; the action must run inside its block.
     """
 
@@ -126,7 +126,7 @@ def broker_of(broker: GivenBroker, stream_url: str | None = None) -> Broker:
 
 def open_reader(broker: Broker, timeout_s: float = TIMEOUT_S) -> StreamReader:
     """Open a connected reader. Raises the errors of `StreamReader.open`."""
-    spare_collections()
+    freeze_gc()
     return StreamReader.open(broker, timeout_s=timeout_s)
 
 
@@ -147,7 +147,7 @@ def span_us(argument: str, given: Any) -> int:
     """Return a timedelta or seconds in microseconds, capped at the range of valid times."""
     seconds = given.total_seconds() if isinstance(given, timedelta) else given
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
-        raise InvalidInput(f"{argument}= takes a timedelta or seconds, 0 or more")
+        raise InvalidInput(f"{argument}= takes a timedelta or seconds, 0 or more, not {shown(given)}")
     if isinstance(given, timedelta):  # exact, unlike a float of seconds
         return min(given // timedelta(microseconds=1), 2 * TIME_US_MAX)
     return round(min(seconds, 2 * TIME_US_MAX // 1_000_000) * 1_000_000)
@@ -171,7 +171,7 @@ def definitions_in(connection: sa.Connection, names: Collection[str] | None) -> 
 
 
 @cache
-def spare_collections() -> None:
+def freeze_gc() -> None:
     """Run `gc.freeze()` once in a Spark worker that is reused; do nothing in other processes.
 
     Spark collects garbage after each task, before the next one can begin (`pyspark/daemon.py`). With pandas, SQLAlchemy
@@ -231,7 +231,7 @@ def require_driver(spark: SparkSession) -> None:
     except AnalysisException as error:
         if f"class {DRIVER} not found" not in str(error):
             return
-        raise ConfigurationError(f"this Spark session has no JDBC driver of PostgreSQL: {_WAYS}") from None
+        raise ConfigurationError(f"this Spark session has no JDBC driver of PostgreSQL: {_DRIVER_HINT}") from None
 
 
 def jdbc_options(database: str) -> dict[str, str]:
@@ -271,6 +271,6 @@ def jdbc_options(database: str) -> dict[str, str]:
             options[_PROPERTIES[name]] = text
         elif name == "target_session_attrs" and text in _SERVER_TYPES:
             options["targetServerType"] = _SERVER_TYPES[text]
-        elif name not in _PASSED_OVER:
+        elif name not in _IGNORED_OPTIONS:
             raise ConfigurationError(f"the JDBC driver has no option for {name!r} of the database's URL; leave it out")
     return options

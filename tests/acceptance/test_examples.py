@@ -29,8 +29,8 @@ SUPER_STREAMS = {"example-affinity": 3}
 PRINTED: dict[str, list[str]] = {
     "publisher": ["orders@0", "invoices@0", "parcels@0"],
     "affinity_sets.py": [
-        "invoice 17 lies in one partition: 4 chairs, 1 table, total: 830 EUR",
-        "invoice 18 lies in one partition: 4 chairs, 1 table, total: 830 EUR",
+        "invoice 17 is in one partition: 4 chairs, 1 table, total: 830 EUR",
+        "invoice 18 is in one partition: 4 chairs, 1 table, total: 830 EUR",
         "open sets: 0",
         "the same partition: True",
     ],
@@ -43,7 +43,7 @@ PRINTED: dict[str, list[str]] = {
     "collector.py": [
         "order: succeeded",
         "payment: succeeded",
-        "order: failed, 'a lot' is no amount",
+        "order: failed, 'a lot' is not an amount",
         "order: succeeded",
         "booked, order: 500",
         "booked, payment: 480",
@@ -176,7 +176,7 @@ def test_a_plane_keeps_its_order_as_shown(environment: dict[str, str], amqp_url:
         moved, *flown = printed("contexts.py", environment)
     finally:
         delete_super_stream(Broker(amqp_url, stream_url=environment.get("RELATUM_STREAM_URL")), "flights")
-    assert re.fullmatch(r"moved from flights-\d to flights-2, and nothing else waited", moved)
+    assert re.fullmatch(r"moved from flights-\d to flights-2, and no other context waited", moved)
     assert [line.partition(" ")[2] for line in flown] == ["EWR IAH", "IAH DEN", "DEN SFO", "SFO EWR"]
     assert [line.partition(" ")[0] for line in flown[2:]] == ["flights-2"] * 2
 

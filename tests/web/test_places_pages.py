@@ -205,7 +205,7 @@ def test_a_wait_that_is_over_is_said_to_be(place: Place) -> None:
             holds = [each for partition in status["partitions"] for each in partition["holds"]]
             assert [(each["move_id"], each["is_over"]) for each in holds] == [(move.move_id, is_over)]
             assert (f"until {source} is consumed past" in shown) is not is_over
-            assert (f"{source} is consumed, and these continue once a member consumes here" in shown) is is_over
+            assert (f"{source} is consumed; these continue once a member consumes this partition" in shown) is is_over
             (line,) = relatum.ok("contexts", "consumers", name, "--json").splitlines()
             holds = [each for partition in json.loads(line)["partitions"] for each in partition["holds"]]
             assert [each["is_over"] for each in holds] == [is_over]
@@ -216,7 +216,7 @@ def test_pages_that_may_not_be_read_or_are_empty_say_what_to_do(place: Place) ->
     paths = ("/groups", "/collectors", "/missing", "/contexts")
     for role, status, said in (
         ("router", 403, ["GRANT relatum_reader"] * 3),
-        ("consumer", 200, ["Groups have no key yet", "no collector yet", "relatum expect add", "No contexts are"]),
+        ("consumer", 200, ["No group key is defined yet", "no collector yet", "relatum expect add", "No contexts are"]),
     ):
         with asking(page_of(place, database=f"{place.database}?options=-crole%3Drelatum_{role}")) as page:
             for path, words in zip(paths, said, strict=False):

@@ -1,4 +1,4 @@
-"""The imports between subsystems: the arrows, the private imports among them, and the number of floors."""
+"""The imports between subsystems: the arrows, the private imports, and the longest chain (its links are floors)."""
 
 import ast
 from collections import defaultdict
@@ -16,13 +16,13 @@ class Crossing:
         subsystem: The importing subsystem.
         module: The imported module, or the module of the name.
         name: The imported name; empty for the module itself.
-        home: The module's subsystem.
+        exporter: The module's subsystem.
     """
 
     subsystem: str
     module: str
     name: str
-    home: str
+    exporter: str
 
     def __str__(self) -> str:
         return f"{self.subsystem} <- {self.module}" + (f".{self.name}" if self.name else "")
@@ -31,29 +31,29 @@ class Crossing:
 def crossings(modules: Mapping[str, Module]) -> Iterator[tuple[Module, Crossing]]:
     """Yield each import from another subsystem, with the importing module.
 
-    Imports for types only and imports in functions count too, since a change of the name affects them all.
+    Imports for types only and imports in functions count too: a change of the name affects them all.
     """
     for module in modules.values():
         for target, name in _imported(module, modules):
-            home = modules[target].subsystem
-            if home != module.subsystem:
-                yield module, Crossing(module.subsystem, target, name, home)
+            exporter = modules[target].subsystem
+            if exporter != module.subsystem:
+                yield module, Crossing(module.subsystem, target, name, exporter)
 
 
 def arrows(modules: Mapping[str, Module]) -> dict[str, set[str]]:
     """Return the subsystems that each subsystem imports."""
     found: dict[str, set[str]] = {module.subsystem: set() for module in modules.values()}
     for _, crossing in crossings(modules):
-        found[crossing.subsystem].add(crossing.home)
+        found[crossing.subsystem].add(crossing.exporter)
     return found
 
 
 def private_crossings(modules: Mapping[str, Module]) -> set[Crossing]:
-    """Return the imports of private modules and names, and of names that a package does not list."""
-    return {crossing for _, crossing in crossings(modules) if not _is_shown(crossing, modules)}
+    """Return the imports of private modules and names, and of names that a package's `__all__` does not list."""
+    return {crossing for _, crossing in crossings(modules) if not _is_public(crossing, modules)}
 
 
-def _is_shown(crossing: Crossing, modules: Mapping[str, Module]) -> bool:
+def _is_public(crossing: Crossing, modules: Mapping[str, Module]) -> bool:
     target = modules[crossing.module]
     if target.is_private or crossing.name.startswith("_"):
         return False
@@ -63,7 +63,7 @@ def _is_shown(crossing: Crossing, modules: Mapping[str, Module]) -> bool:
 def floors(graph: Mapping[str, set[str]]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
     """Return the longest chain of subsystems, from the top down, and the cycles.
 
-    Subsystems of a cycle are on one floor: each link of the chain is a subsystem, or all subsystems of a cycle.
+    Each link of the chain is a subsystem, or all subsystems of a cycle.
     """
     parts = _strongly_connected(graph)
     part_of = {subsystem: part for part in parts for subsystem in part}
@@ -127,8 +127,8 @@ def _absolute(node: ast.ImportFrom, module: Module) -> str:
     if not node.level:
         return node.module or ""
     parts = module.name.split(".")
-    kept = parts[: len(parts) - node.level + module.is_package]
-    return ".".join([*kept, *([node.module] if node.module else [])])
+    parents = parts[: len(parts) - node.level + module.is_package]
+    return ".".join([*parents, *([node.module] if node.module else [])])
 
 
 def by_module(found: Iterable[Crossing]) -> dict[str, list[Crossing]]:

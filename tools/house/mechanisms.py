@@ -1,6 +1,6 @@
 """Mechanisms that should exist once: drivers of steps, ways to run SQL, leases, followers, twins kept by hand.
 
-They are recognised by their syntax, not by a list of names, so a new one counts as soon as it is written.
+They are recognised by syntax, not by a list of names, so that new code counts as soon as it is written.
 """
 
 import ast
@@ -45,7 +45,7 @@ def followers(modules: Mapping[str, Module]) -> list[str]:
 
 
 def rebuilt_functions(modules: Mapping[str, Module]) -> list[str]:
-    """Return the modules that build functions from the code of others: they call `FunctionType`."""
+    """Return the modules that build functions from other functions' code: they call `FunctionType`."""
     return _where(modules, lambda module: bool(_calls(module, "FunctionType")))
 
 
@@ -85,13 +85,13 @@ def _is_twin(blocking: Module, asyncio: Module) -> bool:
         return False
     names = (blocking.path.stem, asyncio.path.stem)
     folder = blocking.path.parent == asyncio.path.parent
-    if folder and not _says_asyncio(names[0]) and _says_asyncio(names[1]) and _plain(names[0]) == _plain(names[1]):
+    if folder and not _is_asyncio(names[0]) and _is_asyncio(names[1]) and _plain(names[0]) == _plain(names[1]):
         return True
     faces = {f"Async{name}" for name in _classes(blocking)}
     return bool(faces & _classes(asyncio))
 
 
-def _says_asyncio(stem: str) -> bool:
+def _is_asyncio(stem: str) -> bool:
     return bool(re.search(r"(^|_)(async|asyncio|aio)(_|$)", stem))
 
 

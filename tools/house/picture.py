@@ -1,7 +1,7 @@
 """The picture of the subsystems in docs/architecture.md, compared with the import graph.
 
 The picture is the page's block that begins with the line `subsystems`. A line `one -> other another` lists the imports
-of a subsystem, and the line `ground: …` names those that any subsystem may import; imports of these are not drawn.
+of a subsystem, and the line `ground: …` names subsystems that any subsystem may import; imports of these are not drawn.
 """
 
 import re

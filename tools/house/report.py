@@ -9,13 +9,13 @@ from tools.house import arrows, mechanisms, picture, seams, words
 from tools.house.sources import Module
 
 EXCEPTIONS: Final = Path("tools/house/exceptions.txt")
-"""The list of allowed imports of private names between subsystems, one a line: `subsystem <- module.name`."""
+"""The list of allowed imports of private names between subsystems, one per line: `subsystem <- module.name`."""
 
 SEAMS: Final = Path("tools/house/seams.txt")
-"""The list of allowed imports of private modules in tests, one a line: `file <- module`. It only gets shorter."""
+"""The list of allowed imports of private modules in tests, one per line: `file <- module`. It only gets shorter."""
 
 WORDS: Final = Path("tools/house/words.txt")
-"""The list of allowed habits of speech, one a line: `place <- habit number`. It only gets shorter."""
+"""The list of allowed habits of speech, one per line: `place <- habit number`. It only gets shorter."""
 
 MODULE_LINES_MAX: Final = 400
 FUNCTION_LINES_MAX: Final = 70
@@ -49,16 +49,16 @@ class Figure:
 def figures(modules: Mapping[str, Module], checkout: Path) -> list[Figure]:
     """Return the table's figures."""
     counted = {name: module for name, module in modules.items() if module.package in COUNTED}
-    beside = [module for module in modules.values() if module.package not in COUNTED]
+    other_modules = [module for module in modules.values() if module.package not in COUNTED]
     private = arrows.private_crossings(modules)
     graph = arrows.arrows(modules)
     chain, cycles = arrows.floors(graph)
     long = [f"{module.name} {module.lines}" for module in modules.values() if module.lines > MODULE_LINES_MAX]
     return [
         _lines("lines: kernel and consumer", list(counted.values()), 48_000),
-        _lines("lines: migrations, Spark", beside),
+        _lines("lines: migrations, Spark", other_modules),
         _all("modules: kernel and consumer", list(counted)),
-        _all("modules: migrations, Spark", [module.name for module in beside]),
+        _all("modules: migrations, Spark", [module.name for module in other_modules]),
         _all(f"modules over {MODULE_LINES_MAX} lines", long, 0),
         _all(f"functions over {FUNCTION_LINES_MAX} lines", mechanisms.long_functions(modules, FUNCTION_LINES_MAX), 0),
         _all("private modules", [name for name, module in counted.items() if module.is_private]),
@@ -89,7 +89,7 @@ def table(found: Sequence[Figure]) -> Iterator[str]:
 
 
 def complaints(modules: Mapping[str, Module], checkout: Path) -> Iterator[str]:
-    """Yield the complaints: findings that the lists do not allow, stale exceptions, and errors of the picture."""
+    """Yield a line for each finding that the lists do not allow, stale exception, and error in the picture."""
     for file, what, found in _listed(modules, checkout):
         allowed = set(exceptions(checkout, file))
         yield from (f"{what}: {line}" for line in sorted(found - allowed))
@@ -115,10 +115,10 @@ def shorten(modules: Mapping[str, Module], checkout: Path) -> int:
     for file, _, found in _listed(modules, checkout):
         if not (checkout / file).exists():
             continue
-        kept = [
+        lines_left = [
             line for line in (checkout / file).read_text().splitlines() if not line or line[0] == "#" or line in found
         ]
-        (checkout / file).write_text("\n".join(kept) + "\n")
+        (checkout / file).write_text("\n".join(lines_left) + "\n")
     return sum(len(exceptions(checkout, file)) for file in (EXCEPTIONS, SEAMS, WORDS))
 
 

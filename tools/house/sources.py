@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Final
 
 ROOTS: Final = ("plugin", "consumer_api", "migrations", "spark_connectors")
-"""The folders in the distribution."""
+"""The source roots in the distribution."""
 
 DIVIDED: Final = frozenset({"relatum", "relatum_consumer"})
 """Packages whose folders are subsystems. Any other package is a single subsystem."""
 
-MODULES_ARE_ROOMS: Final = frozenset({"relatum"})
+MODULES_ARE_SUBSYSTEMS: Final = frozenset({"relatum"})
 """Packages whose top-level modules are subsystems too: errors, limits, checks, …"""
 
 
@@ -83,7 +83,7 @@ def subsystem_of(name: str, *, is_package: bool) -> str:
     package, *inner = name.split(".")
     if not inner or package not in DIVIDED:
         return "relatum_spark" if package == "pyspark_relatum" else package
-    if len(inner) == 1 and not is_package and package not in MODULES_ARE_ROOMS:
+    if len(inner) == 1 and not is_package and package not in MODULES_ARE_SUBSYSTEMS:
         return package
     return f"{package}.{inner[0]}"
 

@@ -1,4 +1,4 @@
-"""The page: search, messages, streams and a JSON API for a browser, on `AsyncRelations`. Needs the extra `web`.
+"""The web page and its JSON API, built on `AsyncRelations`. Needs the extra `web`.
 
     with WebServer(WebOptions("amqp://…", "postgresql://…")) as server:
         print(server.url)
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = ["WebOptions", "WebServer", "make_application"]
 
-_HOMES = {
+_MODULE_BY_NAME = {
     "WebOptions": "relatum_consumer.web.options",
     "WebServer": "relatum_consumer.web.application",
     "make_application": "relatum_consumer.web.application",
 }
 
-# Imported on first use: the command's help works without the extra.
-__getattr__ = imported_later(__name__, _HOMES)
+# Imported on first use, so that `relatum --help` works without the extra.
+__getattr__ = imported_later(__name__, _MODULE_BY_NAME)

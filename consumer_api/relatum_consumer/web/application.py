@@ -1,4 +1,4 @@
-"""The application: routes, the lifespan that opens and closes connections, and middleware; and a server for it.
+"""The page's ASGI application (routes, lifespan, middleware) and its HTTP server.
 
 The middleware handles the root path of a proxy, security headers, the audit log, and the page's token.
 """
@@ -33,7 +33,7 @@ from relatum.errors import ServerStartFailed
 
 # Importing these modules declares their endpoints.
 from relatum_consumer.web import collectors, contexts, groups, message, missing, search, streams, trace  # noqa: F401
-from relatum_consumer.web.endpoint import ENDPOINTS, document_of, given_out, page_of
+from relatum_consumer.web.endpoint import ENDPOINTS, document_of, handler_of, page_of
 from relatum_consumer.web.options import WebOptions, of_extra
 from relatum_consumer.web.parameters import openapi
 from relatum_consumer.web.problems import Problem
@@ -44,16 +44,16 @@ _audit = logging.getLogger("relatum.web.audit")
 
 
 def make_application(options: WebOptions) -> Starlette:
-    """Return the page as an ASGI application. Its lifespan opens the connections to both servers, and closes them.
+    """Return the page as an ASGI application. Its lifespan opens and closes the connections to both servers.
 
     Args:
         options: The options of the page.
 
     Raises:
-        ConfigurationError: the extra `mcp` is not installed. Starting the application raises it for an invalid URL.
+        ConfigurationError: the extra `mcp` is not installed. An invalid URL raises it when the application starts.
     """
     static = static_files()
-    # It changes when one of the files does.
+    # The version changes with each static file.
     links = Links(options.root_path, hashlib.sha256(repr(sorted(static.items())).encode()).hexdigest()[:16])
     rendering = Rendering(links)
     if options.mcp:
@@ -63,19 +63,19 @@ def make_application(options: WebOptions) -> Starlette:
     @asynccontextmanager
     async def lifespan(application: Starlette) -> AsyncIterator[None]:
         application.state.site = site = Site(options, links)
-        watching = asyncio.create_task(site.watch())
+        watch_task = asyncio.create_task(site.watch())
         try:
             async with over_http(site) if options.mcp else nullcontext() as application.state.mcp:
                 yield
         finally:
-            watching.cancel()
-            await asyncio.wait([watching])
+            watch_task.cancel()
+            await asyncio.wait([watch_task])
             await site.close()
 
     async def http_problem(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException), "this handles no others"
+        assert isinstance(error, HTTPException), "registered for this class only"
         code, words = ("not_found", "there is no such page") if error.status_code == 404 else ("http", error.detail)
-        hint = "Begin with the search, or the streams."
+        hint = "Open the search or the list of streams."
         return rendering.problem(Problem(error.status_code, code, words, hint, error.headers or {}), request.scope)
 
     application = Starlette(
@@ -85,7 +85,7 @@ def make_application(options: WebOptions) -> Starlette:
         middleware=[
             Middleware(SecurityMiddleware, options.root_path),
             Middleware(TrustedHostMiddleware, options.allowed_hosts, www_redirect=False),
-            Middleware(TokenNeeded, options, rendering),
+            Middleware(TokenMiddleware, options, rendering),
         ],
     )
     application.router.redirect_slashes = False
@@ -95,23 +95,23 @@ def make_application(options: WebOptions) -> Starlette:
 def _routes(
     options: WebOptions, rendering: Rendering, links: Links, static: dict[str, tuple[bytes, str]]
 ) -> list[Route]:
-    described = openapi(ENDPOINTS, options.root_path, version_of_package("relatum"))
+    document = openapi(ENDPOINTS, options.root_path, version_of_package("relatum"))
 
     async def description(_: Request) -> Response:
-        return rendering.json(described)
+        return rendering.json(document)
 
     async def static_file(request: Request) -> Response:
-        """Return a static file. Browsers may cache it: its path changes when the file does."""
+        """Return a static file, which browsers may cache if the version in its path is current."""
         file = static.get(request.path_params["file"])
         if file is None:
             return Response("there is no such file\n", 404, media_type="text/plain")
-        is_present = request.path_params["version"] == links.version
-        kept = "public, max-age=31536000, immutable" if is_present else "no-cache"
+        is_current = request.path_params["version"] == links.version
+        cache_control = "public, max-age=31536000, immutable" if is_current else "no-cache"
         content, kind = file
-        return Response(content, headers={"Cache-Control": kept}, media_type=kind)
+        return Response(content, headers={"Cache-Control": cache_control}, media_type=kind)
 
     async def tools(request: Request) -> ASGIApp:
-        """Pass a request to the tools. Only POST is accepted, because the tools never send a message by themselves."""
+        """Pass a request to the tools. The route accepts only POST, because the tools never push messages."""
         origin = request.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
             problem = Problem(403, "other_site", "the request comes from a page of another site")
@@ -122,7 +122,7 @@ def _routes(
     routes = [
         Route("/api/openapi.json", description),
         Route("/static/{version}/{file}", static_file),
-        Route("/message/body", given_out(message.MessageParameters, message.body_file, rendering)),
+        Route("/message/body", handler_of(message.MessageParameters, message.body_file, rendering)),
     ]
     if options.mcp:
         routes.append(Route(MCP_PATH, tools, methods=["POST"]))
@@ -135,29 +135,29 @@ def _routes(
 
 # --- middleware -------------------------------------------------------------------------------------------
 
-_POLICY: Final = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'; object-src 'none'"
-"""Nothing from other hosts; no inline scripts or styles."""
+_CSP: Final = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'; object-src 'none'"
+"""The content security policy: nothing from other hosts, no inline scripts or styles."""
 
-_SAFE: Final = {
+_SECURITY_HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
-    "Content-Security-Policy": _POLICY,
+    "Content-Security-Policy": _CSP,
     "Cache-Control": "no-store",
 }
-"""Headers of all answers that do not set their own."""
+"""Default headers of every response."""
 
-_ALIVE: Final = PlainTextResponse("alive\n")
-"""The answer to `/alive`, for process monitors: it reveals nothing and passes no guard."""
+_ALIVE_RESPONSE: Final = PlainTextResponse("alive\n")
+"""The response to `/alive`, for process monitors. It reveals nothing, so it needs no token."""
 
-_NAMES_MAX: Final = 1_000
-"""The most characters of parameters' names in a log line."""
+_NAME_CHARACTERS_MAX: Final = 1_000
+"""Maximum characters of parameter names in a log line."""
 
 
 class SecurityMiddleware:
-    """Strips the root path, adds the security headers to all answers, and logs each request after its answer.
+    """Strips the root path, adds the security headers to every response, and logs each request after its response.
 
     A log line has the client's address, the method, the path, the names of the query's parameters, the status, and
     the duration in milliseconds. It never has the values of parameters.
@@ -177,25 +177,25 @@ class SecurityMiddleware:
         if self._root and (path == self._root or path.startswith(f"{self._root}/")):
             path = path[len(self._root) :] or "/"
         scope = {**scope, "path": path, "root_path": ""}
-        began, status = time.perf_counter(), 0
+        started_at, status = time.perf_counter(), 0
 
-        async def put(sent: Message) -> None:
+        async def send_secured(event: Message) -> None:
             nonlocal status
-            if sent["type"] == "http.response.start":
-                status = sent["status"]
-                headers = MutableHeaders(scope=sent)
-                for name, value in _SAFE.items():
+            if event["type"] == "http.response.start":
+                status = event["status"]
+                headers = MutableHeaders(scope=event)
+                for name, value in _SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
-            await send(sent)
+            await send(event)
 
         try:
-            await (_ALIVE if path == "/alive" else self._app)(scope, receive, put)
+            await (_ALIVE_RESPONSE if path == "/alive" else self._app)(scope, receive, send_secured)
         finally:
             if path != "/alive" and not path.startswith("/static/"):
                 client = (scope.get("client") or ["-"])[0]
                 query = scope["query_string"].decode("latin-1").split("&")
-                names = ",".join(dict.fromkeys(each.partition("=")[0] for each in query))[:_NAMES_MAX] or "-"
-                ms = 1e3 * (time.perf_counter() - began)
+                names = ",".join(dict.fromkeys(each.partition("=")[0] for each in query))[:_NAME_CHARACTERS_MAX] or "-"
+                ms = 1e3 * (time.perf_counter() - started_at)
                 _audit.info("%s %s %s %s %d %.1f ms", client, scope["method"], path, names, status, ms)
 
 
@@ -203,7 +203,7 @@ class SecurityMiddleware:
 
 _COOKIE: Final = "relatum_token"
 
-_NEEDED: Final = Problem(
+_TOKEN_NEEDED: Final = Problem(
     401,
     "token_needed",
     "this page needs its token",
@@ -212,7 +212,7 @@ _NEEDED: Final = Problem(
 )
 
 
-class TokenNeeded:
+class TokenMiddleware:
     """Accepts requests with the token: in a cookie, as `Authorization: Bearer`, or in the URL, which sets the cookie.
 
     If the page has no token, all requests are accepted.
@@ -222,48 +222,48 @@ class TokenNeeded:
         self._app = app
         self._options = options
         self._rendering = rendering
-        # The cookie holds the token's hash: a token may have characters that cookies must not have.
-        self._sum = _sum(options.token or "")
+        # The cookie holds the token's hash, since a token may have characters that cookies cannot.
+        self._digest = _digest(options.token or "")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app: ASGIApp = self._app
         if scope["type"] == "http" and self._options.token is not None and not scope["path"].startswith("/static/"):
             query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-            if any(name == "token" and self._is_right(_sum(value)) for name, value in query):
+            if any(name == "token" and self._matches(_digest(value)) for name, value in query):
                 app = self._set_cookie(scope, [pair for pair in query if pair[0] != "token"])
             elif not self._has_token(Headers(scope=scope)):
-                app = self._rendering.problem(_NEEDED, scope)
+                app = self._rendering.problem(_TOKEN_NEEDED, scope)
         await app(scope, receive, send)
 
     def _has_token(self, headers: Headers) -> bool:
         kind, _, token = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and self._is_right(_sum(token)):
+        if kind.lower() == "bearer" and self._matches(_digest(token)):
             return True
-        return self._is_right(cookie_parser(headers.get("cookie", "")).get(_COOKIE, ""))
+        return self._matches(cookie_parser(headers.get("cookie", "")).get(_COOKIE, ""))
 
-    def _is_right(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), self._sum.encode())
+    def _matches(self, digest: str) -> bool:
+        return hmac.compare_digest(digest.encode(), self._digest.encode())
 
     def _set_cookie(self, scope: Scope, query: list[tuple[str, str]]) -> RedirectResponse:
         """Redirect to the same URL without the token, which moves to a cookie."""
         root = self._options.root_path
-        # Exactly one slash: two would lead to another host.
+        # Exactly one slash: two would redirect to another host.
         path = f"{root}/{scope['path'].lstrip('/')}"
         response = RedirectResponse(f"{path}{'?' if query else ''}{urlencode(query)}", 303)
         response.set_cookie(
-            _COOKIE, self._sum, path=f"{root}/", secure=self._options.is_https, httponly=True, samesite="strict"
+            _COOKIE, self._digest, path=f"{root}/", secure=self._options.is_https, httponly=True, samesite="strict"
         )
         return response
 
 
-def _sum(token: str) -> str:
+def _digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 # --- the server: uvicorn in a thread --------------------------------------------------------------------
 
 _CONNECTIONS_MAX: Final = 500
-"""The most concurrent connections and requests."""
+"""Maximum concurrent connections and requests."""
 
 _START_S: Final = 60.0
 """How long the server may take to start, in seconds."""
@@ -271,14 +271,14 @@ _START_S: Final = 60.0
 _DRAIN_S: Final = 10
 """How long requests in progress may take after `close`, in seconds."""
 
-_LOOK_S: Final = 0.02
-"""Seconds between two checks whether the server has started."""
+_START_POLL_S: Final = 0.02
+"""Seconds between two checks of whether the server has started."""
 
 _HEADER_BYTES_MAX: Final = 32 << 10
-"""The largest request line with headers, in bytes: room for a search with a long list of streams."""
+"""Maximum bytes of a request line with headers: room for a search with a long list of streams."""
 
-_SILENT_MS: Final = 30_000
-"""How long sent data may stay unacknowledged or unread before the client counts as gone, in milliseconds."""
+_CLIENT_TIMEOUT_MS: Final = 30_000
+"""Milliseconds for which a client may leave sent data unacknowledged or unread before its connection is closed."""
 
 
 class WebServer(Closing):
@@ -297,12 +297,11 @@ class WebServer(Closing):
         try:
             family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
             self._socket = socket.create_server((options.host, options.port), family=family, backlog=128)
-            # Accepted sockets inherit it. Without it an answer's second write waits 40 ms for a delayed acknowledgement
-            # of the client.
+            # Accepted sockets inherit it. Without it, a second write waits 40 ms for the client's delayed ACK.
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if sys.platform == "linux":
-                # Accepted sockets inherit it: without it, a vanished client is dropped only after 15 minutes.
-                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS)
+                # Accepted sockets inherit it. Without it, a vanished client's connection stays open for 15 minutes.
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _CLIENT_TIMEOUT_MS)
         except OSError as error:
             where = f"{options.host}:{options.port}"
             raise ServerStartFailed(f"cannot listen at {where}: {error.strerror or error}; try --port") from error
@@ -329,12 +328,12 @@ class WebServer(Closing):
             target=self._server.run, args=([self._socket],), name="relatum-web", daemon=True
         )
         self._thread.start()
-        ends = time.monotonic() + _START_S
-        while not self._server.started and self._thread.is_alive() and time.monotonic() < ends:
-            time.sleep(_LOOK_S)
+        deadline = time.monotonic() + _START_S
+        while not self._server.started and self._thread.is_alive() and time.monotonic() < deadline:
+            time.sleep(_START_POLL_S)
         if not self._server.started:
             self.close()
-            raise ServerStartFailed("the page did not start: the log says why")
+            raise ServerStartFailed("the page did not start: see the log")
 
     @property
     def is_running(self) -> bool:
@@ -342,7 +341,7 @@ class WebServer(Closing):
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Stop accepting requests, give those in progress ten seconds to end, and close all connections."""
+        """Stop accepting requests, wait up to ten seconds for requests in progress, and close all connections."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()

@@ -1,4 +1,4 @@
-"""Collectors: members, positions, and the outcomes of messages with the reasons of failures."""
+"""Collectors: members, positions, and messages' outcomes with the reasons of failures."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +14,7 @@ from relatum_consumer.web.endpoint import endpoint
 from relatum_consumer.web.parameters import Moment, NoParameters, Number, Parameters, cursor_of, read_cursor
 from relatum_consumer.web.site import Site
 
-_KEPT_S: Final = 3.0
+_CACHE_S: Final = 3.0
 """Seconds for which counts are cached."""
 
 _STATES: Final = {
@@ -26,7 +26,7 @@ _STATES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class CollectorsAnswer:
-    """The collectors, ordered by name. Finished messages count while they are stored; large counts are estimates."""
+    """The collectors, ordered by name. Counts include finished messages still stored; large counts are estimates."""
 
     collectors: tuple[CollectorStatus, ...]
 
@@ -37,15 +37,16 @@ async def collectors(site: Site, _: NoParameters) -> CollectorsAnswer:
 
 
 async def _statuses(site: Site, names: tuple[str, ...] | None = None) -> tuple[CollectorStatus, ...]:
-    alone = partial(collector_status, site.database, names)
-    found = await site.with_broker(("collectors", names), _KEPT_S, partial(alone, broker=site.options.broker), alone)
+    from_database = partial(collector_status, site.database, names)
+    from_both = partial(from_database, broker=site.options.broker)
+    found = await site.with_broker(("collectors", names), _CACHE_S, from_both, from_database)
     return tuple(each for each in found if each.vhost == site.address.vhost)
 
 
 class CollectorParameters(Parameters):
     name: str = Field(description="The collector's name.")
     state: Literal["unsuccessful", "waiting", "succeeded"] = Field(
-        "unsuccessful", description="Failed and dead messages, waiting ones, or successful ones."
+        "unsuccessful", description="Failed and dead messages, messages not finished yet, or successful messages."
     )
     limit: int = Field(100, ge=1, le=1_000, description="Messages on a page.")
     cursor: str = Field("", description="`next` of the previous page.")
@@ -53,7 +54,7 @@ class CollectorParameters(Parameters):
 
 @dataclass(frozen=True, slots=True)
 class CollectorAnswer:
-    """A collector, and a page of its messages: finished ones latest first, others by stream and offset.
+    """A collector, and a page of its messages: finished messages latest first, others by stream and offset.
 
     A `message_id` is a digest if the property is masked. Reasons are left out if bodies or any key are masked.
     """
@@ -63,30 +64,30 @@ class CollectorAnswer:
     next: str | None
 
 
-@endpoint("/collectors/collector", "A collector's messages by state: what failed and why, what waits.")
-async def collector(site: Site, asked: CollectorParameters) -> CollectorAnswer:
-    after = read_cursor(asked.cursor, tuple[Moment | None, Number, Number])
+@endpoint("/collectors/collector", "A collector's messages by state, with the reasons of failures.")
+async def collector(site: Site, query: CollectorParameters) -> CollectorAnswer:
+    after = read_cursor(query.cursor, tuple[Moment | None, Number, Number])
     page = await site.in_thread(
         collected,
         site.database,
-        asked.name,
-        _STATES[asked.state],
+        query.name,
+        _STATES[query.state],
         vhost=site.address.vhost,
         after=None if after is None else CollectedAt(*after),
-        limit=asked.limit,
+        limit=query.limit,
     )
-    status = next(iter(await _statuses(site, (asked.name,))), None)
+    status = next(iter(await _statuses(site, (query.name,))), None)
     if status is None:
-        raise NotFound(f"there is no collector {asked.name!r} any more")
+        raise NotFound(f"the collector {query.name!r} no longer exists")
     return CollectorAnswer(
         collector=status,
-        results=tuple(_masked(site, each) for each in page.outcomes),
+        results=tuple(_with_mask(site, each) for each in page.outcomes),
         next=None if page.next is None else cursor_of(*page.next),
     )
 
 
-def _masked(site: Site, outcome: Outcome) -> Outcome:
-    """Return one outcome with masked values hidden. Executors write the reason, which may contain anything."""
+def _with_mask(site: Site, outcome: Outcome) -> Outcome:
+    """Return an outcome with masked values hidden. Executors write the reason, which may contain such values."""
     is_masked = site.masking.is_masked_place("property", "message_id")
     return replace(
         outcome,
@@ -97,11 +98,11 @@ def _masked(site: Site, outcome: Outcome) -> Outcome:
 
 
 def outcomes_of(site: Site, message: Message) -> tuple[Outcome, ...]:
-    """Return the outcomes of this very message, not of another with its id, least advanced first."""
-    given = message.properties.message_id
-    # Collectors know a message without an id by its place.
-    message_id = f"{message.stream}:{message.offset}" if given is None else str(given)
+    """Return the outcomes of this message, not of others with the same id, least advanced first."""
+    own_id = message.properties.message_id
+    # Collectors identify a message without an id by its stream and offset.
+    message_id = f"{message.stream}:{message.offset}" if own_id is None else str(own_id)
     with Outcomes(site.database) as outcomes:
         found = outcomes.of(message_id)
-    here = [each for each in (found, *found.others) if (each.stream, each.offset) == tuple(message.id)]
-    return tuple(_masked(site, each) for each in here)
+    of_message = [each for each in (found, *found.others) if (each.stream, each.offset) == tuple(message.id)]
+    return tuple(_with_mask(site, each) for each in of_message)

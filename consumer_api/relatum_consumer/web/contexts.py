@@ -1,4 +1,4 @@
-"""Contexts: their partitions, the moves in progress, the serial consumers and the messages they hold back."""
+"""Contexts: partitions, moves in progress, and serial consumers with the messages that they hold back."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +21,7 @@ from relatum_consumer.web.endpoint import endpoint
 from relatum_consumer.web.parameters import NoParameters, Number, Parameters
 from relatum_consumer.web.site import Site
 
-CONTEXTS_KEPT_S: Final = 1.0
+CONTEXTS_CACHE_S: Final = 1.0
 """Seconds for which the state of a super stream is cached."""
 
 SUPER_STREAMS_LISTED: Final = 50
@@ -30,7 +30,7 @@ MOVES_LISTED: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class ContextsAnswer:
-    """The first fifty of `total` super streams whose messages a header places, ordered by name."""
+    """The first fifty of `total` super streams with placed contexts, ordered by name."""
 
     super_streams: tuple[ContextsStatus, ...]
     total: int
@@ -43,15 +43,15 @@ async def contexts(site: Site, _: NoParameters) -> ContextsAnswer:
 
 
 async def _status(site: Site, name: str) -> ContextsStatus:
-    def ask() -> ContextsStatus:
+    def load() -> ContextsStatus:
         with _opened(site, name) as opened:
             return opened.status()
 
-    return await site.cached(("contexts", name), CONTEXTS_KEPT_S, partial(site.in_thread, ask))
+    return await site.cached(("contexts", name), CONTEXTS_CACHE_S, partial(site.in_thread, load))
 
 
 def _opened(site: Site, name: str) -> SerializationContexts:
-    """Open a super stream from the database. Without a broker, nothing is created."""
+    """Open a super stream's contexts. Without a broker, this creates nothing."""
     return SerializationContexts(name, site.database, vhost=site.address.vhost)
 
 
@@ -67,8 +67,8 @@ class SuperStreamParameters(Parameters):
 class SuperStreamAnswer:
     """A super stream, a page of its contexts by name, its latest moves, and its serial consumers by name.
 
-    A context's name is a digest if the header is masked. `key` is the key that has the header's values, if there is
-    one. `consumers` is None while the broker does not answer: it knows the ends of the streams.
+    A context's name is a digest if the header is masked. `key` is the key that is read from the header, or None.
+    `consumers` is None while the broker, which has the ends of the streams, does not answer.
     """
 
     super_stream: ContextsStatus
@@ -83,33 +83,33 @@ class SuperStreamAnswer:
     "/contexts/super-stream",
     "The contexts of a super stream with their partitions, its latest moves, and its serial consumers.",
 )
-async def super_stream(site: Site, asked: SuperStreamParameters) -> SuperStreamAnswer:
-    status = await _status(site, asked.name)
+async def super_stream(site: Site, query: SuperStreamParameters) -> SuperStreamAnswer:
+    status = await _status(site, query.name)
     is_masked = site.masking.is_masked_place("header", status.header)
-    found, latest = await site.in_thread(_contexts_of, site, asked)
-    ask = partial(consumers, asked.name, database=site.database, broker=site.options.broker)
+    found, latest = await site.in_thread(_contexts_of, site, query)
+    load = partial(consumers, query.name, database=site.database, broker=site.options.broker)
     sources = [f"header:{status.header}"]
     return SuperStreamAnswer(
         super_stream=status,
         contexts=tuple(
             replace(each, context=site.masking.digest(each.context)) if is_masked else each
-            for each in found[: asked.limit]
+            for each in found[: query.limit]
         ),
         latest=tuple(latest),
-        consumers=await site.with_broker(("consumers", asked.name), CONTEXTS_KEPT_S, ask, lambda: None),
+        consumers=await site.with_broker(("consumers", query.name), CONTEXTS_CACHE_S, load, lambda: None),
         key=next((key for key, each in site.masking.definitions.items() if [*each.sources] == sources), None),
-        next=asked.cursor + asked.limit if len(found) > asked.limit else None,
+        next=query.cursor + query.limit if len(found) > query.limit else None,
     )
 
 
-def _contexts_of(site: Site, asked: SuperStreamParameters) -> tuple[list[Assignment], list[Move]]:
+def _contexts_of(site: Site, query: SuperStreamParameters) -> tuple[list[Assignment], list[Move]]:
     """Return a page of contexts plus one, and the latest moves."""
-    with _opened(site, asked.name) as opened:
+    with _opened(site, query.name) as opened:
         latest = opened.moves(latest=MOVES_LISTED)
-        if asked.context:
+        if query.context:
             try:
-                return [opened.assignment_of(asked.context)], latest
+                return [opened.assignment_of(query.context)], latest
             except PlacementNotFound:
                 return [], latest
-        listed = opened.assignments(asked.partition or None)
-        return list(islice(listed, asked.cursor, asked.cursor + asked.limit + 1)), latest
+        listed = opened.assignments(query.partition or None)
+        return list(islice(listed, query.cursor, query.cursor + query.limit + 1)), latest

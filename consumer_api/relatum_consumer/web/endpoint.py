@@ -1,7 +1,7 @@
-"""Endpoints: each is declared once, and becomes a page, a JSON document and an agent's tool, with descriptions.
+"""Endpoints: one declaration makes a page, a JSON document and a tool for agents, with their descriptions.
 
 @endpoint("/collectors", "Collectors: messages by state.")
-async def collectors(site: Site, asked: NoParameters) -> CollectorsAnswer: ...
+async def collectors(site: Site, query: NoParameters) -> CollectorsAnswer: ...
 """
 
 import asyncio
@@ -20,56 +20,56 @@ from relatum.common.waiting import within
 from relatum.errors import KeyNotDefined, ReadTimeout, RelatumError, StreamNotFound, Transient
 from relatum_consumer.lookups.answer import first_few
 from relatum_consumer.web.parameters import Parameters, parsed
-from relatum_consumer.web.problems import DEFINE_GROUPS, LESS, Problem, problem_of
+from relatum_consumer.web.problems import GROUP_KEY_HINT, NARROW_HINT, Problem, problem_of
 from relatum_consumer.web.rendering import Rendering
 from relatum_consumer.web.site import ANSWER_S, Site
 
 _Value = TypeVar("_Value")
-_Answering = TypeVar("_Answering", bound=Callable[..., Coroutine[Any, Any, Any]])
+_Function = TypeVar("_Function", bound=Callable[..., Coroutine[Any, Any, Any]])
 
-Known = tuple[str, str | None]
-"""A fact that is known while one server is unavailable, in words; and a link, or None."""
+Fact = tuple[str, str | None]
+"""A sentence about what exists, shown on a page without an answer; and a link, or None."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 PATIENCE_S: Final = 3.0
-"""How long an answer or a page waits for an optional part, such as suggestions for its form, in seconds."""
+"""Seconds that an answer or a page waits for an optional part, such as suggestions for its form."""
 
 _NAMED_MAX: Final = 20
-"""The most keys or streams that an error names."""
+"""Maximum keys or streams that an error names."""
 
-_OFFERED_MAX: Final = 500
-"""The most streams offered in a list; users type the names of others."""
+_STREAM_CHOICES_MAX: Final = 500
+"""Maximum streams in the list of a form; users type other names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An endpoint's parameters, its answer, and the function between them.
+    """An endpoint: its path, parameters and answer, and the function that computes the answer.
 
     Attributes:
-        path: The path below `/api`, and of the page.
+        path: The page's path, and the JSON document's path below `/api`.
         summary: A description in one line.
-        asked: The model of the parameters.
-        gives: The answer's dataclass.
-        answer: The function that answers. A `RelatumError` that it raises becomes a `Problem`.
-        is_page: Whether it is also a page. Its template gets `asked`, `answer` (or None), `problem` and `typed`.
+        parameters: The model of the parameters.
+        answer_type: The answer's dataclass.
+        answer: Returns the answer. A `RelatumError` that it raises becomes a `Problem`.
+        is_page: Whether there is also a page. Its template gets `query`, `answer` (or None), `problem` and `form`.
         tool: The name of the tool for agents; empty for none.
-        is_asked: Whether the parameters ask for an answer; if not, the page shows an empty form.
-        unasked: Returns `start`, the first content of a page with an empty form.
-        known: Returns the known facts for a page whose answer is missing or needs an unavailable server.
-        empty: The code of a problem for which the page is served with status 200: the template shows the first step.
+        is_submitted: Whether the parameters request an answer; if not, the page shows an empty form.
+        start: Returns `start`, the content below an empty form.
+        facts: Returns facts for a page without an answer: the target is missing, or a server is unavailable.
+        empty: The code of a problem that means "not set up yet": the page has status 200 and shows the first step.
     """
 
     path: str
     summary: str
-    asked: type[Parameters]
-    gives: type
+    parameters: type[Parameters]
+    answer_type: type
     answer: Callable[[Site, Any], Coroutine[Any, Any, Any]]
     is_page: bool = True
     tool: str = ""
-    is_asked: Callable[[Any], bool] = lambda _: True
-    unasked: Callable[[Site], Awaitable[Any]] | None = None
-    known: Callable[[Site, Any], Awaitable[tuple[Known, ...]]] | None = None
+    is_submitted: Callable[[Any], bool] = lambda _: True
+    start: Callable[[Site], Awaitable[Any]] | None = None
+    facts: Callable[[Site, Any], Awaitable[tuple[Fact, ...]]] | None = None
     empty: str = ""
 
     @property
@@ -84,7 +84,7 @@ class Endpoint:
 
     @property
     def menu(self) -> str:
-        """The name that the page's menu marks."""
+        """The menu entry that the page marks as current."""
         return "streams" if self.path == "/stream" else self.path.split("/")[1]
 
 
@@ -92,19 +92,19 @@ ENDPOINTS: Final[list[Endpoint]] = []
 """All endpoints, in the order in which their modules are imported."""
 
 
-def endpoint(path: str, summary: str, *, needs_keys: bool = True, **options: Any) -> Callable[[_Answering], _Answering]:
+def endpoint(path: str, summary: str, *, needs_keys: bool = True, **options: Any) -> Callable[[_Function], _Function]:
     """Declare a function as an `Endpoint`; its annotations name the parameters' model and the answer's dataclass.
 
-    It is called once the page knows which keys are masked, unless it shows nothing that may be (`needs_keys`).
+    Each call first loads the masked keys, unless `needs_keys` is False: the answer then must not show values.
     """
 
-    def declared(answer: _Answering) -> _Answering:
+    def declared(answer: _Function) -> _Function:
         async def answer_masked(site: Site, parameters: Any) -> Any:
             await site.keys_last_known()
             return await answer(site, parameters)
 
-        _, asked, gives = get_type_hints(answer).values()
-        ENDPOINTS.append(Endpoint(path, summary, asked, gives, answer_masked if needs_keys else answer, **options))
+        _, model, result = get_type_hints(answer).values()
+        ENDPOINTS.append(Endpoint(path, summary, model, result, answer_masked if needs_keys else answer, **options))
         return answer
 
     return declared
@@ -116,28 +116,28 @@ def endpoint(path: str, summary: str, *, needs_keys: bool = True, **options: Any
 def document_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
     """Return the handler that responds with the answer as JSON."""
 
-    async def respond(site: Site, asked: Any) -> Response:
-        return rendering.json(document(await endpoint.answer(site, asked)))
+    async def respond(site: Site, query: Any) -> Response:
+        return rendering.json(document(await endpoint.answer(site, query)))
 
-    return given_out(endpoint.asked, respond, rendering)
+    return handler_of(endpoint.parameters, respond, rendering)
 
 
-def given_out(
+def handler_of(
     kind: type[Parameters], respond: Callable[[Site, Any], Awaitable[Response]], rendering: Rendering
 ) -> Handler:
-    """Return a handler that responds with a function's response, or with the problem as JSON or a page."""
+    """Return a handler that responds with the function's response, or with a problem as JSON or a page."""
 
     async def handle(request: Request) -> Response:
-        site, began = request.app.state.site, time.monotonic()
+        site, started_at = request.app.state.site, time.monotonic()
         try:
-            return await respond(site, parsed(kind, _typed(request)))
+            return await respond(site, parsed(kind, _form_values(request)))
         except Exception as error:  # noqa: BLE001
-            return rendering.problem(await why(site, error, began), request.scope)
+            return rendering.problem(await diagnose(site, error, started_at), request.scope)
 
     return handle
 
 
-def _typed(request: Request) -> dict[str, list[str]]:
+def _form_values(request: Request) -> dict[str, list[str]]:
     return {name: request.query_params.getlist(name) for name in request.query_params}
 
 
@@ -145,49 +145,48 @@ def _typed(request: Request) -> dict[str, list[str]]:
 
 
 def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
-    """Return the handler that responds with the page: the answer, or the problem, and the form as filled in."""
+    """Return the handler of the page: the answer or the problem, and the form as the user filled it in."""
 
     async def handle(request: Request) -> Response:
         site: Site = request.app.state.site
-        typed = _typed(request)
-        asked: Any = None
+        form = _form_values(request)
+        query: Any = None
         answer = start = problem = None
-        began = time.monotonic()
-        # While a server is unavailable, an answer that needs it times out sooner.
-        limit_s = ANSWER_S if await site.away() else None
+        started_at = time.monotonic()
+        limit_s = ANSWER_S if await site.unavailable() else None
         try:
-            asked = parsed(endpoint.asked, typed)
+            query = parsed(endpoint.parameters, form)
             with within(limit_s):
-                if endpoint.is_asked(asked):
-                    answer = await endpoint.answer(site, asked)
-                elif endpoint.unasked is not None:
-                    start = await in_patience(endpoint.unasked(site))
+                if endpoint.is_submitted(query):
+                    answer = await endpoint.answer(site, query)
+                elif endpoint.start is not None:
+                    start = await optional_part(endpoint.start(site))
         except Exception as error:  # noqa: BLE001
-            problem = await why(site, error, began)
-        took_s = time.monotonic() - began
-        known: tuple[Known, ...] = ()
-        is_known = problem is not None and (problem.status in (404, 410) or bool(site.servers.away))
-        if is_known and asked is not None and endpoint.known is not None:
-            known = await in_patience(endpoint.known(site, asked)) or ()
-        keys = None if site.servers.database.error else await in_patience(site.keys())
-        streams = None if keys is None else await in_patience(site.relations.streams())
+            problem = await diagnose(site, error, started_at)
+        elapsed_s = time.monotonic() - started_at
+        facts: tuple[Fact, ...] = ()
+        shows_facts = problem is not None and (problem.status in (404, 410) or bool(site.servers.unavailable))
+        if shows_facts and query is not None and endpoint.facts is not None:
+            facts = await optional_part(endpoint.facts(site, query)) or ()
+        keys = None if site.servers.database.error else await optional_part(site.keys())
+        streams = None if keys is None else await optional_part(site.relations.streams())
         values = {
             "page": endpoint.menu,
-            "typed": typed,
-            "given": lambda name: typed.get(name, [""])[0],
-            "asked": asked,
+            "form": form,
+            "form_value": lambda name: form.get(name, [""])[0],
+            "query": query,
             "answer": answer,
             "start": start,
             "problem": problem,
-            "known": known,
-            "took_s": took_s,
-            # The page's URL with some parameters changed; it leads to the first page unless `cursor` is given.
-            "again": lambda **changes: site.links.to(endpoint.page_path, **{**typed, "cursor": None, **changes}),
+            "facts": facts,
+            "elapsed_s": elapsed_s,
+            # The page's own URL with changed parameters, and without the cursor unless one is passed.
+            "same_page": lambda **changes: site.links.to(endpoint.page_path, **{**form, "cursor": None, **changes}),
             "are_keys_known": keys is not None,
-            "offered_keys": keys or (),
-            "offered_streams": (streams or ())[:_OFFERED_MAX],
+            "key_choices": keys or (),
+            "stream_choices": (streams or ())[:_STREAM_CHOICES_MAX],
             "site": site,
-            "away": await site.away(),
+            "unavailable": await site.unavailable(),
         }
         is_well = problem is None or problem.code == endpoint.empty
         status, headers = (200, {}) if is_well or problem is None else (problem.status, problem.headers)
@@ -199,22 +198,22 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
     return handle
 
 
-async def in_patience(asked: Awaitable[_Value]) -> _Value | None:
+async def optional_part(awaitable: Awaitable[_Value]) -> _Value | None:
     """Return an optional part of an answer or a page; None if it fails or takes too long."""
     with within(PATIENCE_S), suppress(RelatumError):
-        return await asked
+        return await awaitable
     return None
 
 
-async def gathered(questions: Iterable[Callable[[], Awaitable[_Value]]], at_once: int = 4) -> list[_Value]:
-    """Await calls concurrently, and return the results in order. The first error cancels the others and is raised."""
-    free = asyncio.Semaphore(at_once)
+async def gather(calls: Iterable[Callable[[], Awaitable[_Value]]], limit: int = 4) -> list[_Value]:
+    """Await calls, at most `limit` concurrently; return the results in order. The first error cancels the others."""
+    slots = asyncio.Semaphore(limit)
 
-    async def answer(question: Callable[[], Awaitable[_Value]]) -> _Value:
-        async with free:
-            return await question()
+    async def result_of(call: Callable[[], Awaitable[_Value]]) -> _Value:
+        async with slots:
+            return await call()
 
-    tasks = [asyncio.create_task(answer(each)) for each in questions]
+    tasks = [asyncio.create_task(result_of(each)) for each in calls]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -222,41 +221,41 @@ async def gathered(questions: Iterable[Callable[[], Awaitable[_Value]]], at_once
             task.cancel()
 
 
-# --- what went wrong --------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------
 
 
-async def why(site: Site, error: Exception, began: float) -> Problem:
-    """Return the problem: it names the unavailable server if there is one, else the time limit if it was exceeded."""
-    problem, took_s = problem_of(error), time.monotonic() - began
-    if isinstance(error, KeyNotDefined | StreamNotFound) and problem.hint != DEFINE_GROUPS:
+async def diagnose(site: Site, error: Exception, started_at: float) -> Problem:
+    """Return the problem for an error; a transient one names the unavailable server or the exceeded time limit."""
+    problem, elapsed_s = problem_of(error), time.monotonic() - started_at
+    if isinstance(error, KeyNotDefined | StreamNotFound) and problem.hint != GROUP_KEY_HINT:
         with suppress(RelatumError):
-            return replace(problem, hint=await _offered(site, error))
+            return replace(problem, hint=await _names_hint(site, error))
     if not isinstance(error, Transient):
         return problem
-    if away := await site.away():
-        return replace(problem, message=f"this needs {away[0].name}, which does not answer")
-    if isinstance(error, ReadTimeout) or took_s >= site.options.timeout_s:
+    if unavailable := await site.unavailable():
+        return replace(problem, message=f"this needs {unavailable[0].name}, which does not answer")
+    if isinstance(error, ReadTimeout) or elapsed_s >= site.options.timeout_s:
         limit = f"the answer takes longer than its limit of {site.options.timeout_s:g} s"
-        return Problem(503, "took_too_long", limit, LESS, problem.headers)
+        return Problem(503, "took_too_long", limit, NARROW_HINT, problem.headers)
     return problem
 
 
-async def _offered(site: Site, error: KeyNotDefined | StreamNotFound) -> str:
+async def _names_hint(site: Site, error: KeyNotDefined | StreamNotFound) -> str:
     """Return a hint with the existing names, similar ones first."""
     if isinstance(error, KeyNotDefined):
-        what, none, meant = "Defined keys", "No key is defined.", error.key
+        title, none, missing = "Defined keys", "No key is defined.", error.key
         names = [each.name for each in await site.keys()]
     else:
-        what, none, meant = "Recorded streams", "No stream is recorded.", error.stream
-        # The missing stream itself may have been recorded, and then deleted.
-        names = [each for each in await site.relations.streams() if each != meant]
+        title, none, missing = "Recorded streams", "No stream is recorded.", error.stream
+        # The missing stream may have been recorded and then deleted.
+        names = [each for each in await site.relations.streams() if each != missing]
     if not names:
         return none
-    offered = list(dict.fromkeys([*get_close_matches(meant, names, _NAMED_MAX), *names]))
-    return f"{what}: {first_few([*map(repr, offered)], _NAMED_MAX)}."
+    sorted_names = list(dict.fromkeys([*get_close_matches(missing, names, _NAMED_MAX), *names]))
+    return f"{title}: {first_few([*map(repr, sorted_names)], _NAMED_MAX)}."
 
 
-def words_of(site: Site, error: RelatumError) -> str:
-    """Return one line that says why a part of an answer failed."""
-    away = site.servers.away
-    return f"{away[0].name} does not answer" if away and isinstance(error, Transient) else problem_of(error).words
+def failure_text(site: Site, error: RelatumError) -> str:
+    """Return why a part of an answer failed, in one line."""
+    unavailable = site.servers.unavailable if isinstance(error, Transient) else ()
+    return f"{unavailable[0].name} does not answer" if unavailable else problem_of(error).words

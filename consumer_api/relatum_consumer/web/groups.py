@@ -1,4 +1,4 @@
-"""Message groups: incomplete groups and what each lacks, group consumers, and one group with its messages."""
+"""Message groups: unfinished groups with their missing numbers, group consumers, and one group with its messages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,21 +15,21 @@ from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, membership
 from relatum_consumer import GroupConsumerStatus
 from relatum_consumer.groups import GroupReport
 from relatum_consumer.lookups.proof import Uncovered
-from relatum_consumer.web.endpoint import endpoint, words_of
+from relatum_consumer.web.endpoint import endpoint, failure_text
 from relatum_consumer.web.messages import MessageRow, message_rows, shown_value
-from relatum_consumer.web.parameters import Number, Parameters, Several, cursor_of, read_cursor
+from relatum_consumer.web.parameters import Number, Parameters, TextList, cursor_of, read_cursor
 from relatum_consumer.web.site import Site
 
-GROUPS_KEPT_S: Final = 10.0
-"""Seconds for which the list is cached: it takes a scan of all rows of the key, about a million a second."""
+GROUPS_CACHE_S: Final = 10.0
+"""Seconds for which lists are cached: each list scans all rows of the group key, about a million a second."""
 
 CONSUMERS_LISTED: Final = 10
 CONSUMERS_S: Final = 3.0
-"""How long the status of all consumers of a page may take, in seconds: their groups are counted."""
+"""Seconds that a page may spend on counting its consumers' groups."""
 
 UNRECORDED_READ: Final = 20_000
-"""The most offsets unrecorded by the key of groups that are read from the streams: about 100 ms. A small lag of the
-recorder then leaves nothing open. If there are more, the answer covers the recorded part and names the rest."""
+"""Maximum offsets not recorded for the group key that an answer reads from the streams, in about 100 ms. If there are
+more, the answer covers only recorded messages, and names the unrecorded parts."""
 
 _PLACES_LISTED: Final = 5
 _RANGES_LISTED: Final = 20
@@ -37,7 +37,7 @@ _EXPIRED_LISTED: Final = 100
 
 
 def _position(site: Site, position: GroupPosition) -> GroupPosition:
-    """Return a group's position for display: its id is a digest if the key of groups is masked."""
+    """Return a group's position for display: its id is a digest if the group key is masked."""
     group_id = shown_value(site, GROUP_KEY.name, position.group_id)
     return replace(position, group_id=group_id, missing=position.missing[:_RANGES_LISTED])
 
@@ -48,21 +48,21 @@ def _report(site: Site, report: GroupReport) -> GroupReport:
 
 
 def _is_contradictory(position: GroupPosition) -> bool:
-    """Whether no message can complete the group. Duplicates are no contradiction: the first message is used."""
+    """Whether no message can complete the group. Duplicates contradict nothing: the first message is used."""
     return any(each is not Anomaly.DUPLICATE for each in position.anomalies)
 
 
-async def _much_unrecorded(site: Site, streams: tuple[str, ...] = ()) -> tuple[Uncovered, ...]:
-    """Return the offsets not recorded for the key of groups if they are too many to read; else none."""
+async def _unrecorded_backlog(site: Site, streams: tuple[str, ...] = ()) -> tuple[Uncovered, ...]:
+    """Return the offsets not recorded for the group key if they are too many to read; otherwise none."""
     found = (await site.relations._newest_groups(streams or None, limit=0)).unrecorded
     return found if sum(each.stop - each.start for each in found) > UNRECORDED_READ else ()
 
 
-async def _id_at(site: Site, place: MessageId) -> str:
+async def _group_id_at(site: Site, place: MessageId) -> str:
     message = await site.relations.read(*place)
     number = membership(message.headers)
     if number is None:
-        raise InvalidInput(f"the message {message.id} is in no group")
+        raise InvalidInput(f"the message {message.id} belongs to no group")
     return number.group_id
 
 
@@ -73,9 +73,9 @@ class GroupsParameters(Parameters):
     show: Literal["unfinished", "all"] = Field(
         "unfinished", description="Unfinished groups; or all groups, newest first."
     )
-    stream: Several = Field((), description="Streams and super streams; all recorded ones by default.")
-    older_s: Number = Field(0, description="For unfinished groups: the least age of the first message, in seconds.")
-    limit: int = Field(500, ge=1, le=500, description="The most groups.")
+    stream: TextList = Field((), description="Streams and super streams; all recorded ones by default.")
+    older_s: Number = Field(0, description="For unfinished groups: minimum age of the first message, in seconds.")
+    limit: int = Field(500, ge=1, le=500, description="Maximum groups.")
     cursor: str = Field("", description="For all groups: `next` of the previous page.")
 
 
@@ -83,11 +83,11 @@ class GroupsParameters(Parameters):
 class GroupsAnswer:
     """A page of all groups, newest first; or of the unfinished groups, with their counts.
 
-    Of the unfinished groups, incomplete ones come first, then contradictory ones and those that lost a message, each
-    oldest first. A group's id is a digest if the key of groups is masked: then ask for the group by one of its
-    messages. Each group has its first five `places` and the first twenty ranges of `missing`. `unrecorded` are the
-    first twenty of `unrecorded_count` parts of the streams that are not recorded and may hold messages of groups.
-    `consumers` are the first ten of `consumers_count`, each with its status, or the reason why it is unknown.
+    Among the unfinished groups, incomplete groups come before contradictory groups and groups that lost a message, each
+    oldest first. A group's id is a digest if the group key is masked: request such a group by one of its messages.
+    Each group has its first five `places` and the first twenty ranges of `missing`. `unrecorded` has the first twenty
+    of `unrecorded_count` ranges of offsets that are not recorded and may hold messages of groups. `consumers` has the
+    first ten of `consumers_count`, each with its status, or the reason why its status is unknown.
     """
 
     groups: tuple[GroupReport, ...]
@@ -102,24 +102,24 @@ class GroupsAnswer:
 
 @endpoint(
     "/groups",
-    "Unfinished message groups and what they lack, or all groups; and the group consumers.",
+    "Unfinished message groups with their missing numbers, or all groups; and the group consumers.",
     empty="key_not_defined",
 )
-async def groups(site: Site, asked: GroupsParameters) -> GroupsAnswer:
+async def groups(site: Site, query: GroupsParameters) -> GroupsAnswer:
     page: Sequence[GroupReport]
     cursor = incomplete = contradictory = None
-    if asked.show == "all":
-        after = read_cursor(asked.cursor, tuple[str, Number])
-        # The cursor names a message of the last group: the group's id may be secret, and cursors are parts of links.
-        before = None if after is None else await _id_at(site, MessageId(*after))
-        newest = await site.relations._newest_groups(asked.stream or None, before=before, limit=asked.limit)
+    if query.show == "all":
+        after = read_cursor(query.cursor, tuple[str, Number])
+        # The cursor names a message of the last group: the group's id may be secret, and cursors are in URLs.
+        before = None if after is None else await _group_id_at(site, MessageId(*after))
+        newest = await site.relations._newest_groups(query.stream or None, before=before, limit=query.limit)
         page, unrecorded = newest.groups, newest.unrecorded
         cursor = cursor_of(*page[-1].places[0]) if newest.next is not None and page else None
     else:
-        unrecorded = await _much_unrecorded(site, asked.stream)
-        reports = await _unfinished(site, asked, complete=not unrecorded)
+        unrecorded = await _unrecorded_backlog(site, query.stream)
+        reports = await _unfinished(site, query, complete=not unrecorded)
         contradictory = sum(_is_contradictory(each.position) for each in reports)
-        incomplete, page = len(reports) - contradictory, reports[: asked.limit]
+        incomplete, page = len(reports) - contradictory, reports[: query.limit]
     names = await site.relations.group_consumers()
     return GroupsAnswer(
         groups=tuple(_report(site, each) for each in page),
@@ -133,12 +133,12 @@ async def groups(site: Site, asked: GroupsParameters) -> GroupsAnswer:
     )
 
 
-async def _unfinished(site: Site, asked: GroupsParameters, *, complete: bool) -> Sequence[GroupReport]:
-    older_s = asked.older_s
-    ask = partial(site.relations.incomplete_groups, asked.stream or None, older_than=older_s, complete=complete)
+async def _unfinished(site: Site, query: GroupsParameters, *, complete: bool) -> Sequence[GroupReport]:
+    older_s = query.older_s
+    load = partial(site.relations.incomplete_groups, query.stream or None, older_than=older_s, complete=complete)
     with within(site.options.timeout_s):
-        reports = await site.cached(("groups", asked.stream, older_s, complete), GROUPS_KEPT_S, ask)
-    # Groups without a time count as old.
+        reports = await site.cached(("groups", query.stream, older_s, complete), GROUPS_CACHE_S, load)
+    # Groups without a time count as oldest.
     oldest = datetime.min.replace(tzinfo=UTC)
     return sorted(
         reports, key=lambda each: (_is_contradictory(each.position), each.first_seen or oldest, each.places[:1])
@@ -149,11 +149,11 @@ async def _consumers(site: Site, names: Sequence[str]) -> dict[str, GroupConsume
     found: dict[str, GroupConsumerStatus | str] = {}
     with within(CONSUMERS_S):
         for name in names:
-            ask = partial(site.relations.group_consumer_status, name)
+            load = partial(site.relations.group_consumer_status, name)
             try:
-                found[name] = await site.cached(("group consumer", name), GROUPS_KEPT_S, ask)
+                found[name] = await site.cached(("group consumer", name), GROUPS_CACHE_S, load)
             except RelatumError as error:
-                found[name] = words_of(site, error)
+                found[name] = failure_text(site, error)
     return found
 
 
@@ -189,21 +189,21 @@ class GroupAnswer:
 
 
 @endpoint("/groups/group", "A message group, with its messages by number.")
-async def group(site: Site, asked: GroupParameters) -> GroupAnswer:
-    group_id = asked.id
-    if asked.of_offset is not None:
-        group_id = await _id_at(site, MessageId(asked.of_stream, asked.of_offset))
+async def group(site: Site, query: GroupParameters) -> GroupAnswer:
+    group_id = query.id
+    if query.of_offset is not None:
+        group_id = await _group_id_at(site, MessageId(query.of_stream, query.of_offset))
     if not group_id:
         raise InvalidInput("id is missing: give the group's id, 48 hexadecimal digits")
-    found = await site.relations.group(group_id, complete=not await _much_unrecorded(site))
+    found = await site.relations.group(group_id, complete=not await _unrecorded_backlog(site))
     numbered = []
     for each in (*found, *found.duplicates):
         number = membership(each.headers)
-        assert number is not None, "it is in a group"
+        assert number is not None, "a group's message has a number"
         numbered.append((number.sequence, each.id, number.last, each))
     numbered.sort(key=lambda each: each[:2])
-    stop = asked.cursor + asked.limit
-    page = numbered[asked.cursor : stop]
+    stop = query.cursor + query.limit
+    page = numbered[query.cursor : stop]
     duplicates = {each.id for each in found.duplicates}
     rows = message_rows(site, [each for *_, each in page])
     return GroupAnswer(

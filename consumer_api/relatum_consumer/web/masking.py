@@ -1,8 +1,7 @@
-"""Masked values: shown as digests, which are equal for equal values and do not reveal the value.
+"""Masking: answers show digests instead of values. Equal values have equal digests, which do not reveal the value.
 
 A masked key masks the sources of its values: headers, properties and paths in bodies. So no other key, and no list of
-headers, shows its values. The secret is stored in the database: digests are the same in all processes, and after each
-start.
+headers, shows its values. The database stores the secret of the digests, so all processes compute the same digests.
 """
 
 import hashlib
@@ -16,15 +15,15 @@ from relatum.reading import Message
 _DIGITS: Final = 10
 """Hexadecimal digits of a digest: 40 bits distinguish the values of a page."""
 
-NOT_SAID: Final = "~"
-"""Shown instead of a value of a key that is not defined any more: the value may have been masked."""
+HIDDEN_VALUE: Final = "~"
+"""Shown instead of a removed key's value, which may have been masked."""
 
 
 class Masking:
-    """Decides what is masked, and computes digests.
+    """Knows which keys and places are masked, and computes digests.
 
-    `keys` are masked in addition to keys masked by definition. `definitions` are the last known keys, by name; before
-    the first `take` (`is_known`), nothing can be shown.
+    `keys` are names of keys to mask besides those masked by definition. `definitions` has the last known keys, by name.
+    The first `update` sets `is_known`; before it, no value can be shown.
     """
 
     def __init__(self, keys: Iterable[str], *, bodies: bool, show_bodies: bool) -> None:
@@ -33,15 +32,15 @@ class Masking:
         self._show_bodies = show_bodies
         self.is_known = False
         self.definitions: dict[str, KeyDefinition] = {}
-        # With the type of its key, a value has the same text, and so the same digest, in every place.
+        # The type of the place's key gives a value the same text, and thus the same digest, in every place.
         self._places: dict[Place, KeyType] = {}
         self.secret: bytes | None = None
 
     def lacks_secret(self, definitions: tuple[KeyDefinition, ...]) -> bool:
-        """Return whether these definitions need digests and the secret is not loaded yet."""
+        """Whether these definitions need digests and the secret is not loaded yet."""
         return self.secret is None and any(each.masked or each.name in self._keys for each in definitions)
 
-    def take(self, definitions: tuple[KeyDefinition, ...]) -> None:
+    def update(self, definitions: tuple[KeyDefinition, ...]) -> None:
         if not self.is_known or definitions != tuple(self.definitions.values()):
             self._places = masked_places(definitions, self._keys)
             self.definitions = {each.name: each for each in definitions}
@@ -49,7 +48,7 @@ class Masking:
 
     def is_masked(self, definition: KeyDefinition) -> bool:
         """Whether a key's values are masked: the key is masked, or shares a source with a masked key."""
-        assert self.is_known, "definitions come from `Site.keys`"
+        assert self.is_known, "`Site.keys` loads the definitions"
         return not self._places.keys().isdisjoint(units_of(definition.components))
 
     def is_masked_key(self, name: str) -> bool:
@@ -57,7 +56,7 @@ class Masking:
         return name not in self.definitions or self.is_masked(self.definitions[name])
 
     def is_masked_place(self, kind: str, name: str) -> bool:
-        assert self.is_known, "definitions come from `Site.keys`"
+        assert self.is_known, "`Site.keys` loads the definitions"
         return Place(kind, name) in self._places
 
     def hides_body(self, message: Message) -> bool:
@@ -68,7 +67,7 @@ class Masking:
         try:
             return any(place.within(base_of(place)) for place in self._places)
         except InvalidValue:
-            return True  # an unreadable body may contain it
+            return True  # an unreadable body may contain a masked value
 
     @property
     def hides_reasons(self) -> bool:
@@ -76,7 +75,7 @@ class Masking:
         return self._bodies or (bool(self._places) and not self._show_bodies)
 
     def digest(self, value: str) -> str:
-        assert self.secret is not None, "the secret comes with `Site.keys`"
+        assert self.secret is not None, "`Site.keys` loads the secret"
         given = value.encode("utf-8", "surrogatepass")
         return f"~{hmac.new(self.secret, given, hashlib.sha256).hexdigest()[:_DIGITS]}"
 
@@ -87,7 +86,7 @@ class Masking:
     def digest_at(self, kind: str, name: str, value: Any, text: str) -> str:
         """Return the digest of a masked header's or property's value, which equals the digest of its key's value.
 
-        `text`: The value as text, for a value that the key cannot have.
+        If the key cannot have the value, it is the digest of `text`.
         """
         try:
             return self.digest(canonical(value, self._places[Place(kind, name)]))

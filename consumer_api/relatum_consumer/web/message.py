@@ -1,4 +1,4 @@
-"""A message: headers, properties, body, related messages by key, and its neighbours in the stream."""
+"""A message: headers, properties, body, related messages by key, and neighbours in the stream."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,19 +20,19 @@ from relatum.store.database import sql
 from relatum_consumer.lookups.by_key import rows_of, span_parameters, streams_with
 from relatum_consumer.lookups.catalog import streams_meant
 from relatum_consumer.web.collectors import outcomes_of
-from relatum_consumer.web.endpoint import endpoint, gathered, in_patience, words_of
+from relatum_consumer.web.endpoint import endpoint, failure_text, gather, optional_part
 from relatum_consumer.web.messages import (
     BodyKind,
     KeyValue,
     MessageRow,
     Named,
+    character_start,
     key_values,
     kind_of,
     message_rows,
     named_values,
     text_of,
     values_of,
-    whole_characters,
 )
 from relatum_consumer.web.parameters import Number, just_after
 from relatum_consumer.web.problems import Problem
@@ -40,13 +40,13 @@ from relatum_consumer.web.site import Site
 from relatum_consumer.web.streams import StreamParameters, ends
 
 RELATED_SHOWN: Final = 6
-"""The most related messages shown for a key. If there are more, the nearest in time are shown, with a link to all."""
+"""Maximum related messages shown for a key. If there are more, the nearest in time are shown, with a link to all."""
 
 NEAREST_SHOWN: Final = 2
-"""How many of these are earlier, and how many later, for other streams and for the message's own."""
+"""Maximum nearest messages before and after the message, each for other streams and for its own stream."""
 
 COUNTED_MAX: Final = 1_000
-"""The most recorded messages of a value that are counted: in a few milliseconds."""
+"""Maximum recorded messages of a value to count, which takes a few milliseconds."""
 
 _COUNT: Final = sql(
     f"""
@@ -56,20 +56,20 @@ _COUNT: Final = sql(
       WHERE {streams_meant(None)} LIMIT :limit::bigint) AS counted
     """
 )
-"""Counts the rows of a value in present streams of `vhost`, without those that retention dropped, up to `limit`."""
+"""Counts, up to `limit`, the rows of a value in current streams of `vhost` whose messages retention has not dropped."""
 
 _STRIDES: Final = (1, 16, 256, 4_096)
-"""How many offsets before a message are searched for its neighbour, step by step: gaps are mostly small."""
+"""Offsets to search before a message for its predecessor, step by step: most gaps are small."""
 
-STREAMS_ASKED_MAX: Final = 50
-"""With more other streams, the nearest messages of other streams are not looked up."""
+NEAREST_STREAMS_MAX: Final = 50
+"""Maximum other streams in which the nearest messages are looked up; if there are more, none is searched."""
 
 
 class MessageParameters(StreamParameters):
     offset: Number = Field(description="The message's offset.")
     view: Literal["", "json", "text", "hex"] = Field("", description="How a page shows the body.")
     body_from: Number = Field(0, description="The first byte of the body to show.")
-    body_bytes: int = Field(16_384, ge=0, le=65_536, description="The most bytes of the body to return.")
+    body_bytes: int = Field(16_384, ge=0, le=65_536, description="Maximum bytes of the body to return.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,10 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class RelatedByKey:
-    """The messages that share a key's value with this one, by time. If there are many, the nearest in time.
+    """The messages that share a key's value with this message, by time; if there are many, only the nearest in time.
 
-    `status` and `words` are as in a search. If the lookup failed, `status` is `failed`. `recorded` counts the recorded
-    messages with the value, up to 1,001, if `has_more`; None if they were not counted.
+    `status` and `words` are as in a search. If the lookup failed, `status` is `failed`. If `has_more`, `recorded` is
+    the number of recorded messages with the value, up to 1,001; None if they were not counted.
     """
 
     key: KeyValue
@@ -107,9 +107,9 @@ class RelatedByKey:
 class MessageAnswer:
     """A message, and the messages related to it by each key.
 
-    `chunk_time` is when the broker wrote it. `previous_offset` and `next_offset` are its neighbours in the stream:
-    offsets have gaps. `outcomes` are those in collectors, least advanced first, without reasons if bodies or a key are
-    masked.
+    `chunk_time` is the time when the broker wrote it. `previous_offset` and `next_offset` are the offsets of its
+    neighbours in the stream, which has gaps. `outcomes` has its outcomes in collectors, least advanced first, without
+    reasons if bodies or a key are masked.
     """
 
     stream: str
@@ -132,15 +132,15 @@ class MessageAnswer:
     "/message",
     "A message: time, keys, headers, properties, a part of its body, and its related messages by each key.",
     tool="read",
-    known=ends,
+    facts=ends,
 )
-async def message(site: Site, asked: MessageParameters) -> MessageAnswer:
-    found = await site.relations.read(asked.stream, asked.offset)
+async def message(site: Site, query: MessageParameters) -> MessageAnswer:
+    found = await site.relations.read(query.stream, query.offset)
     keys = key_values(site, found)
     # One lookup for each key covers all its values.
-    related = gathered([partial(_related, site, found, key) for key in keys if not key.of_value])
+    related = gather([partial(_related, site, found, key) for key in keys if not key.of_value])
     rows, outcomes, (previous, following) = await asyncio.gather(
-        related, in_patience(site.in_thread(outcomes_of, site, found)), _neighbours(site, found)
+        related, optional_part(site.in_thread(outcomes_of, site, found)), _neighbours(site, found)
     )
     return MessageAnswer(
         stream=found.stream,
@@ -153,10 +153,10 @@ async def message(site: Site, asked: MessageParameters) -> MessageAnswer:
         properties=named_values(
             site, "property", {name: each for name, each in asdict(found.properties).items() if each is not None}
         ),
-        body=_body(site, found, asked),
+        body=_body_part(site, found, query),
         previous_offset=previous,
         next_offset=following,
-        # A value that few messages share says more.
+        # Values that few messages share come first: they are more specific.
         related=tuple(sorted(rows, key=lambda row: row.has_more)),
         is_in_group=membership(found.headers) is not None,
         outcomes=outcomes or (),
@@ -164,17 +164,17 @@ async def message(site: Site, asked: MessageParameters) -> MessageAnswer:
 
 
 async def _related(site: Site, found: Message, key: KeyValue) -> RelatedByKey:
-    """Return the messages related by one key. An error is a part of the answer, so other keys still answer."""
+    """Return the messages related by one key. An error becomes a part of the answer, so other keys still answer."""
     try:
         answer = await site.relations.related(found, by=key.key, limit=RELATED_SHOWN + 1)
     except RelatumError as error:
-        return RelatedByKey(key, "failed", words_of(site, error), (), has_more=False)
+        return RelatedByKey(key, "failed", failure_text(site, error), (), has_more=False)
     messages: Sequence[Message] = answer.messages
     recorded, has_more = None, len(answer) > RELATED_SHOWN
     if has_more:
         definition = site.masking.definitions[key.key]
-        messages = await in_patience(_nearest(site, definition, found)) or answer[:RELATED_SHOWN]
-        recorded = await in_patience(site.in_thread(_recorded, site, definition, found))
+        messages = await optional_part(_nearest(site, definition, found)) or answer[:RELATED_SHOWN]
+        recorded = await optional_part(site.in_thread(_recorded, site, definition, found))
     by_time = sorted(messages, key=lambda each: (each.time_us or 0, each.stream, each.offset))
     return RelatedByKey(key, answer.status.value, answer.words, message_rows(site, by_time), has_more, recorded)
 
@@ -187,39 +187,38 @@ def _recorded(site: Site, definition: KeyDefinition, found: Message) -> int | No
 
 
 async def _nearest(site: Site, definition: KeyDefinition, found: Message) -> tuple[Message, ...]:
-    """Return the messages nearest in time that share a value, in other streams and in its own; none if unknown."""
+    """Return the nearest messages in time with the same value; none if the message has no time or several values."""
     at, values = found.time, values_of(definition, found)
     if at is None or len(values) > 1:
         return ()
-    near: list[Message] = []
+    nearest: list[Message] = []
     others = [name for name in await site.relations.streams() if name != found.stream]
-    # A lookup refuses the name of a deleted stream.
-    gone = await (await site.reader()).missing(others) if 0 < len(others) <= STREAMS_ASKED_MAX else others
-    others = [name for name in others if name not in gone]
+    # A lookup with the name of a deleted stream is an error.
+    deleted = await (await site.reader()).missing(others) if 0 < len(others) <= NEAREST_STREAMS_MAX else others
+    others = [name for name in others if name not in deleted]
     for streams in filter(None, (others, [found.stream])):
-        ask = partial(site.relations.find, definition.name, values[0], streams=streams)
-        # The message itself is one of its own stream's.
+        find = partial(site.relations.find, definition.name, values[0], streams=streams)
+        # One more from the message's own stream, since the lookup returns the message itself.
         later = just_after(at)
-        near += await ask(until=later, order="newest", limit=NEAREST_SHOWN + (streams is not others))
-        near += await ask(since=later, limit=NEAREST_SHOWN) if later else ()
-    return tuple(each for each in near if each.id != found.id)
+        nearest += await find(until=later, order="newest", limit=NEAREST_SHOWN + (streams is not others))
+        nearest += await find(since=later, limit=NEAREST_SHOWN) if later else ()
+    return tuple(each for each in nearest if each.id != found.id)
 
 
-def _body(site: Site, found: Message, asked: MessageParameters) -> Body:
+def _body_part(site: Site, found: Message, query: MessageParameters) -> Body:
     body = found.body
     if site.masking.hides_body(found):
         return Body("masked", len(body))
-    start, is_hex = min(asked.body_from, len(body)), asked.view == "hex" or text_of(body) is None
-    # Two digits a byte.
-    end = min(len(body), start + (asked.body_bytes // 2 if is_hex else asked.body_bytes))
+    start, is_hex = min(query.body_from, len(body)), query.view == "hex" or text_of(body) is None
+    end = min(len(body), start + (query.body_bytes // 2 if is_hex else query.body_bytes))
     if not is_hex:
-        start, end = (whole_characters(body, at) for at in (start, end))
+        start, end = (character_start(body, at) for at in (start, end))
     part = body[start:end].hex() if is_hex else body[start:end].decode()
     return Body(kind_of(body), len(body), start, end, is_hex, part)
 
 
 async def _neighbours(site: Site, found: Message) -> tuple[int | None, int | None]:
-    """Return the offsets of the messages before and after; None without one, or while the broker cannot answer."""
+    """Return the offsets of the messages before and after; None if there is none, or the broker cannot answer."""
     previous = following = None
     with suppress(RelatumError, StopAsyncIteration):
         # Offsets have gaps, so the search widens step by step.
@@ -233,18 +232,18 @@ async def _neighbours(site: Site, found: Message) -> tuple[int | None, int | Non
     return previous, following
 
 
-# --- its body as a file -----------------------------------------------------------------------------------
+# --- the body as a file -----------------------------------------------------------------------------------
 
-_ALONE: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
-"""A file opened by itself, too, gets its own origin and loads and runs nothing. Only the browser's styles apply."""
+_FILE_POLICY: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+"""The security policy of the file: opened in a browser, it has its own origin, and loads and runs nothing."""
 
 
-async def body_file(site: Site, asked: MessageParameters) -> Response:
+async def body_file(site: Site, query: MessageParameters) -> Response:
     await site.keys()
-    found = await site.relations.read(asked.stream, asked.offset)
+    found = await site.relations.read(query.stream, query.offset)
     if site.masking.hides_body(found):
         raise Problem(403, "bodies_masked", "this body is not shown here", "The page's administrator can allow it.")
-    # Without the stream's name, which may have any characters.
-    saved = f'attachment; filename="message-{asked.offset}.bin"'
-    headers = {"Content-Security-Policy": _ALONE, "Content-Disposition": saved}
+    # The file's name omits the stream's name, which may have any characters.
+    disposition = f'attachment; filename="message-{query.offset}.bin"'
+    headers = {"Content-Security-Policy": _FILE_POLICY, "Content-Disposition": disposition}
     return Response(found.body, headers=headers, media_type="application/octet-stream")

@@ -14,16 +14,16 @@ from relatum.errors import InvalidInput
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message
 from relatum_consumer.lookups.answer import Covered
-from relatum_consumer.web.masking import NOT_SAID
+from relatum_consumer.web.masking import HIDDEN_VALUE
 from relatum_consumer.web.site import Site
 
-_LISTED: Final = 100
-"""The most items of each list that says what an answer covers."""
+_ITEMS_MAX: Final = 100
+"""Maximum items of each list in `Covered`."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A key's value in a message; a digest if it is masked. `of_value` is its index among the key's values."""
+    """A key's value in a message, or its digest if masked. `of_value` is its index among the key's values."""
 
     key: str
     value: str
@@ -48,7 +48,7 @@ class MessageRow:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A header or property. `text` is its whole value; a digest if it is masked."""
+    """A header or property. `text` is its whole value, or its digest if masked."""
 
     name: str
     type: str
@@ -57,34 +57,34 @@ class Named:
 
 
 def covered(found: Covered) -> dict[str, Any]:
-    """Return the fields of `Covered`, each list cut to its beginning."""
-    return {name: getattr(found, name)[:_LISTED] for name in field_names(Covered)}
+    """Return the fields of `Covered`, each list cut to `_ITEMS_MAX`."""
+    return {name: getattr(found, name)[:_ITEMS_MAX] for name in field_names(Covered)}
 
 
 def values_of(definition: KeyDefinition, message: Message) -> list[Any]:
-    """Return a key's values in a message as lookups take them: a composite value as a tuple."""
+    """Return a key's values in a message in the form that lookups accept: a composite value as a tuple."""
     values: list[Any] = definition.values_of(message)
     return [tuple(definition.parts_of(message))] if values and definition.is_composite else values
 
 
-def given_value(value: tuple[str, ...]) -> Any:
-    """Return the value in a query as lookups take it: several parts as a tuple.
+def query_value(value: tuple[str, ...]) -> Any:
+    """Return the value in a query in the form that lookups accept: several parts as a tuple.
 
     Raises:
-        InvalidInput: no value was given.
+        InvalidInput: the query has no value.
     """
     if not value:
         raise InvalidInput("value is missing: give the key's value")
     return value[0] if len(value) == 1 else value
 
 
-def sought_text(site: Site, key: str, values: Sequence[Any]) -> str:
-    """Return the searched value of a key for display; its digest if the key is masked."""
+def query_text(site: Site, key: str, values: Sequence[Any]) -> str:
+    """Return the searched value of a key for display, or its digest if the key is masked."""
     definition, texts = site.masking.definitions.get(key), [*map(str, values)]
     text = " + ".join(texts)
     if definition is None or not site.masking.is_masked(definition):
         return text
-    # A value that the key cannot have stays as it is.
+    # A value that the key cannot have is digested unchanged.
     with suppress(InvalidValue, ValueError):
         text = definition.canonical_query(texts[0] if len(texts) == 1 else tuple(texts))
     return site.masking.digest(text)
@@ -92,8 +92,7 @@ def sought_text(site: Site, key: str, values: Sequence[Any]) -> str:
 
 def shown_value(site: Site, key: str, value: str) -> str:
     definition = site.masking.definitions.get(key)
-    # A key that was removed may have been masked.
-    return NOT_SAID if definition is None else site.masking.shown(definition, value)
+    return HIDDEN_VALUE if definition is None else site.masking.shown(definition, value)
 
 
 def key_values(site: Site, message: Message) -> tuple[KeyValue, ...]:
@@ -113,8 +112,8 @@ def message_rows(site: Site, messages: Sequence[Message]) -> tuple[MessageRow, .
             shown.setdefault(each.stream, []).append(each)
     texts = {
         each.id: text
-        for some in shown.values()
-        for each, text in zip(some, previews([each.body for each in some]), strict=True)
+        for of_stream in shown.values()
+        for each, text in zip(of_stream, previews([each.body for each in of_stream]), strict=True)
     }
 
     def row(each: Message) -> MessageRow:
@@ -127,7 +126,7 @@ def message_rows(site: Site, messages: Sequence[Message]) -> tuple[MessageRow, .
 def named_values(site: Site, kind: str, given: dict[str, Any]) -> tuple[Named, ...]:
     shown = []
     for name, value in given.items():
-        text, type_ = _text_of(value)
+        text, type_ = _value_text(value)
         is_masked = site.masking.is_masked_place(kind, name)
         if is_masked:
             text = site.masking.digest_at(kind, name, value, text)
@@ -135,7 +134,7 @@ def named_values(site: Site, kind: str, given: dict[str, Any]) -> tuple[Named, .
     return tuple(shown)
 
 
-def _text_of(value: Any) -> tuple[str, str]:
+def _value_text(value: Any) -> tuple[str, str]:
     unknown = str, type(value).__name__
     text, kind = next(((text, kind) for types, kind, text in _TYPES if isinstance(value, types)), unknown)
     return text(value), kind
@@ -157,27 +156,27 @@ _TYPES: Final[tuple[tuple[Any, str, Callable[[Any], str]], ...]] = (
 
 BodyKind = Literal["empty", "json", "text", "binary", "masked"]
 
-_LOOKED_AT: Final = 65_536
+_CHECKED_CHARACTERS: Final = 65_536
 """How many characters of a text are searched for control characters."""
 
 HEX_BYTES_MAX: Final = 4_096
-"""The most bytes shown in hexadecimal."""
+"""Maximum bytes shown in hexadecimal."""
 
 JSON_BYTES_MAX: Final = 1 << 20
-"""The largest body parsed as JSON, in bytes; a larger one counts as text."""
+"""Maximum bytes of a body parsed as JSON; a larger body counts as text."""
 
 _PREVIEW_CHARACTERS: Final = 160
 
 _INDENT_MAX: Final = 80
-"""The deepest indentation, in characters; deeper values stay on one line."""
+"""Maximum indentation, in characters; deeper values stay on one line."""
 
 _COMPARED_BYTES_MAX: Final = 1 << 14
-"""The largest JSON body compared with those of other messages of a list, in bytes."""
+"""Maximum bytes of a JSON body that is compared with the other bodies of a list."""
 
-_NO_TEXT: Final = re.compile(r"[\x01-\x08\x0b\x0e-\x1f\x7f]")
+_CONTROL_CHARACTERS: Final = re.compile(r"[\x01-\x08\x0b\x0e-\x1f\x7f]")
 
 _CHARACTERS_OF_A_NUL: Final = 4
-"""The fewest characters for each NUL in a text: UTF-16 and binary numbers have more NULs."""
+"""Minimum characters of a text for each NUL in it; UTF-16 and binary numbers have more NULs."""
 
 
 class _Number(str):
@@ -193,11 +192,11 @@ def text_of(body: bytes) -> str | None:
     except UnicodeDecodeError:
         return None
     is_text = text.count("\0") * _CHARACTERS_OF_A_NUL <= len(text)
-    return text if is_text and not _NO_TEXT.search(text, 0, _LOOKED_AT) else None
+    return text if is_text and not _CONTROL_CHARACTERS.search(text, 0, _CHECKED_CHARACTERS) else None
 
 
-def whole_characters(body: bytes, at: int) -> int:
-    """Return the offset, moved back to the start of a character if it is inside one."""
+def character_start(body: bytes, at: int) -> int:
+    """Return the offset of the first byte of the UTF-8 character at an offset."""
     while 0 < at < len(body) and body[at] & 0xC0 == 0x80:
         at -= 1
     return at
@@ -207,59 +206,59 @@ def kind_of(body: bytes) -> BodyKind:
     """Return the kind of a body, judged by its bytes."""
     if not body:
         return "empty"
-    if body[:1] in b"{[" and len(body) <= JSON_BYTES_MAX and _loaded(body) is not None:
+    if body[:1] in b"{[" and len(body) <= JSON_BYTES_MAX and _parsed_json(body) is not None:
         return "json"
     return "binary" if text_of(body) is None else "text"
 
 
 def preview(body: bytes) -> str:
     """Return the beginning of a body on one line."""
-    # One character more than is shown, of at most four bytes each.
-    text = text_of(body[: whole_characters(body, 4 * (_PREVIEW_CHARACTERS + 1))])
+    # Room for one character more than is shown, at four bytes each.
+    text = text_of(body[: character_start(body, 4 * (_PREVIEW_CHARACTERS + 1))])
     shown = body[:32].hex(" ") if text is None else " ".join(text.split())
     return shown if len(shown) <= _PREVIEW_CHARACTERS else f"{shown[: _PREVIEW_CHARACTERS - 1]}…"
 
 
 def previews(bodies: Sequence[bytes]) -> list[str]:
-    """Return the beginnings of the bodies of one stream; JSON objects lose the members that all of them share."""
-    loaded = (_loaded(body) if body[:1] == b"{" and len(body) <= _COMPARED_BYTES_MAX else None for body in bodies)
-    objects = [each for each in loaded if isinstance(each, dict)]
+    """Return the beginnings of one stream's bodies; JSON objects lose the members that all of them share."""
+    values = (_parsed_json(body) if body[:1] == b"{" and len(body) <= _COMPARED_BYTES_MAX else None for body in bodies)
+    objects = [each for each in values if isinstance(each, dict)]
     if not 1 < len(objects) == len(bodies):
         return [*map(preview, bodies)]
     shared = {name for name in objects[0] if all(name in each and each[name] == objects[0][name] for each in objects)}
     if not shared or any(len(each) == len(shared) for each in objects):
         return [*map(preview, bodies)]
     rest = ({name: value for name, value in each.items() if name not in shared} for each in objects)
-    return [preview(f"{{… {_written(each)[1:]}".encode()) for each in rest]
+    return [preview(f"{{… {_json_text(each)[1:]}".encode()) for each in rest]
 
 
-def _written(value: Any, line: str = "") -> str:
-    """Return a JSON value as text, numbers as written. With the start of a line, each member gets its own line."""
+def _json_text(value: Any, line: str = "") -> str:
+    """Return a JSON value as text. Given a line break with indentation, each member gets its own line."""
     if isinstance(value, _Number):
         return value
     if not value or not isinstance(value, dict | list):
-        return _as_json(value)
+        return _scalar_text(value)
     inner = f"{line}  " if 0 < len(line) < _INDENT_MAX else ""
     if isinstance(value, dict):
         start, end = "{}"
-        members = [f"{_as_json(name)}: {_written(each, inner)}" for name, each in value.items()]
+        members = [f"{_scalar_text(name)}: {_json_text(each, inner)}" for name, each in value.items()]
     else:
         start, end = "[]"
-        members = [_written(each, inner) for each in value]
+        members = [_json_text(each, inner) for each in value]
     separator = f",{inner or ' '}"
     return f"{start}{inner}{separator.join(members)}{line}{end}"
 
 
-def _as_json(value: Any) -> str:
-    # A lone surrogate stays escaped, as its sender wrote it: no page can hold it.
+def _scalar_text(value: Any) -> str:
+    # A lone surrogate stays escaped, as its sender wrote it, since UTF-8 cannot encode it.
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 
 def indented(text: str) -> str | None:
-    """Return JSON with one member a line; None if the text is not JSON, or is nested too deeply."""
+    """Return JSON with one member per line; None if the text is not JSON, or is nested too deeply."""
     try:
-        loaded = _loaded(text.encode())
-        return None if loaded is None else _written(loaded, "\n")
+        value = _parsed_json(text.encode())
+        return None if value is None else _json_text(value, "\n")
     except RecursionError:
         return None
 
@@ -274,7 +273,7 @@ def hex_lines(body: bytes) -> list[str]:
     return lines
 
 
-def _loaded(body: bytes) -> Any:
+def _parsed_json(body: bytes) -> Any:
     """Return the JSON value; None if it is null, or the body is not JSON."""
     try:
         return json.loads(body.decode(), parse_int=_Number, parse_float=_Number, parse_constant=_Number)

@@ -10,7 +10,7 @@ from pydantic import Field
 from relatum.common.waiting import within
 from relatum.errors import InvalidInput, RelatumError, Transient
 from relatum_consumer.expectations import Expectation, ExpectationResult, MissingReport, UnmetExpectation
-from relatum_consumer.web.endpoint import endpoint, gathered, words_of
+from relatum_consumer.web.endpoint import endpoint, failure_text, gather
 from relatum_consumer.web.messages import shown_value
 from relatum_consumer.web.parameters import Moment, Number, Parameters, cursor_of, read_cursor
 from relatum_consumer.web.site import Site
@@ -19,31 +19,31 @@ SPANS: Final = {"5m": 300.0, "1h": 3_600.0}
 """How far back due messages are checked, in seconds; `missing` checks a day by default."""
 
 COUNTED_S: Final = 4.0
-"""How long the counts of all expectations on a page may take, in seconds: messages are read for them."""
+"""Seconds that a page may spend on the counts of its expectations, for which messages are read."""
 
-COUNTS_KEPT_S: Final = 10.0
+COUNTS_CACHE_S: Final = 10.0
 """Seconds for which counts are cached: viewers share one read."""
 
-_AT_ONCE: Final = 3
+_COUNTS_MAX: Final = 3  # concurrently
 _STREAMS_LISTED: Final = 100
 
 Span: TypeAlias = Literal["5m", "1h", "1d", "all"]
 
-_OF_SPAN: Final = "Messages due in the last five minutes, hour or day, or ever."
+_SPAN_DESCRIPTION: Final = "Messages due in the last five minutes, hour or day, or at any time."
 
-_TOO_LONG: Final = "It reads messages, about 30,000 a second: ask for a shorter span."
+_COUNT_HINT: Final = "Counting reads about 30,000 messages a second: choose a shorter span."
 
 _FINDINGS: Final = (ExpectationResult.MISSING, ExpectationResult.LATE, ExpectationResult.NOT_KNOWN)
 
 
 class MissingParameters(Parameters):
-    span: Span = Field("1d", description=_OF_SPAN)
-    limit: int = Field(50, ge=1, le=500, description="The most expectations.")
+    span: Span = Field("1d", description=_SPAN_DESCRIPTION)
+    limit: int = Field(50, ge=1, le=500, description="Maximum expectations.")
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """An expectation: each message of `of` is followed by one of `follows` with the same value of `by`, in time.
+    """An expectation: a message of `follows` with the same value of `by` follows each message of `of` in time.
 
     `report` has the counts of the span, without lists; None if counting failed, and `words` says why.
     """
@@ -66,27 +66,27 @@ class MissingAnswer:
     "The expectations, and how many messages did not meet each: missing, late, not known.",
     tool="expectations",
 )
-async def missing(site: Site, asked: MissingParameters) -> MissingAnswer:
+async def missing(site: Site, query: MissingParameters) -> MissingAnswer:
     defined = await site.relations.expectations()
     with within(COUNTED_S):
-        rows = await gathered((partial(_counted, site, each, asked.span) for each in defined[: asked.limit]), _AT_ONCE)
+        rows = await gather((partial(_counted, site, each, query.span) for each in defined[: query.limit]), _COUNTS_MAX)
     return MissingAnswer(tuple(rows), len(defined))
 
 
 async def _counted(site: Site, expectation: Expectation, span: str) -> Counted:
-    """Return an expectation with its counts. An error is a part of the answer, so other expectations still count."""
-    ask = partial(site.relations.missing, expectation, since=_since(expectation, span), limit=1)
+    """Return an expectation with its counts. An error becomes a part of the answer, so others are still counted."""
+    load = partial(site.relations.missing, expectation, since=_since(expectation, span), limit=1)
     try:
-        report = await site.cached(("missing", expectation, span), COUNTS_KEPT_S, ask)
+        report = await site.cached(("missing", expectation, span), COUNTS_CACHE_S, load)
     except RelatumError as error:
-        is_late = isinstance(error, Transient) and not site.servers.away
-        words = f"not counted in time. {_TOO_LONG}" if is_late else f"not counted: {words_of(site, error)}"
+        is_late = isinstance(error, Transient) and not site.servers.unavailable
+        words = f"not counted in time. {_COUNT_HINT}" if is_late else f"not counted: {failure_text(site, error)}"
         return Counted(expectation, None, words)
     return Counted(expectation, _without_lists(report), report.words)
 
 
 def _without_lists(report: MissingReport) -> MissingReport:
-    """Return the report shortened, and without values, which may be masked."""
+    """Return the report with fewer streams, and without values, which may be masked."""
     streams, unrecorded = report.streams[:_STREAMS_LISTED], report.unrecorded_streams[:_STREAMS_LISTED]
     return replace(report, missing=(), late=(), not_known=(), streams=streams, unrecorded_streams=unrecorded)
 
@@ -106,7 +106,7 @@ class ExpectationParameters(Parameters):
     finding: Literal["", "missing", "late", "not_known"] = Field(
         "", description="The finding to list; by default the first of these with messages."
     )
-    span: Span = Field("1d", description=_OF_SPAN)
+    span: Span = Field("1d", description=_SPAN_DESCRIPTION)
     since: Moment | None = Field(None, description="Instead of a span: only messages of this time or later …")
     until: Moment | None = Field(None, description="… and only before this one.")
     limit: int = Field(100, ge=1, le=1_000, description="Messages on a page.")
@@ -115,7 +115,7 @@ class ExpectationParameters(Parameters):
 
 @dataclass(frozen=True, slots=True)
 class ExpectationAnswer:
-    """The `report` on the messages of a span, in words too, and a page of the messages with one finding."""
+    """The `report` on the messages of a span, its summary in `words`, and a page of the messages with one finding."""
 
     report: MissingReport
     words: str
@@ -129,19 +129,19 @@ class ExpectationAnswer:
     "The messages that did not meet one expectation: missing, late, or not known and why.",
     tool="missing",
 )
-async def expectation(site: Site, asked: ExpectationParameters) -> ExpectationAnswer:
-    if not asked.name:
+async def expectation(site: Site, query: ExpectationParameters) -> ExpectationAnswer:
+    if not query.name:
         raise InvalidInput("name is missing: give the name of the expectation")
-    given = read_cursor(asked.cursor, tuple[ExpectationResult, Moment, Moment, Number])
-    since = asked.since
-    if since is None and asked.until is None and given is None:
-        named = {each.name: each for each in await site.relations.expectations()}.get(asked.name)
-        since = None if named is None else _since(named, asked.span)
-    # All pages have the same span, whenever they are loaded.
-    listed, since, until, shown = given or (asked.finding, since, asked.until, 0)
-    stop = shown + asked.limit
-    report = await site.relations.missing(asked.name, since=since, until=until, limit=stop + 1)
-    finding = ExpectationResult(listed or next((each for each in _FINDINGS if getattr(report, each)), _FINDINGS[0]))
+    cursor = read_cursor(query.cursor, tuple[ExpectationResult, Moment, Moment, Number])
+    since = query.since
+    if since is None and query.until is None and cursor is None:
+        named = {each.name: each for each in await site.relations.expectations()}.get(query.name)
+        since = None if named is None else _since(named, query.span)
+    # The cursor holds the span, so that all pages have the same one.
+    kind, since, until, shown = cursor or (query.finding, since, query.until, 0)
+    stop = shown + query.limit
+    report = await site.relations.missing(query.name, since=since, until=until, limit=stop + 1)
+    finding = ExpectationResult(kind or next((each for each in _FINDINGS if getattr(report, each)), _FINDINGS[0]))
     rows: tuple[UnmetExpectation, ...] = getattr(report, finding)
     by = report.expectation.by
     return ExpectationAnswer(

@@ -11,23 +11,23 @@ from relatum.errors import ConfigurationError
 from relatum.reading import Broker
 
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
-"""Host names of a page on loopback. Others are refused: DNS rebinding points a foreign name at 127.0.0.1."""
+"""Host names of a page on loopback. It refuses other names: DNS rebinding points a foreign name at 127.0.0.1."""
 
 TIMEOUT_S_MAX: Final = 86_400.0
 
 TOKEN_MIN: Final = 16
-"""The shortest token, in characters: the page does not limit guesses."""
+"""Minimum characters of a token: the page does not limit guesses."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebOptions:
-    """The page's address, its servers, and who may see what.
+    """The options of the page: address, servers, access, masking, limits.
 
     Attributes:
         broker: The broker's URL, or a `Broker`. The page only needs the permission `read` on the streams.
         database: PostgreSQL's URL. Sessions are read-only, regardless of the role's rights.
         host: The address to listen at. Default: 127.0.0.1. Addresses other than loopback need a `token`.
-        port: The port. Default: 8440. 0 takes a free port.
+        port: The port. Default: 8440. 0 chooses a free port.
         root_path: The prefix of all paths if a proxy serves the page below a path, such as "/relatum". Default: empty.
         hosts: Host names of the page, besides loopback's names; requests with other names are refused. Default: only
             loopback's names on a loopback address, any name elsewhere.
@@ -65,13 +65,13 @@ class WebOptions:
         checked_count("port", self.port, least=0, most=65_535)
         checked_seconds("timeout_s", self.timeout_s, most=TIMEOUT_S_MAX)
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
-            raise ConfigurationError(f"a root path begins with / and does not end with it, not {self.root_path!r}")
+            raise ConfigurationError(f"root_path={self.root_path!r} must begin with / and must not end with /")
         if self.token is not None and not (len(self.token) >= TOKEN_MIN and self.token.isascii()):
             raise ConfigurationError(
                 f"a token needs at least {TOKEN_MIN} ASCII characters: `openssl rand -hex 32` generates one"
             )
         if self.mask_bodies and self.show_bodies:
-            raise ConfigurationError("bodies are masked (--mask-bodies) or shown (--show-bodies), not both")
+            raise ConfigurationError("bodies cannot be both masked and shown: choose --mask-bodies or --show-bodies")
         if not is_loopback(self.host) and self.token is None:
             raise ConfigurationError(
                 f"at {self.host} anyone could read all messages: give a token (`token=`, or RELATUM_WEB_TOKEN for "

@@ -2,9 +2,9 @@
 
 Parameters are a pydantic model, which parses a query or a tool's arguments, and has their schemas:
 
-class StreamParameters(Parameters):
-    stream: str = Field(description="The stream.")
-    limit: int = Field(100, ge=1, le=1_000, description="The most messages.")
+    class StreamParameters(Parameters):
+        stream: str = Field(description="The stream.")
+        limit: int = Field(100, ge=1, le=1_000, description="Maximum messages.")
 """
 
 import base64
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from relatum_consumer.web.endpoint import Endpoint
 
 _TEXT_MAX: Final = 4_096
-"""The longest value, in characters: a key's value has at most 1,024 bytes, and a stream's name 255."""
+"""Maximum characters of a value: a key's value has at most 1,024 bytes, and a stream's name 255."""
 
-_SEVERAL_MAX: Final = 200
-"""The most values of one parameter."""
+_VALUES_MAX: Final = 200
+"""Maximum values of one parameter."""
 
 _NAME_CHARACTERS: Final = 80
-"""The most characters of an unknown parameter's name in its error."""
+"""Maximum characters of an unknown parameter's name in its error."""
 
 
 class Parameters(BaseModel):
@@ -68,10 +68,10 @@ def _in_utc(moment: datetime) -> datetime:
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
-Several = Annotated[
+TextList = Annotated[
     tuple[str, ...],
     BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [value]),
-    Field(max_length=_SEVERAL_MAX),
+    Field(max_length=_VALUES_MAX),
 ]
 """A parameter that may be repeated."""
 
@@ -81,17 +81,17 @@ Moment = Annotated[datetime, AfterValidator(_in_utc)]
 Number = Annotated[int, Field(ge=0, le=INTEGER_MAX)]
 """An offset, or another number of 0 or more."""
 
-_Question = TypeVar("_Question", bound=Parameters)
+_Parameters = TypeVar("_Parameters", bound=Parameters)
 
 
-def parsed(kind: type[_Question], given: Mapping[str, Any]) -> _Question:
-    """Parse parameters. Empty ones are left out, like the fields of a form that was not filled in.
+def parsed(kind: type[_Parameters], arguments: Mapping[str, Any]) -> _Parameters:
+    """Return the parsed parameters. Empty values are left out, such as the empty fields of a form.
 
     Raises:
         InvalidInput: a parameter is invalid, missing, or unknown.
     """
-    # A query has a list for each parameter, of one text mostly.
-    lists = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
+    # A query has a list of texts for each parameter; a tool's arguments may be single values.
+    lists = {name: value if isinstance(value, list) else [value] for name, value in arguments.items()}
     lists = {name: [each for each in values if each not in ("", None)] for name, values in lists.items()}
     filled = {name: values[0] if len(values) == 1 else values for name, values in lists.items() if values}
     try:
@@ -127,7 +127,7 @@ def read_cursor(text: str, kind: Any) -> Any:
     """Return the values of a cursor as a tuple of the given type; None without a cursor.
 
     Raises:
-        InvalidInput: the cursor comes from no answer.
+        InvalidInput: the text is not a cursor of this endpoint.
     """
     try:
         return TypeAdapter(kind).validate_json(base64.urlsafe_b64decode(text.encode())) if text else None
@@ -136,7 +136,7 @@ def read_cursor(text: str, kind: Any) -> Any:
 
 
 def just_after(moment: datetime) -> datetime | None:
-    """Return the next microsecond; None after the last one of the year 9999."""
+    """Return the moment one microsecond later; None after the year 9999."""
     try:
         return moment + timedelta(microseconds=1)
     except OverflowError:
@@ -145,7 +145,7 @@ def just_after(moment: datetime) -> datetime | None:
 
 # --- schemas of answers -----------------------------------------------------------------------------------
 
-_PLAIN: Final[dict[Any, dict[str, Any]]] = {
+_SIMPLE_SCHEMAS: Final[dict[Any, dict[str, Any]]] = {
     str: {"type": "string"},
     int: {"type": "integer"},
     float: {"type": "number"},
@@ -157,14 +157,14 @@ _PLAIN: Final[dict[Any, dict[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Schemas:
-    """The schemas of answers made so far, by class name; `at` is their path in the document."""
+    """Collects the schemas of answers in `found`, by class name; `at` is their path in the document."""
 
     at: str = "#/components/schemas/"
     found: dict[str, Any] = field(default_factory=dict)
 
     def of(self, kind: Any) -> dict[str, Any]:  # noqa: PLR0911
-        if kind in _PLAIN:
-            return _PLAIN[kind]
+        if kind in _SIMPLE_SCHEMAS:
+            return _SIMPLE_SCHEMAS[kind]
         origin, arguments = get_origin(kind), get_args(kind)
         if origin in (Union, UnionType):
             return {"anyOf": [{"type": "null"} if each is NoneType else self.of(each) for each in arguments]}
@@ -182,7 +182,7 @@ class Schemas:
 
     def _reference(self, kind: Any) -> dict[str, Any]:
         if kind is Message:
-            raise TypeError("a message is shown by message_rows, which masks it")
+            raise TypeError("an answer must not contain a Message: use message_rows, which masks it")
         name = kind.__name__
         if name not in self.found:
             self.found[name] = {}  # a class may contain itself
@@ -244,14 +244,14 @@ def _operation(endpoint: "Endpoint", schemas: Schemas) -> dict[str, Any]:
             {
                 "name": name,
                 "in": "query",
-                "required": name in required_of(endpoint.asked),
+                "required": name in required_of(endpoint.parameters),
                 "description": schema["description"],
                 "schema": schema,
             }
-            for name, schema in properties_of(endpoint.asked).items()
+            for name, schema in properties_of(endpoint.parameters).items()
         ],
         "responses": {
-            "200": response(_summary(endpoint.gives), schemas.of(endpoint.gives)),
+            "200": response(_summary(endpoint.answer_type), schemas.of(endpoint.answer_type)),
             "default": response("There is no answer.", {"$ref": f"{schemas.at}Error"}),
         },
     }

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Problem(Exception):
-    """Why there is no answer, raised or shown: `code` is the name for scripts, `hint` says what to do next."""
+    """The reason why there is no answer: `code` is its name for scripts, `hint` says what to do next."""
 
     status: int
     code: str
@@ -28,8 +28,8 @@ class Problem(Exception):
         return f"{self.message.rstrip('.')}. {self.hint}"
 
 
-LESS: Final = "Ask for less: a shorter span of time, fewer streams, one key, a lower limit."
-"""What to do about a question that took too long."""
+NARROW_HINT: Final = "Ask for less: a shorter span of time, fewer streams, one key, a lower limit."
+"""The hint for a request that took too long."""
 
 # The first matching class counts, so subclasses come first.
 _KINDS: Final[tuple[tuple[type[errors.RelatumError], int, str], ...]] = (
@@ -49,7 +49,7 @@ _KINDS: Final[tuple[tuple[type[errors.RelatumError], int, str], ...]] = (
     (errors.DataError, 502, "This cannot be repaired: recorders and readers continue after it."),
 )
 
-DEFINE_GROUPS: Final = (
+GROUP_KEY_HINT: Final = (
     f"`relatum keys add {GROUP_KEY.name} "
     + " ".join(f"--source {each}" for each in GROUP_KEY.sources)
     + "` defines it. Older messages are found after a backfill."
@@ -57,7 +57,7 @@ DEFINE_GROUPS: Final = (
 
 
 def problem_of(error: Exception) -> Problem:
-    """Return the problem that describes an error to the user. Unexpected errors are logged with their tracebacks."""
+    """Return the problem that describes an error to users. Unexpected errors are logged with their tracebacks."""
     if isinstance(error, Problem):
         return error
     unknown = 500, "The log has the traceback: please tell the administrator."
@@ -67,7 +67,7 @@ def problem_of(error: Exception) -> Problem:
     if not isinstance(error, errors.RelatumError):
         return Problem(status, "unexpected", "the page failed unexpectedly", hint)
     if isinstance(error, errors.KeyNotDefined) and error.key == GROUP_KEY.name:
-        hint = DEFINE_GROUPS
+        hint = GROUP_KEY_HINT
     headers = {"Retry-After": "1"} if isinstance(error, errors.Transient) else {}
     code = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
     return Problem(status, code, str(error), hint, headers)

@@ -20,7 +20,7 @@ from relatum.store.coverage import Range
 from relatum_consumer.traces import Tree
 from relatum_consumer.web.messages import KeyValue, hex_lines, indented
 from relatum_consumer.web.problems import Problem
-from relatum_consumer.web.site import FOR_PROGRAMS, Links
+from relatum_consumer.web.site import PROGRAM_PATHS, Links
 
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
@@ -46,7 +46,7 @@ class Rendering:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.globals |= {"links": links, "problem": None, "page": "", "known": (), "site": None}
+        self._environment.globals |= {"links": links, "problem": None, "page": "", "facts": (), "site": None}
         self._environment.filters |= {
             "bar": bar_of,
             "commands": _commands,
@@ -57,7 +57,7 @@ class Rendering:
             "size": size_text,
             "span": span_text,
             "tree": lambda answer: Tree(answer.messages, answer.hops, answer.edges, answer.shared),
-            "typed_time": lambda moment: f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%S}",
+            "form_time": lambda moment: f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%S}",
             "utc": _utc,
             "visible": _isolated,
             "visible_only": visible,
@@ -71,9 +71,9 @@ class Rendering:
 
     def problem(self, problem: Problem, scope: Scope) -> Response:
         """Return the response for a problem: a page, or JSON for programs."""
-        if scope["path"].startswith(FOR_PROGRAMS):
-            said = {"code": problem.code, "message": problem.message, "hint": problem.hint}
-            return self.json({"error": said}, problem.status, problem.headers)
+        if scope["path"].startswith(PROGRAM_PATHS):
+            content = {"code": problem.code, "message": problem.message, "hint": problem.hint}
+            return self.json({"error": content}, problem.status, problem.headers)
         return self.page("problem.html", {"problem": problem}, status=problem.status, headers=problem.headers)
 
     def json(self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -85,14 +85,14 @@ class Rendering:
 
 PieceKind = Literal["recorded", "partly", "hole", "unrecorded"]
 
-_WORST: Final[tuple[PieceKind, ...]] = ("hole", "unrecorded", "partly", "recorded")
-"""The order in which kinds win if a piece has several: faults must stay visible."""
+_KIND_PRECEDENCE: Final[tuple[PieceKind, ...]] = ("hole", "unrecorded", "partly", "recorded")
+"""The kinds, worst first. Worse pieces are drawn later, over others, since pieces of minimum width overlap."""
 
 PIECES_MAX: Final = 200
-"""The most pieces of a bar. If there are more, the bar is cut evenly, and each piece shows the worst kind in it."""
+"""Maximum pieces of a bar. If there are more, the bar is cut evenly, and each piece shows the worst kind in it."""
 
-_LEAST: Final = 0.6
-"""The smallest width of a piece, in per cent of the bar, so that it can be seen."""
+_WIDTH_MIN: Final = 0.6
+"""Minimum width of a piece, in per cent of the bar, so that it is visible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,9 @@ class CoveragePiece:
 def coverage_bar(
     within: Range, covered: Mapping[str, Sequence[Range]], holes: Sequence[Range]
 ) -> tuple[CoveragePiece, ...]:
-    """Return the pieces of a bar in the order in which they are drawn, for the offsets that a stream retains.
+    """Return the pieces of a bar for the offsets that a stream retains, in the order of drawing.
 
-    A piece that all keys cover is `recorded`; that some cover, `partly`. `holes` were dropped before recording.
+    A piece is `recorded` if all keys cover it, `partly` if some do. `holes` were dropped before they were recorded.
     """
     first, end = within
     if end <= first:
@@ -126,11 +126,10 @@ def coverage_bar(
     pieces: list[tuple[PieceKind, int, int]] = []
     for start, stop in pairwise(cuts):
         kind = _worst(start, stop, covered, holes)
-        begun = pieces.pop()[1] if pieces and pieces[-1][0] == kind else start
-        pieces.append((kind, begun, stop))
-    # Pieces overlap: faults are drawn last, so that their minimum width stays visible.
-    pieces.sort(key=lambda piece: (-_WORST.index(piece[0]), piece[1]))
-    return tuple(_drawn(within, *piece) for piece in pieces)
+        piece_start = pieces.pop()[1] if pieces and pieces[-1][0] == kind else start
+        pieces.append((kind, piece_start, stop))
+    pieces.sort(key=lambda piece: (-_KIND_PRECEDENCE.index(piece[0]), piece[1]))
+    return tuple(_piece(within, *piece) for piece in pieces)
 
 
 def _worst(start: int, end: int, covered: Mapping[str, Sequence[Range]], holes: Sequence[Range]) -> PieceKind:
@@ -142,11 +141,11 @@ def _worst(start: int, end: int, covered: Mapping[str, Sequence[Range]], holes: 
     return "recorded" if whole == len(covered) else "partly"
 
 
-def _drawn(within: Range, kind: PieceKind, start: int, end: int) -> CoveragePiece:
+def _piece(within: Range, kind: PieceKind, start: int, end: int) -> CoveragePiece:
     scale = 100.0 / (within[1] - within[0])
     x, width = (start - within[0]) * scale, (end - start) * scale
-    if width < _LEAST:
-        x, width = min(x, 100.0 - _LEAST), _LEAST
+    if width < _WIDTH_MIN:
+        x, width = min(x, 100.0 - _WIDTH_MIN), _WIDTH_MIN
     return CoveragePiece(kind, start, end, round(x, 3), round(width, 3))
 
 
@@ -154,7 +153,7 @@ def _drawn(within: Range, kind: PieceKind, start: int, end: int) -> CoveragePiec
 
 
 def bar_of(found: StreamStatus, key: str = "") -> tuple[CoveragePiece, ...]:
-    """Return the coverage of a stream by all keys, or by one; nothing while the stream's ends are unknown."""
+    """Return the coverage of a stream by all keys, or by one key; empty while the stream's ends are unknown."""
     if found.first is None or found.last is None:
         return ()
     covered = {key: found.covered[key]} if key else found.covered
@@ -162,14 +161,14 @@ def bar_of(found: StreamStatus, key: str = "") -> tuple[CoveragePiece, ...]:
 
 
 def visible(text: str) -> str:
-    """Return text for one line: invisible characters, and those that reverse text, appear as their numbers."""
+    """Return text for one line: invisible characters, and those that reverse text, appear as code points."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or each == " " else f"⟨{ord(each):x}⟩" for each in text)
 
 
 def _isolated(text: str) -> str:
-    """Return text for one line of HTML: right-to-left text does not reorder the text beside it."""
+    """Return text for one line of HTML: right-to-left text does not reorder the text around it."""
     shown = visible(text)
     if shown.isascii() or not any(unicodedata.bidirectional(each) in ("R", "AL", "AN") for each in shown):
         return shown
@@ -177,7 +176,7 @@ def _isolated(text: str) -> str:
 
 
 def _commands(text: str) -> Markup:
-    """Return our own text as HTML, with the commands between backticks as code."""
+    """Return a message or hint as HTML, with the commands between backticks as code."""
     code, plain = Markup("<code>{}</code>"), Markup("{}")
     parts = enumerate(text.split("`"))
     return Markup("").join((code if number % 2 else plain).format(_isolated(part)) for number, part in parts)

@@ -13,23 +13,23 @@ from relatum.errors import InvalidInput
 from relatum.reading import Message
 from relatum_consumer import Answer, Status
 from relatum_consumer.lookups.answer import Covered
-from relatum_consumer.web.endpoint import endpoint, gathered, in_patience
-from relatum_consumer.web.messages import MessageRow, covered, given_value, message_rows, sought_text, values_of
-from relatum_consumer.web.parameters import Moment, Number, Parameters, Several, cursor_of, just_after, read_cursor
+from relatum_consumer.web.endpoint import endpoint, gather, optional_part
+from relatum_consumer.web.messages import MessageRow, covered, message_rows, query_text, query_value, values_of
+from relatum_consumer.web.parameters import Moment, Number, Parameters, TextList, cursor_of, just_after, read_cursor
 from relatum_consumer.web.site import Site
 from relatum_consumer.web.streams import newest
 
-_KEYS_TRIED: Final = 20
-"""The most other keys in which a value without messages is looked up."""
+_OTHER_KEYS_MAX: Final = 20
+"""Maximum other keys in which a value without messages is looked up."""
 
 
 class SearchParameters(Parameters):
     key: str = Field("", description="The key's name.")
-    value: Several = Field((), description="Its value; for a composite key, its values in order.")
+    value: TextList = Field((), description="Its value; for a composite key, its values in order.")
     of_stream: str = Field("", description="Instead of a value: the stream of a message that has it …")
     of_offset: Number | None = Field(None, description="… and its offset. The message itself is left out.")
-    of_value: Number = Field(0, description="Which value, if the message has several of the key.")
-    stream: Several = Field((), description="Streams and super streams to look in; all by default.")
+    of_value: Number = Field(0, description="The value's index, if the message has several values of the key.")
+    stream: TextList = Field((), description="Streams and super streams to look in; all by default.")
     since: Moment | None = Field(None, description="Only messages of this moment or later; UTC without a zone.")
     until: Moment | None = Field(None, description="Only messages before this moment.")
     order: Literal["oldest", "newest"] = Field("oldest", description="Which messages come first.")
@@ -43,9 +43,9 @@ class SearchAnswer(Covered):
     """The messages found, and whether there may be more.
 
     `status` is found, absent, not_recorded_yet, expired, deleted or unproven; `words` explains it to people, and
-    `advice` says what to do. It applies to `streams`, the first hundred of `streams_count`. `next` is the cursor of
-    the next page; None on the last page. If it is absent, `similar` are recorded values of the key that begin alike,
-    and `other_keys` have the value.
+    `advice` says what to do. The status applies to `streams`, which has the first hundred of `streams_count`. `next` is
+    the cursor of the next page; None on the last page. If the status is absent, `similar` has recorded values of the
+    key that begin alike, and `other_keys` has other keys with the value.
     """
 
     status: Status
@@ -63,110 +63,110 @@ class SearchAnswer(Covered):
 @endpoint(
     "/search",
     "The messages that carry a key's value, or share that of a message (of_stream, of_offset), by time, and "
-    "whether there may be others (`status`). Use it to follow masked values.",
+    "whether there may be others (`status`). Give a message to follow a masked value.",
     tool="find",
-    is_asked=lambda asked: bool(asked.value or asked.of_stream),
-    unasked=newest,
+    is_submitted=lambda query: bool(query.value or query.of_stream),
+    start=newest,
 )
-async def search(site: Site, asked: SearchParameters) -> SearchAnswer:
-    value, beside = await _value_sought(site, asked)
-    answer, page, cursor = await _page(site, asked, value, beside)
-    if beside is not None and answer and not (page or asked.cursor or asked.since or asked.until):
-        # The message was only found itself, which proves nothing about others; they may share another of its values.
+async def search(site: Site, query: SearchParameters) -> SearchAnswer:
+    value, origin = await _searched_value(site, query)
+    answer, page, cursor = await _page(site, query, value, origin)
+    if origin is not None and answer and not (page or query.cursor or query.since or query.until):
+        # Only the message itself was found, which proves nothing about others; they may share another of its values.
         others = await site.relations.related(
-            beside, asked.stream or None, by=asked.key, limit=1, complete=asked.complete
+            origin, query.stream or None, by=query.key, limit=1, complete=query.complete
         )
         answer = answer if others else others
-    is_absent = answer.status is Status.ABSENT and len(asked.value) == 1
+    is_absent = answer.status is Status.ABSENT and len(query.value) == 1
     return SearchAnswer(
         status=answer.status,
-        words=_words(answer, page, beside),
-        advice=_advice(answer, asked),
-        key=asked.key,
-        value=sought_text(site, asked.key, value if isinstance(value, tuple) else (value,)),
+        words=_words(answer, page, origin),
+        advice=_advice(answer, query),
+        key=query.key,
+        value=query_text(site, query.key, value if isinstance(value, tuple) else (value,)),
         results=message_rows(site, page),
         next=cursor,
         streams_count=len(answer.streams),
-        **(await _instead(site, asked.key, *asked.value) if is_absent else {}),
+        **(await _suggestions(site, query.key, *query.value) if is_absent else {}),
         **covered(answer),
     )
 
 
-async def _instead(site: Site, key: str, value: str) -> dict[str, Any]:
+async def _suggestions(site: Site, key: str, value: str) -> dict[str, Any]:
     """Return recorded values of the key that resemble a value, and other keys that have it; none of masked keys."""
 
-    async def begun(of_key: str, prefix: str, limit: int) -> tuple[str, ...]:
-        found = await in_patience(values(site, ValuesParameters(key=of_key, prefix=prefix, limit=limit)))
+    async def values_with(of_key: str, prefix: str, limit: int) -> tuple[str, ...]:
+        found = await optional_part(values(site, ValuesParameters(key=of_key, prefix=prefix, limit=limit)))
         return () if found is None else found.values
 
     similar: list[str] = []
     for prefix in (value, value[:-1], value[: len(value) // 2]):
-        similar = similar or get_close_matches(value, {*await begun(key, prefix, 100)} - {value})
-    others = [each for each in site.masking.definitions if each != key][:_KEYS_TRIED]
-    # A value is the first of those that begin with it.
-    first = await gathered([partial(begun, each, value, 1) for each in others])
+        similar = similar or get_close_matches(value, {*await values_with(key, prefix, 100)} - {value})
+    others = [each for each in site.masking.definitions if each != key][:_OTHER_KEYS_MAX]
+    # Values are sorted: a value is the first of those that begin with it.
+    first = await gather([partial(values_with, each, value, 1) for each in others])
     other_keys = tuple(each for each, found in zip(others, first, strict=True) if value in found)
     return {"similar": tuple(similar), "other_keys": other_keys}
 
 
-async def _value_sought(site: Site, asked: SearchParameters) -> tuple[Any, Message | None]:
+async def _searched_value(site: Site, query: SearchParameters) -> tuple[Any, Message | None]:
     """Return the value to search for, and the message that it comes from, or None."""
-    if not asked.key:
+    if not query.key:
         raise InvalidInput("key is missing: give the name of the key to search by")
-    if not asked.of_stream or asked.of_offset is None:
-        return given_value(asked.value), None
-    message = await site.relations.read(asked.of_stream, asked.of_offset)
-    definition = site.masking.definitions.get(asked.key)
+    if not query.of_stream or query.of_offset is None:
+        return query_value(query.value), None
+    message = await site.relations.read(query.of_stream, query.of_offset)
+    definition = site.masking.definitions.get(query.key)
     values = [] if definition is None else values_of(definition, message)
-    if asked.of_value >= len(values):
-        raise InvalidInput(f"the message {message.id} has no such value of the key {asked.key!r}")
-    return values[asked.of_value], message
+    if query.of_value >= len(values):
+        raise InvalidInput(f"the message {message.id} has no such value of the key {query.key!r}, but {len(values)}")
+    return values[query.of_value], message
 
 
 async def _page(
-    site: Site, asked: SearchParameters, value: Any, beside: Message | None
+    site: Site, query: SearchParameters, value: Any, origin: Message | None
 ) -> tuple[Answer, Sequence[Message], str | None]:
-    """Return the answer from a page's first moment on, the page, and the cursor of the next page.
+    """Return the answer that begins at the page's first moment, the page, and the cursor of the next page.
 
-    A cursor is a moment, and the number of its messages on earlier pages.
+    A cursor is a moment, and the number of messages of that moment on earlier pages.
     """
-    moment, shown = read_cursor(asked.cursor, tuple[Moment, Number]) or (None, 0)
-    since, until = asked.since, asked.until
-    if moment is not None and asked.order == "oldest":
+    moment, shown = read_cursor(query.cursor, tuple[Moment, Number]) or (None, 0)
+    since, until = query.since, query.until
+    if moment is not None and query.order == "oldest":
         since = moment
     elif moment is not None:
         until = just_after(moment)
     answer = await site.relations.find(
-        asked.key,
+        query.key,
         value,
-        streams=asked.stream or None,
+        streams=query.stream or None,
         since=since,
         until=until,
-        order=asked.order,
-        limit=shown + asked.limit + 1 + (beside is not None),
-        complete=asked.complete,
+        order=query.order,
+        limit=shown + query.limit + 1 + (origin is not None),
+        complete=query.complete,
     )
-    found = [each for each in answer.messages if beside is None or each.id != beside.id][shown:]
-    page = found[: asked.limit]
+    found = [each for each in answer.messages if origin is None or each.id != origin.id][shown:]
+    page = found[: query.limit]
     if len(found) == len(page):
         return answer, page, None
     last = page[-1].time
     return answer, page, cursor_of(last, sum(each.time == last for each in page) + (shown if last == moment else 0))
 
 
-def _words(answer: Answer, page: Sequence[Message], beside: Message | None) -> str:
+def _words(answer: Answer, page: Sequence[Message], origin: Message | None) -> str:
     if answer and not page:
-        return "found: no other message has it" if beside is not None else "found: all were shown"
+        return "found: no other message has it" if origin is not None else "found: all were shown"
     if answer and answer.status == "unproven":
         return "unproven: there may be more, which cannot be proved or ruled out"
     return answer.words
 
 
-def _advice(answer: Answer, asked: SearchParameters) -> str:
+def _advice(answer: Answer, query: SearchParameters) -> str:
     if answer.explanation and not (answer.missing_keys or answer.new_keys):
         return answer.explanation
-    if answer.status in ("not_recorded_yet", "unproven") and not asked.complete:
-        return "It may be in what is not recorded yet, which can be read from the streams."
+    if answer.status in ("not_recorded_yet", "unproven") and not query.complete:
+        return "The part that is not recorded yet may have it, and can be read from the streams."
     return "" if answer.missing_keys else answer.explanation
 
 
@@ -177,11 +177,11 @@ class AroundParameters(Parameters):
     moment: Moment | None = Field(None, description="The moment; UTC without a zone. Or …")
     stream: str = Field("", description="… the stream of a message, for its time …")
     offset: Number | None = Field(None, description="… and its offset.")
-    streams: Several = Field((), description="Streams and super streams to look in; all by default.")
+    streams: TextList = Field((), description="Streams and super streams to look in; all by default.")
     before_s: float = Field(30.0, ge=0, le=1_000_000, description="Seconds before it.")
     after_s: float = Field(30.0, ge=0, le=1_000_000, description="Seconds after it.")
     complete: bool = Field(False, description="Also read what is not recorded yet.")
-    limit: int = Field(20, ge=1, le=100, description="The most messages; those nearest to the moment.")
+    limit: int = Field(20, ge=1, le=100, description="Maximum messages; those nearest to the moment.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,32 +197,32 @@ class AroundAnswer(Covered):
 
 @endpoint(
     "/around",
-    "The messages around a moment, or a message's time, in all streams, by time.",
+    "The messages around a moment, or around a message's time, by time.",
     is_page=False,
     tool="around",
 )
-async def around(site: Site, asked: AroundParameters) -> AroundAnswer:
-    given = [asked.moment is not None, bool(asked.stream), asked.offset is not None]
+async def around(site: Site, query: AroundParameters) -> AroundAnswer:
+    given = [query.moment is not None, bool(query.stream), query.offset is not None]
     if given not in ([True, False, False], [False, True, True]):
         raise InvalidInput("give a moment, or stream and offset of a message for its time; streams says where to look")
-    start: Message | datetime = asked.moment or await site.relations.read(asked.stream, asked.offset or 0)
+    start: Message | datetime = query.moment or await site.relations.read(query.stream, query.offset or 0)
     moment = start if isinstance(start, datetime) else start.time
     if moment is None:
         raise InvalidInput("the message has no time: give a moment")
     answer = await site.relations.around(
         start,
-        asked.streams or None,
-        before_s=asked.before_s,
-        after_s=asked.after_s,
-        limit=asked.limit,
-        complete=asked.complete,
+        query.streams or None,
+        before_s=query.before_s,
+        after_s=query.after_s,
+        limit=query.limit,
+        complete=query.complete,
     )
     return AroundAnswer(
         status=answer.status,
         words=f"{answer.words}. {answer.explanation}" if answer.unrecorded_streams else answer.words,
         moment=moment.astimezone(UTC),
         results=message_rows(site, answer.messages),
-        may_be_more=len(answer) == asked.limit,
+        may_be_more=len(answer) == query.limit,
         **covered(answer),
     )
 
@@ -233,7 +233,7 @@ async def around(site: Site, asked: AroundParameters) -> AroundAnswer:
 class ValuesParameters(Parameters):
     key: str = Field("", description="The key's name.")
     prefix: str = Field("", description="The beginning of the values, as they are stored; all by default.")
-    limit: int = Field(10, ge=1, le=100, description="The most values.")
+    limit: int = Field(10, ge=1, le=100, description="Maximum values.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,12 +245,12 @@ class ValuesAnswer:
 
 
 @endpoint("/values", "The first recorded values of a key that begin with a prefix.", is_page=False, tool="values")
-async def values(site: Site, asked: ValuesParameters) -> ValuesAnswer:
-    if not asked.key:
+async def values(site: Site, query: ValuesParameters) -> ValuesAnswer:
+    if not query.key:
         raise InvalidInput("key is missing: give the name of the key")
-    definition = site.masking.definitions.get(asked.key)
+    definition = site.masking.definitions.get(query.key)
     if definition is not None and site.masking.is_masked(definition):
         return ValuesAnswer((), "values of a masked key are not listed")
     if definition is not None and definition.is_composite:
         return ValuesAnswer((), "values of several parts are not listed")
-    return ValuesAnswer(await site.relations.values(asked.key, asked.prefix, limit=asked.limit), "")
+    return ValuesAnswer(await site.relations.values(query.key, query.prefix, limit=query.limit), "")

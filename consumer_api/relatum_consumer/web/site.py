@@ -1,4 +1,4 @@
-"""Shared by all pages: links, the state of both servers, lookups, a stream reader, a read-only database, a cache."""
+"""Resources that all pages share: links, the servers' state, lookups, a stream reader, a database, a cache."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 MCP_PATH: Final = "/mcp"
 """The path of the tools for agents."""
 
-FOR_PROGRAMS: Final = ("/api/", MCP_PATH)
+PROGRAM_PATHS: Final = ("/api/", MCP_PATH)
 """Paths for programs; errors there are JSON."""
 
 
@@ -45,7 +45,7 @@ class Links:
 
     def to(self, path: str, **query: object) -> str:
         """Return a path with a query. None, False and empty values are left out; a list repeats the parameter."""
-        given = [(name, value) for name, values in query.items() for value in _several(values)]
+        given = [(name, value) for name, values in query.items() for value in _query_texts(values)]
         return f"{self.root_path}{path}{'?' if given else ''}{urlencode(given)}"
 
     def static(self, name: str) -> str:
@@ -59,13 +59,13 @@ class Links:
         return self.to("/stream", stream=stream)
 
     def message(self, stream: str, offset: int, part: str = "", **query: object) -> str:
-        """Return the path of a message, or of its `body`. It is valid as long as the message exists."""
+        """Return the path of a message, or of its `body`. It is valid while the message exists."""
         return self.to(f"/message{part and '/'}{part}", stream=stream, offset=offset, **query)
 
 
-def _several(value: object) -> Iterable[str]:
+def _query_texts(value: object) -> Iterable[str]:
     if isinstance(value, tuple | list):
-        return [text for each in value for text in _several(each)]
+        return [text for each in value for text in _query_texts(each)]
     # An undefined value of a template is an empty text.
     if value is None or value is False or str(value) == "":
         return ()
@@ -79,32 +79,32 @@ def _several(value: object) -> Iterable[str]:
 ANSWER_S: Final = 2.0
 """How long a server may take to answer a check before it counts as unavailable, in seconds."""
 
-EVERY_S: Final = 2.0
-"""Seconds between two checks, so that `since` is right even if nobody has used the page for a while."""
+CHECK_INTERVAL_S: Final = 2.0
+"""Seconds between two checks, so that `since` is right even if nobody uses the page."""
 
 _ANY_STREAM: Final = "relatum"
-"""A stream that need not exist: any answer will do."""
+"""The stream that a check asks for. It need not exist: any answer shows that the broker is available."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
     """RabbitMQ or PostgreSQL.
 
-    `called` is the cluster's name, empty while unknown; `where` has host, port, and virtual host or database. `error`
-    is why the server counts as unavailable ("" if it answers), `since` the time it began (None).
+    `cluster_name` is empty while unknown; `address` has host, port, and virtual host or database. `error` says why the
+    server is unavailable, and `since` when that began; "" and None if it answers.
     """
 
     name: str
-    called: str
-    where: str
+    cluster_name: str
+    address: str
     error: str = ""
     since: datetime | None = None
 
 
 class Servers:
-    """Checks both servers, and remembers since when a server is unavailable.
+    """Checks both servers, and keeps the time since which a server is unavailable.
 
-    It uses its own connections, so a busy page does not look like an unavailable server.
+    The checks have their own connections, so that a busy page does not look like an unavailable server.
     """
 
     def __init__(self, broker: str | Broker, database: str) -> None:
@@ -112,21 +112,21 @@ class Servers:
         self._database = Database(database, connections_max=1)
         self._threads = Threads(1, "relatum-servers")
         self._reader: AsyncStreamReader | None = None
-        self.broker = Server("RabbitMQ", "", _place_of(BrokerAddress.of(broker)))
+        self.broker = Server("RabbitMQ", "", _address_text(BrokerAddress.of(broker)))
         self.database = Server("PostgreSQL", "", self._database.address.name)
 
     @property
-    def away(self) -> tuple[Server, ...]:
+    def unavailable(self) -> tuple[Server, ...]:
         """The servers that did not answer the last check."""
         return tuple(each for each in (self.broker, self.database) if each.error)
 
-    async def ask(self) -> None:
+    async def check(self) -> None:
         """Check both servers, for at most `ANSWER_S`."""
-        asked = in_thread(self._threads, self._database.rows, KEYS_IN_FORCE, {})
-        broker, database = await asyncio.gather(_error_of(self._reach_broker()), _error_of(asked))
-        called = self.broker.called if self._reader is None else self._reader.cluster_name or ""
-        self.broker = _found(replace(self.broker, called=called), broker)
-        self.database = _found(self.database, database)
+        reach_database = in_thread(self._threads, self._database.rows, KEYS_IN_FORCE, {})
+        broker, database = await asyncio.gather(_error_of(self._reach_broker()), _error_of(reach_database))
+        cluster_name = self.broker.cluster_name if self._reader is None else self._reader.cluster_name or ""
+        self.broker = _checked(replace(self.broker, cluster_name=cluster_name), broker)
+        self.database = _checked(self.database, database)
 
     async def close(self) -> None:
         if self._reader is not None:
@@ -140,52 +140,52 @@ class Servers:
         await self._reader.missing([_ANY_STREAM])
 
 
-async def _error_of(asked: Awaitable[object]) -> str:
-    """Return why a check failed; empty if the server answers in time."""
-    began = time.monotonic()
+async def _error_of(check: Awaitable[object]) -> str:
+    """Return why a check failed; empty if the server answered in time."""
+    started = time.monotonic()
     try:
         with within(ANSWER_S):
-            await asked
+            await check
     except (RelatumError, TimeoutError) as error:
-        return str(error).rstrip(".") if time.monotonic() - began < ANSWER_S else f"no answer within {ANSWER_S:g} s"
+        return str(error).rstrip(".") if time.monotonic() - started < ANSWER_S else f"no answer within {ANSWER_S:g} s"
     return ""
 
 
-def _found(server: Server, error: str) -> Server:
+def _checked(server: Server, error: str) -> Server:
     """Return the server's state after a check, and log changes."""
     if not error:
         if server.error:
-            log.warning("%s at %s answers again", server.name, server.where)
+            log.warning("%s at %s answers again", server.name, server.address)
         return replace(server, error="", since=None)
     if server.since is None:
-        log.warning("%s at %s is unavailable: %s. The page keeps checking it", server.name, server.where, error)
+        log.warning("%s at %s is unavailable: %s. The page keeps checking it", server.name, server.address, error)
     return replace(server, error=error, since=server.since or datetime.now(UTC))
 
 
-def _place_of(address: BrokerAddress) -> str:
+def _address_text(address: BrokerAddress) -> str:
     hosts = [f"{each.host}:{each.amqp_port or each.stream_port}" for each in address.each]
     return f"{','.join(hosts)}{'' if address.vhost == '/' else f', virtual host {address.vhost}'}"
 
 
-# --- all of it --------------------------------------------------------------------------------------------
+# --- the site ---------------------------------------------------------------------------------------------
 
 _READ_ONLY: Final = "-c default_transaction_read_only=on"
 """An option of all sessions: the page cannot write, regardless of the role's rights."""
 
-_ORPHANED_S: Final = 5.0
-"""Seconds that PostgreSQL waits beyond `timeout_s` before it ends a statement: for pages that were killed or hang."""
+_STATEMENT_GRACE_S: Final = 5.0
+"""Seconds after `timeout_s` at which PostgreSQL ends a statement by itself, in case the page was killed or hangs."""
 
-KEPT_S: Final = 1.0
+CACHE_S: Final = 1.0
 """Seconds for which common results are cached: viewers of the same page share one query."""
 
-SECRET_KEPT_S: Final = 30.0
+SECRET_CACHE_S: Final = 30.0
 """Seconds for which the secret of digests is cached."""
 
 HUES: Final = 8
-"""How many colours keys have, each with a letter."""
+"""Number of the keys' colours, each with a letter."""
 
 _THREADS: Final = 3
-"""The most concurrent blocking calls: each uses its own session and connection."""
+"""Maximum concurrent blocking calls: each uses its own session and connection."""
 
 KEPT_MAX: Final = 256
 
@@ -200,14 +200,14 @@ class _CacheEntry:
 
 
 class Site:
-    """Both servers for all pages, while the application runs; `database` is for blocking calls, see `in_thread`."""
+    """The connections that all pages share while the application runs; `in_thread` runs blocking `database` calls."""
 
     def __init__(self, options: WebOptions, links: Links) -> None:
         self.options = options
         self.links = links
         self.masking = Masking(options.masked_keys, bodies=options.mask_bodies, show_bodies=options.show_bodies)
         self.address = BrokerAddress.of(options.broker)
-        database = read_only(options.database, options.timeout_s + _ORPHANED_S)
+        database = read_only(options.database, options.timeout_s + _STATEMENT_GRACE_S)
         self.relations = AsyncRelations(
             options.broker,
             database,
@@ -219,7 +219,7 @@ class Site:
         self._reader: AsyncStreamReader | None = None
         self._opening = anyio.Lock()
         self._threads = anyio.CapacityLimiter(_THREADS)
-        self._kept: dict[Any, _CacheEntry] = {}
+        self._cache: dict[Any, _CacheEntry] = {}
 
     async def close(self) -> None:
         await self.servers.close()
@@ -236,15 +236,15 @@ class Site:
             return self._reader
 
     async def scan(self, stream: str, start: int, stop: int) -> list[Message]:
-        """Read the messages of a stream from an offset to before another."""
+        """Return the messages of a stream from offset `start` to before `stop`."""
         return await (await self.reader()).scan(stream, start, stop, lambda message: message)
 
     async def keys(self) -> tuple[KeyDefinition, ...]:
         """Return the key definitions in force, and apply their masking from now on."""
         definitions = await self.relations.keys()
         if self.masking.lacks_secret(definitions):
-            self.masking.secret = await self.cached("secret", SECRET_KEPT_S, partial(self.in_thread, self._secret))
-        self.masking.take(definitions)
+            self.masking.secret = await self.cached("secret", SECRET_CACHE_S, partial(self.in_thread, self._secret))
+        self.masking.update(definitions)
         return definitions
 
     async def keys_last_known(self) -> None:
@@ -253,13 +253,13 @@ class Site:
             await self.keys()
 
     def hue(self, key: str) -> int:
-        """Return the index of a key's colour and letter, which adding or removing other keys does not change."""
+        """Return the index of a key's colour and letter; other keys do not change it."""
         return (self.masking.definitions[key].key_id - 1) % HUES if key in self.masking.definitions else 0
 
-    def followed(self, each: Any, place: Any = None) -> str:
+    def value_link(self, each: Any, place: Any = None) -> str:
         """Return the URL of a search for a key's value: by the value, or by its message if it is masked or composite.
 
-        It is empty if the key was removed, or if the message is needed and `place` is None.
+        The URL is empty if the key was removed, or if the message is needed and `place` is None.
         """
         definition = self.masking.definitions.get(each.key)
         if definition is None:
@@ -277,44 +277,43 @@ class Site:
         with translated_errors(), self.database.engine.connect() as connection:
             return mask_secret(connection)
 
-    async def away(self, *, now: bool = False) -> tuple[Server, ...]:
+    async def unavailable(self, *, now: bool = False) -> tuple[Server, ...]:
         """Return the unavailable servers. While one is known to be unavailable, it is checked again only with `now`.
 
-        Do not call this within the time limit of something else: a server would look unavailable.
+        Do not call this within another time limit: a server would look unavailable.
         """
-        if now or not self.servers.away:
-            await self.cached("servers", KEPT_S, self.servers.ask)
-        return self.servers.away
+        if now or not self.servers.unavailable:
+            await self.cached("servers", CACHE_S, self.servers.check)
+        return self.servers.unavailable
 
     async def watch(self) -> None:
-        """Check both servers periodically."""
         while True:
-            await self.away(now=True)
-            await asyncio.sleep(EVERY_S)
+            await self.unavailable(now=True)
+            await asyncio.sleep(CHECK_INTERVAL_S)
 
     async def with_broker(
-        self, about: Any, kept_s: float, both: Callable[[], _Value], database_alone: Callable[[], _Value]
+        self, key: Any, cache_s: float, from_both: Callable[[], _Value], from_database: Callable[[], _Value]
     ) -> _Value:
-        """Return and cache the result of a blocking call; while the broker is unavailable, use the database alone."""
+        """Return the result of `from_both`, cached; while the broker is unavailable, that of `from_database`."""
         if not self.servers.broker.error:
             try:
                 with within(self.options.timeout_s):
-                    return await self.cached(about, kept_s, partial(self.in_thread, both))
+                    return await self.cached(key, cache_s, partial(self.in_thread, from_both))
             except (BrokerUnavailable, ReadTimeout):
                 pass
-        return await self.in_thread(database_alone)
+        return await self.in_thread(from_database)
 
-    async def cached(self, about: Any, kept_s: float, ask: Callable[[], Awaitable[_Value]]) -> _Value:
-        """Return a cached result, or get it now, once for all concurrent callers. Errors are not cached."""
-        if len(self._kept) > KEPT_MAX:
+    async def cached(self, key: Any, cache_s: float, load: Callable[[], Awaitable[_Value]]) -> _Value:
+        """Return a cached result, or load it once for all concurrent callers. Errors are not cached."""
+        if len(self._cache) > KEPT_MAX:
             now = time.monotonic()
-            self._kept = {each: kept for each, kept in self._kept.items() if kept.until > now or kept.lock.locked()}
-        kept = self._kept.setdefault(about, _CacheEntry())
-        async with kept.lock:
-            if kept.until < time.monotonic():
-                kept.value = await ask()
-                kept.until = time.monotonic() + kept_s
-            return kept.value  # type: ignore[no-any-return]
+            self._cache = {each: old for each, old in self._cache.items() if old.until > now or old.lock.locked()}
+        entry = self._cache.setdefault(key, _CacheEntry())
+        async with entry.lock:
+            if entry.until < time.monotonic():
+                entry.value = await load()
+                entry.until = time.monotonic() + cache_s
+            return entry.value  # type: ignore[no-any-return]
 
     async def in_thread(self, function: Callable[..., _Value], *arguments: Any, **options: Any) -> _Value:
         """Run a blocking call in a thread; at most a few run concurrently."""
@@ -322,7 +321,7 @@ class Site:
 
 
 def read_only(database: str, statement_s: float) -> str:
-    """Return the URL with options for read-only sessions and a limit for each statement, in seconds."""
+    """Return the URL with options for read-only sessions and a time limit for each statement, in seconds."""
     base, _, query = database.partition("?")
     given = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
     others = [(name, value) for name, value in given if name != "options"]

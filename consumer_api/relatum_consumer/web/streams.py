@@ -19,36 +19,36 @@ from relatum.recording.overview import (
     recorded_status,
     recorder_list,
 )
-from relatum_consumer.web.endpoint import Known, endpoint, gathered, in_patience
+from relatum_consumer.web.endpoint import Fact, endpoint, gather, optional_part
 from relatum_consumer.web.messages import MessageRow, message_rows
-from relatum_consumer.web.parameters import NoParameters, Number, Parameters, Several
+from relatum_consumer.web.parameters import NoParameters, Number, Parameters, TextList
 from relatum_consumer.web.problems import Problem
 from relatum_consumer.web.rendering import bar_of
-from relatum_consumer.web.site import KEPT_S, Site
+from relatum_consumer.web.site import CACHE_S, Site
 
-_SIZES_KEPT_S: Final = 30.0
+_SIZES_CACHE_S: Final = 30.0
 """Seconds for which the sizes of keys are cached: sampling them is slow."""
 
-_LATEST: Final = 10
+_LATEST_SHOWN: Final = 10
 """How many of a stream's latest messages are shown."""
 
 _LATEST_OFFSETS: Final = 200
-"""Offsets read of each stream for the latest messages: streams have gaps, mostly small ones."""
+"""Offsets at each stream's end that are read for its latest messages: streams have gaps, most of them small."""
 
-STREAMS_LOOKED: Final = 20
-"""How many streams are read for `live`: the most recently recorded ones."""
+LIVE_STREAMS_MAX: Final = 20
+"""Maximum streams that `live` reads: the most recently recorded streams."""
 
 
 async def statuses(site: Site, names: Sequence[str]) -> tuple[StreamStatus, ...]:
-    """Return the status of some streams, at most a second old.
+    """Return the status of streams, at most a second old.
 
-    An additional state is `complete`: all that the broker holds is recorded, and no recorder follows the stream.
+    It has one more state, `complete`: all messages of the broker are recorded, and no recorder follows the stream.
     """
     wanted = tuple(names)
-    away = BrokerUnavailable("RabbitMQ does not answer now")
-    both = partial(status, site.options.broker, site.database, wanted)
-    database_alone = partial(recorded_status, site.database.engine, site.address.vhost, wanted, away)
-    found = await site.with_broker(("status", wanted), KEPT_S, both, database_alone) if wanted else []
+    unavailable = BrokerUnavailable("RabbitMQ does not answer now")
+    from_both = partial(status, site.options.broker, site.database, wanted)
+    from_database = partial(recorded_status, site.database.engine, site.address.vhost, wanted, unavailable)
+    found = await site.with_broker(("status", wanted), CACHE_S, from_both, from_database) if wanted else []
     return tuple(replace(each, state="complete") if _is_complete(each) else each for each in found)
 
 
@@ -64,7 +64,7 @@ def _is_complete(each: StreamStatus) -> bool:
 class KeyRow:
     """A key: its sources, and its rows in all streams, estimated from a sample unless `is_exact`.
 
-    If it `names` another key, its value in a message is that key's value in the message's cause.
+    If it `names` another key, its value in a message equals that key's value in the message's cause.
     """
 
     name: str
@@ -87,7 +87,7 @@ class KeysAnswer:
 
 @endpoint("/keys", "The defined keys, by which messages can be found, with their sizes.", is_page=False, tool="keys")
 async def keys(site: Site, _: NoParameters) -> KeysAnswer:
-    sizes = await site.cached("sizes", _SIZES_KEPT_S, partial(site.in_thread, key_sizes, site.database))
+    sizes = await site.cached("sizes", _SIZES_CACHE_S, partial(site.in_thread, key_sizes, site.database))
     return KeysAnswer(
         tuple(
             KeyRow(
@@ -130,13 +130,13 @@ class StreamsAnswer:
 @endpoint(
     "/streams", "The recorded streams: ends, lag, coverage, state; keys with their sizes; recorders.", tool="streams"
 )
-async def streams(site: Site, asked: StreamsParameters) -> StreamsAnswer:
+async def streams(site: Site, query: StreamsParameters) -> StreamsAnswer:
     recorded = await site.relations.streams()
-    named = [name for name in recorded if asked.q.casefold() in name.casefold()]
-    stop = asked.cursor + asked.limit
-    page = named[asked.cursor : stop]
+    named = [name for name in recorded if query.q.casefold() in name.casefold()]
+    stop = query.cursor + query.limit
+    page = named[query.cursor : stop]
     found = sorted(await statuses(site, page), key=lambda each: page.index(each.stream))
-    recorders = await site.cached("recorders", KEPT_S, partial(site.in_thread, recorder_list, site.database))
+    recorders = await site.cached("recorders", CACHE_S, partial(site.in_thread, recorder_list, site.database))
     return StreamsAnswer(
         streams=tuple(found),
         total=len(named),
@@ -151,7 +151,7 @@ async def streams(site: Site, asked: StreamsParameters) -> StreamsAnswer:
 
 
 class StreamParameters(Parameters):
-    stream: str = Field(description="The stream, or a super stream, for its partitions.")
+    stream: str = Field(description="The stream; or a super stream, which means its partitions.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,39 +163,39 @@ class StreamAnswer:
     latest: tuple[MessageRow, ...]
 
 
-async def ends(site: Site, asked: StreamParameters) -> tuple[Known, ...]:
-    """Return the ends of a stream, which are all that the broker knows about it."""
-    found = await (await site.reader()).bounds(asked.stream)
+async def ends(site: Site, query: StreamParameters) -> tuple[Fact, ...]:
+    """Return the ends of a stream, which the broker knows without the database."""
+    found = await (await site.reader()).bounds(query.stream)
     if found.first is None or found.last is None:
         return (("The stream exists, and is empty.", None),)
     return (
-        (f"The broker holds its messages {found.first:,} to {found.last:,}.", None),
-        (f"The first message, {found.first:,}", site.links.message(asked.stream, found.first)),
-        (f"The last message, {found.last:,}", site.links.message(asked.stream, found.last)),
+        (f"The broker has its messages {found.first:,} to {found.last:,}.", None),
+        (f"The first message, {found.first:,}", site.links.message(query.stream, found.first)),
+        (f"The last message, {found.last:,}", site.links.message(query.stream, found.last)),
     )
 
 
-@endpoint("/stream", "A stream: its latest messages, coverage by key, skipped messages, events.", known=ends)
-async def stream(site: Site, asked: StreamParameters) -> StreamAnswer:
-    found = await statuses(site, [asked.stream])
+@endpoint("/stream", "A stream: its latest messages, coverage by key, skipped messages, events.", facts=ends)
+async def stream(site: Site, query: StreamParameters) -> StreamAnswer:
+    found = await statuses(site, [query.stream])
     if not found:
-        bounds = await (await site.reader()).bounds(asked.stream)
+        bounds = await (await site.reader()).bounds(query.stream)
         holds = "it is empty" if bounds.last is None else f"it has the offsets {bounds.first:,} to {bounds.last:,}"
-        message = f"the stream {asked.stream!r} exists ({holds}), but was never recorded"
-        raise StreamNotFound(message, stream=asked.stream)
+        message = f"the stream {query.stream!r} exists ({holds}), but was never recorded"
+        raise StreamNotFound(message, stream=query.stream)
     latest: list[Message] = []
     if len(found) == 1 and (last := found[0].last) is not None:
         start = max(found[0].first or 0, last + 1 - _LATEST_OFFSETS)
-        latest = await in_patience(site.scan(found[0].stream, start, last + 1)) or []
-    return StreamAnswer(asked.stream, found, message_rows(site, latest[: -_LATEST - 1 : -1]))
+        latest = await optional_part(site.scan(found[0].stream, start, last + 1)) or []
+    return StreamAnswer(query.stream, found, message_rows(site, latest[: -_LATEST_SHOWN - 1 : -1]))
 
 
 # --- live -------------------------------------------------------------------------------------------------
 
 
 class LiveParameters(Parameters):
-    stream: Several = Field((), description="Streams and super streams; all by default.")
-    limit: int = Field(50, ge=1, le=500, description="The most messages.")
+    stream: TextList = Field((), description="Streams and super streams; all by default.")
+    limit: int = Field(50, ge=1, le=500, description="Maximum messages.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,33 +212,33 @@ class LiveAnswer:
 
 
 @endpoint("/live", "The recorded messages that arrived last.")
-async def live(site: Site, asked: LiveParameters) -> LiveAnswer:
+async def live(site: Site, query: LiveParameters) -> LiveAnswer:
     """Return the latest messages; viewers of the same page share one read."""
-    return await site.cached(("live", asked), KEPT_S, partial(_live, site, asked, _LATEST_OFFSETS))
+    return await site.cached(("live", query), CACHE_S, partial(_live, site, query, _LATEST_OFFSETS))
 
 
 async def newest(site: Site) -> LiveAnswer:
     """Return the latest messages of each stream, so that a busy stream does not hide the others."""
-    asked = LiveParameters(stream=(), limit=500)
-    return await site.cached("newest", KEPT_S, partial(_live, site, asked, asked.limit // STREAMS_LOOKED))
+    query = LiveParameters(stream=(), limit=500)
+    return await site.cached("newest", CACHE_S, partial(_live, site, query, query.limit // LIVE_STREAMS_MAX))
 
 
-async def _live(site: Site, asked: LiveParameters, of_each: int) -> LiveAnswer:
+async def _live(site: Site, query: LiveParameters, per_stream: int) -> LiveAnswer:
     await site.keys()
-    ends = await site.in_thread(recorded_ends, site.database, site.address.vhost, asked.stream)
-    looked = ends[:STREAMS_LOOKED]
-    read = await gathered((partial(_latest_recorded, site, end) for end in looked), STREAMS_LOOKED)
-    found = [each for messages in read for each in messages[-of_each:]]
+    ends = await site.in_thread(recorded_ends, site.database, site.address.vhost, query.stream)
+    live_ends = ends[:LIVE_STREAMS_MAX]
+    read = await gather((partial(_latest_recorded, site, end) for end in live_ends), LIVE_STREAMS_MAX)
+    found = [each for messages in read for each in messages[-per_stream:]]
     found.sort(key=lambda message: (message.chunk_ms or 0, message.stream, message.offset), reverse=True)
     return LiveAnswer(
-        results=message_rows(site, found[: asked.limit]),
-        streams=tuple(end.stream for end in looked),
+        results=message_rows(site, found[: query.limit]),
+        streams=tuple(end.stream for end in live_ends),
         streams_count=len(ends),
     )
 
 
 async def _latest_recorded(site: Site, end: RecordedEnd) -> list[Message]:
-    """Return a stream's last recorded messages; none if the stream is not the recorded one any more."""
+    """Return a stream's last recorded messages; none if the stream was replaced since it was recorded."""
     if end.position is None:
         return []
     try:
@@ -255,14 +255,14 @@ async def _latest_recorded(site: Site, end: RecordedEnd) -> list[Message]:
 
 @dataclass(frozen=True, slots=True)
 class HealthAnswer:
-    """Both servers answer. If one does not, the response is an error with status 503 instead."""
+    """Both servers answer. If a server does not answer, the response is an error with status 503 instead."""
 
     is_well: bool
 
 
 @endpoint("/health", "Whether the database and the broker answer.", is_page=False, needs_keys=False)
 async def health(site: Site, _: NoParameters) -> HealthAnswer:
-    if away := await site.away(now=True):
-        wrong = "; ".join(f"{each.name} does not answer: {each.error}" for each in away)
-        raise Problem(503, "not_well", wrong, "It may pass: try again.", {"Retry-After": "1"})
+    if unavailable := await site.unavailable(now=True):
+        message = "; ".join(f"{each.name} does not answer: {each.error}" for each in unavailable)
+        raise Problem(503, "not_well", message, "Try again in a moment.", {"Retry-After": "1"})
     return HealthAnswer(is_well=True)

@@ -10,8 +10,8 @@ from relatum_consumer import Status, Trace
 from relatum_consumer.lookups.answer import Covered
 from relatum_consumer.traces import Edge, Shared, Step, Stop
 from relatum_consumer.web.endpoint import endpoint
-from relatum_consumer.web.messages import MessageRow, covered, given_value, message_rows, shown_value, sought_text
-from relatum_consumer.web.parameters import Moment, Number, Parameters, Several
+from relatum_consumer.web.messages import MessageRow, covered, message_rows, query_text, query_value, shown_value
+from relatum_consumer.web.parameters import Moment, Number, Parameters, TextList
 from relatum_consumer.web.site import Site
 
 _Valued = TypeVar("_Valued", Edge, Shared, Stop)
@@ -21,11 +21,11 @@ class TraceParameters(Parameters):
     stream: str = Field("", description="The stream of the message to start with …")
     offset: Number | None = Field(None, description="… and its offset.")
     key: str = Field("", description="Instead of a message: a key's name …")
-    value: Several = Field((), description="… and its value; for a composite key, its values in order.")
-    by: Several = Field((), description="Keys to follow, and what they name; all by default.")
-    hops: int = Field(8, ge=1, le=1_000, description="The most hops from the start.")
-    limit: int = Field(200, ge=1, le=1_000, description="The most messages.")
-    fan_out: int = Field(200, ge=1, le=10_000, description="Values that more messages have are not followed.")
+    value: TextList = Field((), description="… and its value; for a composite key, its values in order.")
+    by: TextList = Field((), description="Keys to follow, with the keys that they name; all by default.")
+    hops: int = Field(8, ge=1, le=1_000, description="Maximum hops from the start.")
+    limit: int = Field(200, ge=1, le=1_000, description="Maximum messages.")
+    fan_out: int = Field(200, ge=1, le=10_000, description="Values with more messages than this are not followed.")
     since: Moment | None = Field(None, description="Only messages of this moment or later; UTC without a zone.")
     until: Moment | None = Field(None, description="Only messages before this moment.")
     complete: bool = Field(False, description="Also read what is not recorded yet.")
@@ -36,9 +36,9 @@ class TraceAnswer(Covered):
     """The messages connected with a start, by time, and their connections.
 
     `status` is that of the worst step; `words` explains it to people, and `advice` says what to do. `hops` has each
-    message's distance from the start, 0 for the start itself. `edges` lead from cause to effect; `shared` are values
-    that messages have in common; `stopped` is what a bound left out. The answer applies to `streams`, the first
-    hundred of `streams_count`.
+    message's distance from the start, 0 for the start itself. `edges` lead from cause to effect; `shared` has values
+    that messages have in common; `stopped` says what a bound left out. The answer applies to `streams`, which has the
+    first hundred of `streams_count`.
     """
 
     status: Status
@@ -59,10 +59,10 @@ class TraceAnswer(Covered):
     "A conversation: all messages that are connected with a message (stream, offset) or with a key's value (key, "
     "value), hop by hop over all keys, and what a bound left out (`stopped`).",
     tool="trace",
-    is_asked=lambda asked: bool(asked.stream or asked.key or asked.value or asked.offset is not None),
+    is_submitted=lambda query: bool(query.stream or query.key or query.value or query.offset is not None),
 )
-async def trace(site: Site, asked: TraceParameters) -> TraceAnswer:
-    found = await _traced(site, asked)
+async def trace(site: Site, query: TraceParameters) -> TraceAnswer:
+    found = await _traced(site, query)
 
     def masked(each: _Valued) -> _Valued:
         if each.key is None:
@@ -73,8 +73,8 @@ async def trace(site: Site, asked: TraceParameters) -> TraceAnswer:
     return TraceAnswer(
         status=found.status,
         words=_words(found),
-        advice=_advice(found, asked),
-        start=_start(site, asked),
+        advice=_advice(found, query),
+        start=_start(site, query),
         messages=message_rows(site, found.messages),
         hops=tuple(found.hops[each.id] for each in found),
         edges=tuple(map(masked, found.edges)),
@@ -86,29 +86,29 @@ async def trace(site: Site, asked: TraceParameters) -> TraceAnswer:
     )
 
 
-async def _traced(site: Site, asked: TraceParameters) -> Trace:
-    if asked.stream and (asked.key or asked.value):
+async def _traced(site: Site, query: TraceParameters) -> Trace:
+    if query.stream and (query.key or query.value):
         raise InvalidInput(
             "a conversation begins with a message (stream, offset) or with a value (key, value), not both"
         )
-    bounds = {name: getattr(asked, name) for name in ("hops", "limit", "fan_out", "since", "until", "complete")}
-    if asked.stream:
-        if asked.offset is None:
+    bounds = {name: getattr(query, name) for name in ("hops", "limit", "fan_out", "since", "until", "complete")}
+    if query.stream:
+        if query.offset is None:
             raise InvalidInput("offset is missing: give the message's offset in the stream")
-        message = await site.relations.read(asked.stream, asked.offset)
-        return await site.relations.trace(message, by=asked.by or None, **bounds)
-    if not asked.key:
+        message = await site.relations.read(query.stream, query.offset)
+        return await site.relations.trace(message, by=query.by or None, **bounds)
+    if not query.key:
         raise InvalidInput("key is missing: give the key's name, or stream and offset of a message")
-    return await site.relations.trace((asked.key, given_value(asked.value)), by=asked.by or None, **bounds)
+    return await site.relations.trace((query.key, query_value(query.value)), by=query.by or None, **bounds)
 
 
 # --- in words ---------------------------------------------------------------------------------------------
 
 
-def _start(site: Site, asked: TraceParameters) -> str:
-    if asked.stream:
-        return f"{asked.stream} · {asked.offset:,}"
-    return f"{asked.key} {sought_text(site, asked.key, asked.value)}"
+def _start(site: Site, query: TraceParameters) -> str:
+    if query.stream:
+        return f"{query.stream} · {query.offset:,}"
+    return f"{query.key} {query_text(site, query.key, query.value)}"
 
 
 _BY_NEW_KEYS: Final = {
@@ -131,8 +131,8 @@ def _words(found: Trace) -> str:
     return "absent: nothing else is connected with it"
 
 
-def _advice(found: Trace, asked: TraceParameters) -> str:
+def _advice(found: Trace, query: TraceParameters) -> str:
     is_open = bool(found.new_keys) or found.status in (Status.NOT_RECORDED_YET, Status.UNPROVEN)
-    if found.explanation or not is_open or asked.complete:
+    if found.explanation or not is_open or query.complete:
         return found.explanation
-    return "More may be in what is not recorded yet, which can be read from the streams."
+    return "The part that is not recorded yet may have more, and can be read from the streams."

@@ -1,10 +1,10 @@
--- From release 0.4, second step: everything in schema.sql that release 0.4 lacks. The reasons are in schema.sql.
+-- Second step from release 0.4: everything in schema.sql that release 0.4 lacks. The reasons are in schema.sql.
 --
 -- Processes of release 0.4 continue to work, except for movers of contexts, whose inserts lack `generation`.
 --
 -- Locks: all rows of `relationships` are read once (100,000,000 in about 15 s from memory, otherwise at the disk's
--- speed) under SHARE UPDATE EXCLUSIVE: recorders and lookups continue. `collected_messages` is read twice, a second for
--- each few million rows: collectors wait. The rest takes ACCESS EXCLUSIVE on the tables it changes, for some
+-- speed) under SHARE UPDATE EXCLUSIVE: recorders and lookups continue. `collected_messages` is read twice, at a few
+-- million rows a second: collectors wait. Other statements take ACCESS EXCLUSIVE on the tables they change, for some
 -- milliseconds: `coverage` before `relationships`, the order in which recorders lock them.
 
 -- ------------------------------------------------------------------- long statements, before all other locks are taken
@@ -119,12 +119,12 @@ ALTER TABLE relatum.context_moves
   ADD CONSTRAINT context_moves_waited CHECK (state = 'fencing' OR fence_epoch > 0);
 ALTER TABLE relatum.context_moves ALTER COLUMN generation DROP DEFAULT;
 
--- No statement uses it any more.
+-- No statement uses this index.
 DROP INDEX relatum.group_states_idle;
 
 -- ------------------------------------------------------------------------ the existing table becomes part 0, unchanged
--- Because of its constraint, no row is read. The indexes belong to the part only: those of a partitioned table could
--- not be rebuilt part by part. This comes last, since lookups wait until the transaction ends.
+-- The constraint allows ATTACH without reading rows. The indexes belong to the part only, since the indexes of a
+-- partitioned table cannot be rebuilt part by part. This comes last, since lookups wait until the transaction ends.
 
 ALTER TABLE relatum.relationships RENAME TO relationships_0;
 ALTER INDEX relatum.relationships_lookup RENAME TO relationships_0_lookup;
@@ -140,7 +140,7 @@ FROM relatum.relationships r
 JOIN relatum.streams s ON s.stream_id = r.stream_id AND s.replaced_at IS NULL
 JOIN relatum.keys k ON k.key_id = r.key_id AND k.removed_at IS NULL;
 
--- The parent table is new: copy the old table's privileges to it, and let readers read the tables about parts, which
+-- The parent table is new: copy the old table's privileges to it, and grant its readers the tables about parts, which
 -- lookups use. Parts get their privileges from the parent.
 DO $$
 DECLARE

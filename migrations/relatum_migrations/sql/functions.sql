@@ -1,9 +1,8 @@
--- Functions in the database. `relatum migrate` runs this file each time, in a new database before the tables exist that
--- the functions use.
+-- Functions in the database. `relatum migrate` runs this file each time; in a new database, it runs before schema.sql.
 
 -- --------------------------------------------------------------------------------- the parts of `relationships`
--- Recorders may not change the schema: these functions do it for them, with the owner's rights. Each does one thing,
--- checks whether that is possible now, and may be called by any number of recorders at once. See docs/adr/0023.
+-- Recorders may not change the schema: these functions change it for them, with the owner's rights. Each function does
+-- one step if the step is possible now. Any number of recorders may call it concurrently. See docs/adr/0023.
 
 -- Rows are written into the parts directly, which therefore need the parent table's privileges.
 CREATE OR REPLACE FUNCTION relatum.grant_part(part integer) RETURNS void
@@ -23,31 +22,31 @@ END $$;
 CREATE OR REPLACE FUNCTION relatum.make_part() RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
 DECLARE
-  made integer;
+  new_part integer;
   name text;
 BEGIN
-  -- Concurrent callers have nothing to do.
+  -- Another caller creates the part, or it exists already.
   IF NOT pg_try_advisory_xact_lock(1919249517, 1) OR EXISTS (SELECT FROM relatum.table_parts WHERE opened_at IS NULL)
   THEN
     RETURN NULL;
   END IF;
-  SELECT max(part) + 1 INTO made FROM relatum.table_parts;
-  name := 'relationships_' || made;
-  -- Rows are only added: autovacuum marks pages as all-visible ten times until it is full. Recorders analyse it.
+  SELECT max(part) + 1 INTO new_part FROM relatum.table_parts;
+  name := 'relationships_' || new_part;
+  -- Rows are only added: until the part is full, autovacuum marks pages as all-visible ten times. Recorders analyse it.
   EXECUTE format('CREATE TABLE relatum.%I (LIKE relatum.relationships) WITH ('
                  'autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 500000, '
                  'autovacuum_analyze_scale_factor = 1)', name);
-  EXECUTE format('ALTER TABLE relatum.%I ALTER part SET DEFAULT %s', name, made);
+  EXECUTE format('ALTER TABLE relatum.%I ALTER part SET DEFAULT %s', name, new_part);
   EXECUTE format('CREATE INDEX %I ON relatum.%I (key_id, value, stream_id, time_us, stream_offset)',
                  name || '_lookup', name);
   EXECUTE format('CREATE INDEX %I ON relatum.%I USING brin (stream_id, stream_offset) WITH (pages_per_range = 32)',
                  name || '_offsets', name);
-  -- SHARE UPDATE EXCLUSIVE on the parent: it neither blocks writers and lookups, nor waits for them.
+  -- SHARE UPDATE EXCLUSIVE on the parent, which neither blocks writers and lookups nor waits for them.
   EXECUTE format('ALTER TABLE relatum.relationships ATTACH PARTITION relatum.%I FOR VALUES FROM (%s) TO (%s)',
-                 name, made, made + 1);
-  PERFORM relatum.grant_part(made);
-  INSERT INTO relatum.table_parts (part) VALUES (made);
-  RETURN made;
+                 name, new_part, new_part + 1);
+  PERFORM relatum.grant_part(new_part);
+  INSERT INTO relatum.table_parts (part) VALUES (new_part);
+  RETURN new_part;
 EXCEPTION WHEN lock_not_available THEN
   RETURN NULL;
 END $$;
@@ -72,9 +71,9 @@ DECLARE
 BEGIN
   -- At another level, rows committed since the transaction began would not be counted, and lookups would miss them.
   IF current_setting('transaction_isolation') <> 'read committed' THEN
-    RAISE EXCEPTION 'a part is closed in READ COMMITTED only';
+    RAISE EXCEPTION 'close_part needs the isolation level READ COMMITTED';
   END IF;
-  -- The previous release writes into part 0. Writers of another part lock its row in `table_parts`.
+  -- Part 0 is never closed: the previous release writes into it. Writers of other parts lock the row in `table_parts`.
   PERFORM FROM relatum.table_parts
   WHERE part = closed AND part > 0 AND closed_at IS NULL
     AND EXISTS (SELECT FROM relatum.table_parts later WHERE later.part > closed AND later.opened_at IS NOT NULL)
@@ -82,8 +81,8 @@ BEGIN
   IF NOT FOUND THEN
     RETURN false;
   END IF;
-  -- The recorders need the processors: only this session builds the index, and sorts it in pieces that fit into a
-  -- processor's cache; with 256 MB of memory, it takes half as long again.
+  -- Recorders need the processors, so this session builds the index without parallel workers. The small
+  -- maintenance_work_mem fits into a processor's cache; with 256 MB, the build takes half as long again.
   -- From here on, the part is only read; deletions wait for the index. The lock_timeout is longer than
   -- deadlock_timeout, after which autovacuum gives way.
   EXECUTE format('LOCK TABLE relatum.%I IN SHARE MODE', name);
@@ -93,13 +92,13 @@ BEGIN
   EXECUTE format('CREATE INDEX %I ON relatum.%I (key_id, value, stream_id, time_us, stream_offset) '
                  'WITH (fillfactor = 100)', name || '_compact', name);
   -- Skip scan over the index: from one key to the next, with the least and greatest value of each.
-  EXECUTE format('WITH RECURSIVE lying AS (SELECT min(key_id) AS key_id FROM relatum.%2$I UNION ALL '
-                 'SELECT (SELECT min(key_id) FROM relatum.%2$I WHERE key_id > lying.key_id) FROM lying '
-                 'WHERE lying.key_id IS NOT NULL) '
+  EXECUTE format('WITH RECURSIVE present AS (SELECT min(key_id) AS key_id FROM relatum.%2$I UNION ALL '
+                 'SELECT (SELECT min(key_id) FROM relatum.%2$I WHERE key_id > present.key_id) FROM present '
+                 'WHERE present.key_id IS NOT NULL) '
                  'INSERT INTO relatum.part_keys (part, key_id, low, high) SELECT %1$s, key_id, '
-                 '(SELECT min(value) FROM relatum.%2$I WHERE key_id = lying.key_id), '
-                 '(SELECT max(value) FROM relatum.%2$I WHERE key_id = lying.key_id) '
-                 'FROM lying WHERE key_id IS NOT NULL', closed, name);
+                 '(SELECT min(value) FROM relatum.%2$I WHERE key_id = present.key_id), '
+                 '(SELECT max(value) FROM relatum.%2$I WHERE key_id = present.key_id) '
+                 'FROM present WHERE key_id IS NOT NULL', closed, name);
   EXECUTE format('ANALYZE relatum.%I', name);
   PERFORM brin_summarize_new_values(format('relatum.%I', name || '_offsets')::regclass);
   -- Autovacuum runs once more, freezes all rows and marks all pages as all-visible; then it has nothing left to do.
@@ -111,7 +110,7 @@ EXCEPTION WHEN lock_not_available THEN
   RETURN false;
 END $$;
 
--- This function and drop_part wait for ACCESS EXCLUSIVE for at most 50 ms, which lookups can bear.
+-- This function and drop_part wait for ACCESS EXCLUSIVE, and delay lookups, for at most 50 ms.
 CREATE OR REPLACE FUNCTION relatum.finish_part(closed integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $$
 DECLARE
@@ -145,12 +144,12 @@ BEGIN
   END IF;
   SELECT part INTO target FROM relatum.table_parts WHERE opened_at IS NOT NULL AND closed_at IS NULL
   ORDER BY part DESC LIMIT 1 FOR KEY SHARE;
-  -- Deletions of its rows wait, and then find them in the open part.
+  -- Deletions of the part's rows wait, and then find the rows in the open part.
   EXECUTE format('LOCK TABLE relatum.%I IN SHARE ROW EXCLUSIVE MODE', 'relationships_' || leaving);
   EXECUTE format(
-    'WITH moved AS (DELETE FROM relatum.%I lying USING relatum.streams stream '
-    'WHERE stream.stream_id = lying.stream_id AND stream.replaced_at IS NULL '
-    'AND lying.stream_offset >= coalesce(stream.retained_from, lying.stream_offset) RETURNING lying.*) '
+    'WITH moved AS (DELETE FROM relatum.%I old USING relatum.streams stream '
+    'WHERE stream.stream_id = old.stream_id AND stream.replaced_at IS NULL '
+    'AND old.stream_offset >= coalesce(stream.retained_from, old.stream_offset) RETURNING old.*) '
     'INSERT INTO relatum.%I (stream_offset, time_us, stream_id, key_id, value) '
     'SELECT stream_offset, time_us, stream_id, key_id, value FROM moved ORDER BY key_id, value',
     'relationships_' || leaving, 'relationships_' || target);
@@ -169,9 +168,9 @@ BEGIN
   WHERE part = gone AND closed_at IS NOT NULL AND (emptied_at IS NULL OR emptied_at <= now() - interval '1 day')
   FOR UPDATE SKIP LOCKED;
   IF NOT FOUND OR EXISTS (
-    SELECT FROM relatum.part_streams lying JOIN relatum.streams stream USING (stream_id)
-    WHERE lying.part = gone AND stream.replaced_at IS NULL
-      AND (stream.retained_from IS NULL OR lying.last_offset >= stream.retained_from)
+    SELECT FROM relatum.part_streams ranges JOIN relatum.streams stream USING (stream_id)
+    WHERE ranges.part = gone AND stream.replaced_at IS NULL
+      AND (stream.retained_from IS NULL OR ranges.last_offset >= stream.retained_from)
   ) THEN
     RETURN false;
   END IF;
@@ -189,8 +188,8 @@ REVOKE ALL ON FUNCTION relatum.make_part(), relatum.analyze_part(integer), relat
   FROM PUBLIC;
 
 -- ------------------------------------------------------------------------------------------------ lookups by key
--- These functions have cached plans even if the session prepares nothing, as behind a pooler: planning a call takes as
--- long as running it. They run with the caller's rights.
+-- PostgreSQL caches these functions' plans even if the session prepares no statements, as behind a pooler: planning a
+-- call takes as long as running it. They run with the caller's rights.
 
 DO $make$
 DECLARE
@@ -213,9 +212,9 @@ CREATE OR REPLACE FUNCTION relatum.rows_of(of_key smallint, of_value text, of_st
 RETURNS TABLE (stream_offset bigint, time_us bigint) LANGUAGE plpgsql STABLE ROWS 10
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-  asked text := ordering || CASE WHEN since IS NULL THEN '' ELSE ', in a span' END;
+  branch text := ordering || CASE WHEN since IS NULL THEN '' ELSE ', in a span' END;
 BEGIN
-  CASE asked
+  CASE branch
   WHEN 'oldest' THEN <rows> ORDER BY r.time_us, r.stream_offset LIMIT most;
   WHEN 'newest' THEN <rows> ORDER BY r.time_us DESC, r.stream_offset DESC LIMIT most;
   WHEN 'offset' THEN <rows> ORDER BY r.stream_offset LIMIT most;

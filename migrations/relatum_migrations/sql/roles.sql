@@ -1,6 +1,6 @@
 -- The five roles and their privileges. Roles belong to the whole server: they may already exist for another database,
 -- or this user may not create roles. So `relatum migrate` runs this file each time: it creates missing roles, if it
--- may, and grants existing ones what they need. Identity columns need no privileges on their sequences.
+-- may, and grants existing roles their privileges. Identity columns need no privileges on their sequences.
 
 DO $$
 DECLARE

@@ -19,7 +19,7 @@ CREATE TABLE relatum.brokers (
 );
 
 -- One row for each generation of a stream. A stream that is deleted and declared again starts at offset 0 again, and
--- gets a new row here, so that the old stream's rows do not answer lookups of the new one.
+-- gets a new row here, so that the old stream's rows do not answer lookups of the new stream.
 CREATE TABLE relatum.streams (
   stream_id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   vhost text NOT NULL DEFAULT '/',
@@ -61,9 +61,9 @@ CREATE TABLE relatum.keys (
   type text NOT NULL,
   since timestamptz NOT NULL DEFAULT now(),
   removed_at timestamptz,
-  -- The key of the messages that this key's values name.
+  -- The named key: its value in a message's cause is this key's value in the message.
   names_key_id smallint REFERENCES relatum.keys,
-  -- If masked, pages show digests of the values to users who may see messages, but not these values.
+  -- If true, the web page and the tools for agents show digests instead of values.
   masked boolean NOT NULL DEFAULT false,
   CONSTRAINT keys_type CHECK (type IN ('text', 'integer', 'timestamp'))
 );
@@ -132,7 +132,7 @@ CREATE TABLE relatum.table_parts (
   opened_at timestamptz,
   closed_at timestamptz,
   compact_at timestamptz,
-  -- When few of its rows were retained: they are moved a day later, and the part is dropped after another day.
+  -- When only few rows were still retained: they are moved a day later, and the part is dropped after another day.
   leaving_at timestamptz,
   emptied_at timestamptz
 ) WITH (fillfactor = 50);
@@ -183,7 +183,7 @@ CREATE INDEX time_blocks_offsets ON relatum.time_blocks (stream_id, first_offset
 
 -- ------------------------------------------------------------------------------------ internal data of recorders
 
--- Fingerprints of some recorded messages, to find how far back a stream that lost its tail still agrees.
+-- Fingerprints of some recorded messages, to find the last of them that a stream still has after it lost its tail.
 CREATE TABLE relatum.checkpoints (
   stream_id integer NOT NULL,
   last_offset bigint NOT NULL,
@@ -276,10 +276,10 @@ CREATE TABLE relatum.group_consumers (
   -- The names of the consumer's streams, sorted; NULL for all recorded streams.
   streams text[],
   ordering text NOT NULL,
-  -- Where the first member began: groups with an earlier first message do not belong to this consumer.
+  -- The start of the first member: groups with an earlier first message do not belong to this consumer.
   start_offset bigint,
   start_us bigint,
-  -- The generation of the offset; a stream that is declared again is read from its beginning.
+  -- The generation of the stream with that offset; a stream that is declared again is read from its beginning.
   start_stream_id integer,
   created_at timestamptz NOT NULL DEFAULT now(),
   CONSTRAINT group_consumers_name UNIQUE (vhost, name),
@@ -298,8 +298,8 @@ CREATE TABLE relatum.group_scans (
 ) WITH (fillfactor = 50);
 
 -- One row for each group that a consumer has seen: open (incomplete), ready, claimed (by a member), done (acknowledged)
--- or dead (given up). Done rows are kept as long as a message of the group is retained, so that a late duplicate does
--- not open it again.
+-- or dead (given up). Done rows are kept while a message of the group is retained, so that a late duplicate does not
+-- open it again.
 CREATE TABLE relatum.group_states (
   -- The order of delivery: an offset if the consumer reads one stream, else a time in microseconds.
   rank bigint NOT NULL,
@@ -342,8 +342,8 @@ CREATE TABLE relatum.collectors (
   CONSTRAINT collectors_name UNIQUE (vhost, name)
 );
 
--- The processes of a collector, each with a lease. The others treat a member with an expired lease as dead, even if it
--- runs: they take its messages over, and its results are refused.
+-- The processes of a collector, each with a lease. A member with an expired lease counts as dead, even if it runs:
+-- other members take its messages over, and its results are refused.
 CREATE TABLE relatum.collector_members (
   member_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   joined_at timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -459,7 +459,7 @@ CREATE TABLE relatum.super_stream_partitions (
 CREATE TABLE relatum.placements (
   placement_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   epoch bigint NOT NULL,
-  -- The epoch at which it was opened, which moves do not change: tells whether a release is for this opening.
+  -- The epoch of its opening, which moves do not change: releases with earlier epochs are ignored.
   first_epoch bigint NOT NULL,
   -- The generation of the last change that invalidated cached copies; 0 for none.
   generation bigint NOT NULL DEFAULT '0',
@@ -549,7 +549,7 @@ CREATE TABLE relatum.serial_members (
 ) WITH (fillfactor = 50);
 
 -- One row for each consumer and partition, even before a member reads it: the row of a moved context's former partition
--- tells whether the messages before the move were consumed.
+-- shows whether the messages before the move were consumed.
 CREATE TABLE relatum.serial_positions (
   -- The next offset to read: earlier messages were delivered, passed over, or are held.
   position bigint NOT NULL,

@@ -1,4 +1,4 @@
-"""Release 0.4.0, from which databases are upgraded."""
+"""Release 0.4.0, the oldest release whose databases can be upgraded."""
 
 revision = "0004"
 down_revision = None
@@ -7,4 +7,4 @@ depends_on = None
 
 
 def upgrade() -> None:
-    raise AssertionError("a new database gets schema.sql; 0004 is made by release 0.4.0 only")
+    raise AssertionError("only release 0.4.0 creates revision 0004; a new database gets schema.sql")

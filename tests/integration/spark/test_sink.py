@@ -211,7 +211,7 @@ def test_a_task_that_ended_half_way_goes_on_in_its_order(sink: Sink) -> None:
     assert sink.write_bodies(good) == (0, ROWS)
     for found in (0, 100):
         assert sink.write_bodies(rows(100), epoch=1) == (100 - found, found)
-    with pytest.raises(Conflict, match="set back"):
+    with pytest.raises(Conflict, match="rewound"):
         sink.write_bodies([*good, b"more"])
     assert sink.bodies() == good + rows(100)
 

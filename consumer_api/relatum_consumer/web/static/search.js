@@ -1,7 +1,7 @@
-// Helps to fill in the form of a search.
+// Helps users fill in the search form.
 const form = document.querySelector("[data-search]");
 
-// The address has only what was filled in.
+// The form submits only fields that were filled in.
 form.addEventListener("formdata", ({ formData }) => {
   for (const name of new Set(formData.keys())) {
     if (formData.getAll(name).every((value) => value === "" || (name === "order" && value === "oldest"))) formData.delete(name);
@@ -16,25 +16,25 @@ form.elements.key.addEventListener("change", () => {
   }
 });
 
-// Offers values that begin with the typed text, once typing pauses. Late answers are dropped.
-const offered = form.querySelector("[data-values]");
+// Suggests values that begin with the typed text, once typing pauses. Each request cancels the previous request.
+const valueField = form.querySelector("[data-values]");
 const TYPING_MS = 150;
-let pause, question;
+let pause, controller;
 
-function offerValues() {
+function suggestValues() {
   clearTimeout(pause);
-  question?.abort();
+  controller?.abort();
   const key = form.elements.key.value;
   if (!key) return;
   pause = setTimeout(async () => {
-    question = new AbortController();
+    controller = new AbortController();
     try {
-      const query = new URLSearchParams({ key, prefix: offered.value });
-      const response = await fetch(`${offered.dataset.values}?${query}`, { signal: question.signal });
+      const query = new URLSearchParams({ key, prefix: valueField.value });
+      const response = await fetch(`${valueField.dataset.values}?${query}`, { signal: controller.signal });
       const { values } = response.ok ? await response.json() : { values: [] };
-      offered.list.replaceChildren(...values.map((value) => Object.assign(document.createElement("option"), { value })));
-    } catch { /* The search works without offered values. */ }
+      valueField.list.replaceChildren(...values.map((value) => Object.assign(document.createElement("option"), { value })));
+    } catch { /* The search works without suggestions. */ }
   }, TYPING_MS);
 }
 
-for (const event of offered ? ["input", "focus"] : []) offered.addEventListener(event, offerValues);
+for (const event of valueField ? ["input", "focus"] : []) valueField.addEventListener(event, suggestValues);

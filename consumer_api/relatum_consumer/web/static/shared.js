@@ -1,12 +1,12 @@
 // Shared by all pages: times in the reader's zone, keyboard shortcuts, clicks, and refreshing.
 
-const remembered = (name) => { try { return localStorage.getItem(name); } catch { return null; } };
-const remember = (name, value) => { try { localStorage.setItem(name, value); } catch { /* Not remembered, then. */ } };
+const storedSetting = (name) => { try { return localStorage.getItem(name); } catch { return null; } };
+const storeSetting = (name, value) => { try { localStorage.setItem(name, value); } catch { /* The setting lasts until the page is left. */ } };
 
 // --- times ---------------------------------------------------------------------------------------------
 
-let isUtc = remembered("relatum-zone") === "utc";
-const shown = new Intl.DateTimeFormat("sv-SE", {
+let isUtc = storedSetting("relatum-zone") === "utc";
+const timeFormat = new Intl.DateTimeFormat("sv-SE", {
   year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit",
   fractionalSecondDigits: 3,
 });
@@ -14,10 +14,10 @@ const shown = new Intl.DateTimeFormat("sv-SE", {
 export function drawTimes(within = document) {
   for (const time of within.querySelectorAll("time[datetime]")) {
     const moment = new Date(time.dateTime);
-    const text = isUtc || Number.isNaN(moment.valueOf()) ? time.title : shown.format(moment).replace(",", ".").replace(/\.000$/, "");
+    const text = isUtc || Number.isNaN(moment.valueOf()) ? time.title : timeFormat.format(moment).replace(",", ".").replace(/\.000$/, "");
     const [date, clock] = text.split(/ (.*)/);
     time.replaceChildren(Object.assign(document.createElement("span"), { textContent: date }), ` ${clock}`);
-    // A column says each date once.
+    // A column shows each date once.
     const cell = time.closest("td"), above = cell?.parentElement.previousElementSibling?.cells[cell.cellIndex];
     time.classList.toggle("same-date", above?.querySelector("time span")?.textContent === date);
   }
@@ -25,10 +25,10 @@ export function drawTimes(within = document) {
   if (name) name.textContent = isUtc ? "UTC" : "Local time";
 }
 
-// A line at the edge of the page, which screen readers read.
-export function tell(words) {
+// Shows a notice at the edge of the page, which screen readers read.
+export function notify(text) {
   const line = document.querySelector("[data-told]");
-  if (line.textContent !== words) line.textContent = words;
+  if (line.textContent !== text) line.textContent = text;
 }
 
 // --- keyboard and pointer ------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ for (const each of document.querySelectorAll("[data-needs-script]")) each.hidden
 
 document.querySelector("[data-zone]")?.addEventListener("click", () => {
   isUtc = !isUtc;
-  remember("relatum-zone", isUtc ? "utc" : "local");
+  storeSetting("relatum-zone", isUtc ? "utc" : "local");
   drawTimes();
 });
 
@@ -50,10 +50,10 @@ document.addEventListener("click", (event) => {
 });
 
 const shortcuts = document.querySelector("[data-shortcuts]");
-shortcuts.checked = remembered("relatum-shortcuts") !== "off";
-shortcuts.addEventListener("change", () => remember("relatum-shortcuts", shortcuts.checked ? "on" : "off"));
+shortcuts.checked = storedSetting("relatum-shortcuts") !== "off";
+shortcuts.addEventListener("change", () => storeSetting("relatum-shortcuts", shortcuts.checked ? "on" : "off"));
 
-// Dictation may produce single letters: they count only outside of inputs, and if shortcuts are switched on.
+// Dictation can produce single letters, so users can switch shortcuts off.
 function isShortcut(event) {
   const isTyping = event.target.closest?.("input:not([type=checkbox]), textarea, select, [contenteditable]");
   return shortcuts.checked && !isTyping && !event.ctrlKey && !event.metaKey && !event.altKey;
@@ -87,45 +87,45 @@ drawTimes();
 const SILENT_MS = 30_000;
 const box = document.querySelector("[data-refresh]");
 
-// Keeps the focus and the scroll positions of a part that is replaced.
-function kept(target) {
-  const same = (one) => [...target.querySelectorAll(one.localName)].filter((each) => each.getAttribute("href") === one.getAttribute("href"));
+// Returns a function that restores the focus and the scroll positions after the target's content is replaced.
+function viewRestorer(target) {
+  const alike = (one) => [...target.querySelectorAll(one.localName)].filter((each) => each.getAttribute("href") === one.getAttribute("href"));
   const focused = target.contains(document.activeElement) ? document.activeElement : null;
-  const place = focused ? same(focused).indexOf(focused) : 0;
-  const moved = [...target.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
+  const place = focused ? alike(focused).indexOf(focused) : 0;
+  const scrolls = [...target.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
   return () => {
-    if (focused) same(focused)[place]?.focus({ preventScroll: true });
-    target.querySelectorAll(".scroll").forEach((each, n) => { each.scrollLeft = moved[n] ?? 0; });
+    if (focused) alike(focused)[place]?.focus({ preventScroll: true });
+    target.querySelectorAll(".scroll").forEach((each, n) => { each.scrollLeft = scrolls[n] ?? 0; });
   };
 }
 
-// The server renders the page as for a reader without scripts.
-async function renew() {
+// Replaces the answer with that of the page as the server renders it now.
+async function refresh() {
   try {
-    // A silent connection can stay open forever.
+    // The time limit ends silent connections, which could stay open forever.
     const response = await fetch(location.href, { signal: AbortSignal.timeout(SILENT_MS) });
     const page = new DOMParser().parseFromString(await response.text(), "text/html");
     const [target, found] = [document, page].map((each) => each.querySelector("#answer"));
-    // A page that asks for its token, for example, has no answer.
+    // The page has no answer if it needs its token, for example.
     if (!found) { location.reload(); return; }
     const [servers, now] = [document, page].map((each) => each.querySelector("#servers"));
-    // Screen readers read a replaced alert again.
+    // Replaced only on changes: screen readers read a replaced alert again.
     if (servers.textContent !== now.textContent) { servers.replaceChildren(...now.childNodes); drawTimes(servers); }
     document.querySelector("[data-took]").textContent = page.querySelector("[data-took]").textContent;
-    const restore = kept(target);
+    const restore = viewRestorer(target);
     target.replaceChildren(...found.childNodes);
     restore();
     drawTimes(target);
-    tell("");
+    notify("");
   } catch {
-    tell("The page does not answer. This is its last state; it retries by itself.");
+    notify("The page does not answer. This is its last state; it retries automatically.");
   }
 }
 
-async function look() {
+async function poll() {
   // Keep text that the user has selected.
-  if (box.checked && !document.hidden && getSelection().isCollapsed) await renew();
-  setTimeout(look, box.dataset.refresh);
+  if (box.checked && !document.hidden && getSelection().isCollapsed) await refresh();
+  setTimeout(poll, box.dataset.refresh);
 }
 
-if (box) setTimeout(look, box.dataset.refresh);
+if (box) setTimeout(poll, box.dataset.refresh);

@@ -1,5 +1,5 @@
-// A message of a conversation opens in a drawer, so that the reader keeps the place.
-import { drawTimes, tell } from "./shared.js";
+// Opens a message of a conversation in a drawer, so that the conversation keeps its scroll position.
+import { drawTimes, notify } from "./shared.js";
 
 const drawer = document.querySelector("[data-drawer]");
 
@@ -18,7 +18,7 @@ document.addEventListener("click", async (event) => {
     drawTimes(drawer);
     if (!drawer.open) drawer.showModal();
   } catch {
-    tell("The page does not answer: the message cannot be shown now.");
+    notify("The page does not answer: the message cannot be shown now.");
   }
 });
 
