@@ -147,7 +147,7 @@ class SharedGroupsStatistics:
     given: Annotated[int, Counter("relatum_group_consumer_given_total", "Groups delivered to the application")]
     redelivered: Annotated[int, Counter("relatum_group_consumer_redelivered_total", "Groups delivered again")]
     acknowledged: Annotated[int, Counter("relatum_group_consumer_acknowledged_total", "Groups acknowledged")]
-    given_up: Annotated[int, Counter("relatum_group_consumer_given_up_total", "Groups given up")]
+    given_up: Annotated[int, Counter("relatum_group_consumer_given_up_total", "Groups given up as dead")]
     held: Annotated[int, Gauge("relatum_group_consumer_held_groups", "Groups claimed and not acknowledged")]
 
 

@@ -57,11 +57,11 @@ class LookupStatistics(ReaderStatistics):
         awaiting: Lookups that wait for a message (`wait_related`).
     """
 
-    lookup_s: Annotated[Observed, Distribution("relatum_lookup_seconds", "Time of one lookup")]
+    lookup_s: Annotated[Observed, Distribution("relatum_lookup_seconds", "Duration of a lookup")]
     errors: Annotated[
-        Mapping[str, int], Counter("relatum_lookup_errors_total", "Lookups that ended as an error", by="error")
+        Mapping[str, int], Counter("relatum_lookup_errors_total", "Lookups that raised an error", by="error")
     ]
-    asking: Annotated[int, Gauge("relatum_lookups_asking", "Lookups under way that do not wait for a message")]
+    asking: Annotated[int, Gauge("relatum_lookups_asking", "Running lookups that do not wait for a message")]
     awaiting: Annotated[int, Gauge("relatum_lookups_awaiting", "Lookups that wait for a message")]
 
 

@@ -31,7 +31,9 @@ class TypeStatistics:
         bulk_s: Seconds from taking a bulk to storing its results.
     """
 
-    collected: Annotated[int, Counter("relatum_collector_collected_total", "Messages stored to be consumed here")]
+    collected: Annotated[
+        int, Counter("relatum_collector_collected_total", "Messages stored for this member to consume")
+    ]
     outcomes: Annotated[
         Mapping[str, int],
         Counter("relatum_collector_outcomes_total", "Messages whose outcome became final in this member", by="status"),
@@ -57,10 +59,10 @@ class CollectorStatistics:
     """
 
     types: Annotated[Mapping[str, TypeStatistics], PerLabel("type")]
-    held_messages: Annotated[int, Gauge("relatum_collector_held_messages", "Messages taken and not settled")]
+    held_messages: Annotated[int, Gauge("relatum_collector_held_messages", "Messages taken and not finished")]
     held_bytes: Annotated[int, Gauge("relatum_collector_held_bytes", "Memory of the held messages")]
     passed_over: Annotated[int, Counter("relatum_collector_passed_over_total", "Messages of types without executor")]
-    refused: Annotated[int, Counter("relatum_collector_refused_total", "Messages refused")]
+    refused: Annotated[int, Counter("relatum_collector_refused_total", "Messages refused or not stored")]
 
 
 class TypeCounts:

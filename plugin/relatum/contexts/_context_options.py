@@ -250,5 +250,6 @@ class SerialStatistics:
     held_messages: Annotated[int, Gauge("relatum_serial_held_messages", "Messages held back behind a move")]
     held_bytes: Annotated[int, Gauge("relatum_serial_held_bytes", "Bytes held back behind a move")]
     pause_s: Annotated[
-        Observed, Distribution("relatum_serial_pause_seconds", "Time that a moved context waited in its new partition")
+        Observed,
+        Distribution("relatum_serial_pause_seconds", "Time that a moved context was held back in its new partition"),
     ]

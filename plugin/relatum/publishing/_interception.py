@@ -80,7 +80,7 @@ class PublisherStatistics:
     ]
     receipt_s: Annotated[
         Observed,
-        Distribution("relatum_publisher_receipt_seconds", "Time from sending until the message's places are known"),
+        Distribution("relatum_publisher_receipt_seconds", "Time from sending until the message's offsets are known"),
     ]
     left: Mapping[str, int | None]
 

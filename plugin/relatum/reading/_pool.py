@@ -76,11 +76,13 @@ class ReaderStatistics:
         opened: Connections opened so far.
     """
 
-    limit: Annotated[int, Gauge("relatum_reader_connections_limit", "Maximum connections to the broker, used and idle")]
+    limit: Annotated[int, Gauge("relatum_reader_connections_limit", "Maximum number of connections, in use or idle")]
     in_use: Annotated[int, Gauge("relatum_reader_connections_in_use", "Connections to the broker in use")]
-    idle: Annotated[int, Gauge("relatum_reader_connections_idle", "Connections to the broker that are idle")]
+    idle: Annotated[int, Gauge("relatum_reader_connections_idle", "Idle connections to the broker")]
     waiting: Annotated[int, Gauge("relatum_reader_waiting_calls", "Calls that wait for a connection")]
-    following: Annotated[int, Gauge("relatum_reader_followed_streams", "Followed streams, each over one connection")]
+    following: Annotated[
+        int, Gauge("relatum_reader_followed_streams", "Streams followed, each over its own connection")
+    ]
     opened: Annotated[int, Counter("relatum_reader_connections_opened_total", "Connections opened to the broker")]
 
     @classmethod

@@ -34,14 +34,14 @@ class RecordedStream:
     is_recording: Annotated[bool, MaxGauge("relatum_recording", "Whether this process records the stream now")]
     recorded_offset: Annotated[int | None, MaxGauge("relatum_recorded_offset", "Last recorded offset")]
     stream_offset: Annotated[int | None, MaxGauge("relatum_stream_offset", "Offset of the last message in the stream")]
-    lag_offsets: Annotated[
-        int | None, MaxGauge("relatum_lag_offsets", "Offsets between the stream's end and the last recorded")
+    lag_offsets: Annotated[int | None, MaxGauge("relatum_lag_offsets", "Unrecorded offsets up to the stream's end")]
+    lag_s: Annotated[
+        float | None, MaxGauge("relatum_lag_seconds", "Age of the oldest unrecorded message, or an upper bound")
     ]
-    lag_s: Annotated[float | None, MaxGauge("relatum_lag_seconds", "Maximum age of the oldest unrecorded message")]
     hole_offsets: Annotated[
         int,
         MaxGauge(
-            "relatum_hole_offsets", "Offsets that retention dropped before they were recorded, as detected within a day"
+            "relatum_hole_offsets", "Offsets that retention dropped before they were recorded, noticed in the last day"
         ),
     ]
     messages: Annotated[int, Counter("relatum_messages_total", "Messages recorded")]
@@ -63,10 +63,10 @@ class RecorderStatistics:
     """
 
     streams: Annotated[Mapping[str, RecordedStream], PerLabel("stream")]
-    batch_s: Annotated[Observed, Distribution("relatum_batch_seconds", "Time of one transaction")]
-    is_broker_up: Annotated[bool | None, MinGauge("relatum_broker_up", "Whether the broker answered the last query")]
+    batch_s: Annotated[Observed, Distribution("relatum_batch_seconds", "Duration of a transaction")]
+    is_broker_up: Annotated[bool | None, MinGauge("relatum_broker_up", "Whether the broker answered its last request")]
     is_database_up: Annotated[
-        bool | None, MinGauge("relatum_database_up", "Whether PostgreSQL answered the last query")
+        bool | None, MinGauge("relatum_database_up", "Whether PostgreSQL answered its last request")
     ]
 
 
