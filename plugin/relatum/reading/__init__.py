@@ -8,12 +8,14 @@ from relatum.reading._agreement import (
     agreement_of,
     agreements,
     another_broker,
+    bounds_or_error,
     claimed_identity,
+    ends_of_known,
     position_of,
 )
 from relatum.reading._amqp import GOODBYE_S, blocking_connection, in_time
 from relatum.reading._async_reader import AsyncStreamReader, SharedReader
-from relatum.reading._bounds import StreamBounds, bounds_or_error, ends_of_known, is_of_all, refusal
+from relatum.reading._bounds import StreamBounds, is_of_all, refusal
 from relatum.reading._connecting import HEARTBEAT_S
 from relatum.reading._connection import (
     RECEIVE_BYTES,

@@ -19,8 +19,10 @@ from relatum.errors import (
     NotFound,
     OffsetExpired,
     OffsetNotFound,
+    RelatumError,
     StreamUnavailable,
 )
+from relatum.reading._bounds import StreamBounds, is_of_all
 from relatum.reading._connection import SocketConnection
 from relatum.reading._message import Message, type_and_id_of
 from relatum.wire import amqp10, frames
@@ -176,3 +178,34 @@ def another_broker(stream: str, recorded: BrokerIdentity, connected: BrokerIdent
         recorded=str(recorded),
         connected=str(connected),
     )
+
+
+def bounds_or_error(reader: "StreamReader", stream: str) -> StreamBounds | RelatumError:
+    """Return a stream's bounds, or the error: it is missing or a queue, or has no permission, no leader or bad data.
+
+    Raises:
+        BrokerUnavailable: The broker is unavailable, which concerns all streams.
+    """
+    try:
+        return reader.bounds(stream)
+    except RelatumError as error:
+        if is_of_all(error):
+            raise
+        return error
+
+
+def ends_of_known(reader: "StreamReader", stream: str) -> StreamBounds:
+    """Return the bounds of a stream that was read before. Use this before you discard knowledge of its messages.
+
+    Raises:
+        StreamUnavailable: The leader returns no message at present, which proves nothing. Call again later.
+        RelatumError: As for `StreamReader.bounds`.
+    """
+    bounds = reader.bounds(stream)
+    if bounds.is_silence:
+        raise StreamUnavailable(
+            f"the leader of {stream!r} returns no message at present: it waits for its replicas, or the stream was "
+            "declared again; try again, since its next message shows which",
+            stream=stream,
+        )
+    return bounds

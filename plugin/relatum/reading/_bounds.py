@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from operator import index
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from relatum.common.checks import shown
 from relatum.common.limits import INTEGER_MAX
@@ -22,9 +22,6 @@ from relatum.errors import (
 )
 from relatum.wire.frames import Code
 from relatum.wire.session import code_name
-
-if TYPE_CHECKING:
-    from relatum.reading._reader import StreamReader
 
 
 class _Ends(NamedTuple):
@@ -123,37 +120,6 @@ def offset_error(stream: str, offset: int, bounds: StreamBounds) -> OffsetNotFou
         why = "returns no message at present"
     message = f"There is no message at offset {offset}: the stream {stream!r} {why}."
     return OffsetNotFound(message, stream=stream, offset=offset, last=last, is_proven=proven)
-
-
-def bounds_or_error(reader: "StreamReader", stream: str) -> StreamBounds | RelatumError:
-    """Return a stream's bounds, or the error: it is missing or a queue, or has no permission, no leader or bad data.
-
-    Raises:
-        BrokerUnavailable: The broker is unavailable, which concerns all streams.
-    """
-    try:
-        return reader.bounds(stream)
-    except RelatumError as error:
-        if is_of_all(error):
-            raise
-        return error
-
-
-def ends_of_known(reader: "StreamReader", stream: str) -> StreamBounds:
-    """Return the bounds of a stream that was read before. Use this before you discard knowledge of its messages.
-
-    Raises:
-        StreamUnavailable: The leader returns no message at present, which proves nothing. Call again later.
-        RelatumError: As for `StreamReader.bounds`.
-    """
-    bounds = reader.bounds(stream)
-    if bounds.is_silence:
-        raise StreamUnavailable(
-            f"the leader of {stream!r} returns no message at present: it waits for its replicas, or the stream was "
-            "declared again; try again, since its next message shows which",
-            stream=stream,
-        )
-    return bounds
 
 
 def is_of_all(error: RelatumError) -> bool:
