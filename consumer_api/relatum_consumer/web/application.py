@@ -33,9 +33,8 @@ from relatum.errors import ServerStartFailed
 
 # Importing these modules declares their endpoints.
 from relatum_consumer.web import collectors, contexts, groups, message, missing, search, streams, trace  # noqa: F401
-from relatum_consumer.web.endpoint import ENDPOINTS, document_of, handler_of, page_of
+from relatum_consumer.web.endpoint import ENDPOINTS, document_of, handler_of, openapi, page_of
 from relatum_consumer.web.options import WebOptions, of_extra
-from relatum_consumer.web.parameters import openapi
 from relatum_consumer.web.problems import Problem
 from relatum_consumer.web.rendering import Rendering, static_files
 from relatum_consumer.web.site import MCP_PATH, Links, Site

@@ -5,6 +5,7 @@ async def collectors(site: Site, query: NoParameters) -> CollectorsAnswer: ...
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
@@ -19,7 +20,15 @@ from relatum.common.documents import document
 from relatum.common.waiting import within
 from relatum.errors import KeyNotDefined, ReadTimeout, RelatumError, StreamNotFound, Transient
 from relatum_consumer.lookups.answer import first_few
-from relatum_consumer.web.parameters import Parameters, parsed
+from relatum_consumer.web.parameters import (
+    Parameters,
+    Schemas,
+    object_schema,
+    parsed,
+    properties_of,
+    required_of,
+    summary_of,
+)
 from relatum_consumer.web.problems import GROUP_KEY_HINT, NARROW_HINT, Problem, problem_of
 from relatum_consumer.web.rendering import Rendering
 from relatum_consumer.web.site import ANSWER_S, Site
@@ -259,3 +268,53 @@ def failure_text(site: Site, error: RelatumError) -> str:
     """Return why a part of an answer failed, in one line."""
     unavailable = site.servers.unavailable if isinstance(error, Transient) else ()
     return f"{unavailable[0].name} does not answer" if unavailable else problem_of(error).words
+
+
+# --- OpenAPI ----------------------------------------------------------------------------------------------
+
+_ERROR: Final = object_schema(
+    {
+        "error": object_schema(
+            {name: {"type": "string"} for name in ("code", "message", "hint")},
+            "A code for scripts, what failed, and what to do.",
+        )
+    },
+    "Why there is no answer.",
+)
+
+
+def openapi(endpoints: Iterable[Endpoint], root_path: str, version: str) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 description of `/api`, made from the endpoints' declarations."""
+    schemas = Schemas(found={"Error": _ERROR})
+    description = "What the page shows, as JSON. Read-only."
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Relatum", "version": version, "description": description},
+        "servers": [{"url": f"{root_path}/api"}],
+        "paths": {endpoint.path: {"get": _operation(endpoint, schemas)} for endpoint in endpoints},
+        "components": {"schemas": schemas.found},
+    }
+
+
+def _operation(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
+    def response(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+        return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+    return {
+        "summary": endpoint.summary,
+        "operationId": re.sub(r"\W+", "_", endpoint.path).strip("_"),
+        "parameters": [
+            {
+                "name": name,
+                "in": "query",
+                "required": name in required_of(endpoint.parameters),
+                "description": schema["description"],
+                "schema": schema,
+            }
+            for name, schema in properties_of(endpoint.parameters).items()
+        ],
+        "responses": {
+            "200": response(summary_of(endpoint.answer_type), schemas.of(endpoint.answer_type)),
+            "default": response("There is no answer.", {"$ref": f"{schemas.at}Error"}),
+        },
+    }

@@ -1,4 +1,4 @@
-"""An endpoint's parameters, its cursors, the schemas of its answer, and the OpenAPI description of `/api`.
+"""An endpoint's parameters, its cursors, and the schemas of its answer.
 
 Parameters are a pydantic model, which parses a query or a tool's arguments, and has their schemas:
 
@@ -9,13 +9,12 @@ Parameters are a pydantic model, which parses a query or a tool's arguments, and
 
 import base64
 import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -32,9 +31,6 @@ from relatum.common.documents import field_names
 from relatum.common.limits import INTEGER_MAX
 from relatum.errors import InvalidInput, RelatumError
 from relatum.reading import Message
-
-if TYPE_CHECKING:
-    from relatum_consumer.web.endpoint import Endpoint
 
 _TEXT_MAX: Final = 4_096
 """Maximum characters of a value: a key's value has at most 1,024 bytes, and a stream's name 255."""
@@ -187,7 +183,7 @@ class Schemas:
         if name not in self.found:
             self.found[name] = {}  # a class may contain itself
             hints, names = get_type_hints(kind), field_names(kind)
-            self.found[name] = object_schema({each: self.of(hints[each]) for each in names}, _summary(kind))
+            self.found[name] = object_schema({each: self.of(hints[each]) for each in names}, summary_of(kind))
         return {"$ref": f"{self.at}{name}"}
 
 
@@ -202,56 +198,6 @@ def object_schema(properties: dict[str, Any], description: str) -> dict[str, Any
     }
 
 
-def _summary(kind: Any) -> str:
+def summary_of(kind: Any) -> str:
     """Return a class's docstring on one line, without its list of attributes."""
     return " ".join((kind.__doc__ or "").partition("Attributes:")[0].split())
-
-
-# --- OpenAPI ----------------------------------------------------------------------------------------------
-
-_ERROR: Final = object_schema(
-    {
-        "error": object_schema(
-            {name: {"type": "string"} for name in ("code", "message", "hint")},
-            "A code for scripts, what failed, and what to do.",
-        )
-    },
-    "Why there is no answer.",
-)
-
-
-def openapi(endpoints: Iterable["Endpoint"], root_path: str, version: str) -> dict[str, Any]:
-    """Return the OpenAPI 3.1 description of `/api`, made from the endpoints' declarations."""
-    schemas = Schemas(found={"Error": _ERROR})
-    description = "What the page shows, as JSON. Read-only."
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Relatum", "version": version, "description": description},
-        "servers": [{"url": f"{root_path}/api"}],
-        "paths": {endpoint.path: {"get": _operation(endpoint, schemas)} for endpoint in endpoints},
-        "components": {"schemas": schemas.found},
-    }
-
-
-def _operation(endpoint: "Endpoint", schemas: Schemas) -> dict[str, Any]:
-    def response(description: str, schema: dict[str, Any]) -> dict[str, Any]:
-        return {"description": description, "content": {"application/json": {"schema": schema}}}
-
-    return {
-        "summary": endpoint.summary,
-        "operationId": re.sub(r"\W+", "_", endpoint.path).strip("_"),
-        "parameters": [
-            {
-                "name": name,
-                "in": "query",
-                "required": name in required_of(endpoint.parameters),
-                "description": schema["description"],
-                "schema": schema,
-            }
-            for name, schema in properties_of(endpoint.parameters).items()
-        ],
-        "responses": {
-            "200": response(_summary(endpoint.answer_type), schemas.of(endpoint.answer_type)),
-            "default": response("There is no answer.", {"$ref": f"{schemas.at}Error"}),
-        },
-    }
