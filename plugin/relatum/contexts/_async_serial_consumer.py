@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from relatum.checks import checked_callable, checked_seconds
 from relatum.closing import AsyncClosing
 from relatum.contexts._partition_following import Step
-from relatum.contexts._serial_consumer import CLOSE_S, LOOK_S, BatchBase, ConsumerBase, consuming
+from relatum.contexts._serial_consumer import CLOSE_S, POLL_S, BatchBase, ConsumerBase, consuming
 from relatum.contexts._serial_member import Taken
 from relatum.contexts._serial_partition import Partition
 from relatum.contexts._serial_status import SerialStatus
@@ -161,7 +161,7 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
         """Call a coroutine function with one batch after the other; see `SerialConsumer.run`."""
         checked_callable("handler", handler)
         while not self._is_ending(stop):
-            batch = await self.next_batch(LOOK_S)
+            batch = await self.next_batch(POLL_S)
             if batch is None:
                 continue
             with self._handling(batch):

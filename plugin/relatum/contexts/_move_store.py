@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from relatum.contexts._partition_log import Control, Fence, Marker
 from relatum.contexts._placement_store import PlacementStore
 from relatum.contexts._placements import Move, MoveState, MoveStep, PartitionState, PlacementState
-from relatum.contexts._super_stream_rows import KEEP_COMMITS, RAISE_GENERATION, Ask, asking
+from relatum.contexts._super_stream_rows import DURABLE_COMMIT, RAISE_GENERATION, Execute, execute_in
 from relatum.errors import Conflict, MoveConflict, NotFound, StreamNotFound, SuperStreamConflict
 from relatum.processes import new_holder
 from relatum.store.database import Database, sql
@@ -68,7 +68,7 @@ SCANS: Final = sql(f"SELECT m.scan_from FROM {_CONTROLS} WHERE m.at IS NULL")
 
 # A crash of PostgreSQL must not undo what a stream shows already: after a fence that the database lost, all messages of
 # its contexts would be strays.
-_KEEP_COMMITS: Final = sql(f"SELECT {KEEP_COMMITS}")
+_KEEP_COMMITS: Final = sql(f"SELECT {DURABLE_COMMIT}")
 
 _MOVES: Final = "WHERE m.super_stream_id = :super_stream_id::integer"
 
@@ -184,11 +184,11 @@ class MoveStore(PlacementStore):
         self.outages = Outages(logger, database=database.address.name)
 
     @contextmanager
-    def kept(self) -> Iterator[Ask]:
+    def durable_transaction(self) -> Iterator[Execute]:
         """Open a transaction whose commit waits for the disk; yield a function that runs its statements."""
         with self.database.transaction() as connection:
             connection.execute(_KEEP_COMMITS)
-            yield asking(connection, super_stream_id=self.super_stream_id)
+            yield execute_in(connection, super_stream_id=self.super_stream_id)
 
     def begin(
         self, source: str, target: str, contexts: Collection[str], scan_from: int, target_scan_from: int, holder: str
@@ -197,11 +197,11 @@ class MoveStore(PlacementStore):
 
         The holder performs the move, and is unique to it: a repeated call uses it to find the move of the first call.
         """
-        with self.kept() as ask:
-            rows = ask(LOCK_NAMED, names=sorted(contexts)).all()
+        with self.durable_transaction() as execute:
+            rows = execute(LOCK_NAMED, names=sorted(contexts)).all()
             for row in rows:
                 if row.state == PlacementState.MOVING:
-                    found = _step(ask, row.move_id)
+                    found = _step(execute, row.move_id)
                     if found.holder == holder:
                         return found
                     raise MoveConflict(
@@ -209,20 +209,20 @@ class MoveStore(PlacementStore):
                         move_id=found.move_id,
                         state=found.state.value,
                     )
-            source_id = _partition(ask, source).partition_id
+            source_id = _partition(execute, source).partition_id
             names = [row.name for row in rows if (row.state, row.partition_id) == ("open", source_id)]
             if not names:
                 raise NothingToMove(f"none of the contexts is in {source!r} any more; nothing was moved")
-            generation = ask(RAISE_GENERATION).scalar_one()
+            generation = execute(RAISE_GENERATION).scalar_one()
             # After the generation's lock, which `retire` takes, too.
-            to = _partition(ask, target)
+            to = _partition(execute, target)
             if to.state == PartitionState.RETIRED:
                 raise SuperStreamConflict(
                     f"partition {target!r} is retired: it takes no contexts",
                     super_stream=self._name,
                     reason="the target is retired",
                 )
-            move_id = ask(
+            move_id = execute(
                 _ADD_MOVE,
                 source_id=source_id,
                 target_id=to.partition_id,
@@ -233,9 +233,9 @@ class MoveStore(PlacementStore):
                 lease_s=LEASE_S,
                 generation=generation,
             ).scalar_one()
-            ask(ADD_CONTEXTS, names=names, move_id=move_id)
-            ask(STOP, names=names, move_id=move_id, generation=generation)
-            return _step(ask, move_id)
+            execute(ADD_CONTEXTS, names=names, move_id=move_id)
+            execute(STOP, names=names, move_id=move_id, generation=generation)
+            return _step(execute, move_id)
 
     def look(self, move_id: int) -> MoveStep:
         return _step_of(_only(self._select(ONE, move_id=move_id), move_id))
@@ -262,24 +262,24 @@ class MoveStore(PlacementStore):
 
     def _after(self, statement: sa.TextClause, move_id: int, **given: Any) -> MoveStep:
         """Return a move as it is after a statement, whether that changed it or not."""
-        with self.kept() as ask:
-            ask(statement, move_id=move_id, **given)
-            return _step(ask, move_id)
+        with self.durable_transaction() as execute:
+            execute(statement, move_id=move_id, **given)
+            return _step(execute, move_id)
 
     def switch(self, move_id: int, attempt: int, marker_offset: int) -> MoveStep:
         """End a fenced move, if the attempt is current: its contexts continue in the target."""
-        with self.kept() as ask:
-            names = ask(LOCK_MOVING, move_id=move_id).scalars().all()
-            row = ask(_SET_ENDED, move_id=move_id, attempt=attempt, marker_offset=marker_offset).one_or_none()
+        with self.durable_transaction() as execute:
+            names = execute(LOCK_MOVING, move_id=move_id).scalars().all()
+            row = execute(_SET_ENDED, move_id=move_id, attempt=attempt, marker_offset=marker_offset).one_or_none()
             if row is not None:
-                generation = ask(RAISE_GENERATION).scalar_one()
+                generation = execute(RAISE_GENERATION).scalar_one()
                 to = {"partition_id": row.target_id, "epoch": row.epoch, "generation": generation}
-                ask(GO_ON, move_id=move_id, names=names, **to)
+                execute(GO_ON, move_id=move_id, names=names, **to)
                 counts = [(row.source_id, -len(names)), (row.target_id, len(names))]
                 # In the order of the partitions' locks.
                 for partition_id, more in sorted(counts) if row.source_id != row.target_id else ():
-                    ask(_COUNT_SETS, partition_id=partition_id, more=more)
-            return _step(ask, move_id)
+                    execute(_COUNT_SETS, partition_id=partition_id, more=more)
+            return _step(execute, move_id)
 
     def moves(self, *, latest: int | None = None) -> list[Move]:
         """Return the moves that have not ended, oldest first; or the `latest` of all moves, newest first."""
@@ -302,15 +302,15 @@ class MoveStore(PlacementStore):
         return None if row.move_id is None else _move(row)
 
 
-def _partition(ask: Ask, stream: str) -> Any:
-    row = ask(_PARTITION, stream=stream).one_or_none()
+def _partition(execute: Execute, stream: str) -> Any:
+    row = execute(_PARTITION, stream=stream).one_or_none()
     if row is None:
         raise StreamNotFound(f"the super stream has no partition {stream!r}", stream=stream)
     return row
 
 
-def _step(ask: Ask, move_id: int) -> MoveStep:
-    return _step_of(_only(ask(ONE, move_id=move_id).all(), move_id))
+def _step(execute: Execute, move_id: int) -> MoveStep:
+    return _step_of(_only(execute(ONE, move_id=move_id).all(), move_id))
 
 
 def _only(rows: Sequence[Any], move_id: int) -> Any:

@@ -29,7 +29,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._move_store import MoveStore, NothingToMove, logger
 from relatum.contexts._partition_log import Control, Fence, Marker
-from relatum.contexts._placements import Move, MoveProgress, MoveState, MoveStep, Progress, in_parts
+from relatum.contexts._placements import Move, MoveProgress, MoveState, MoveStep, Progress, chunked
 from relatum.contexts._publication import MOVE_WAIT_S, elapsed_s
 from relatum.errors import (
     Conflict,
@@ -345,7 +345,7 @@ class Movers:
         return [
             (source, target, frozenset(some))
             for source, those in leaving.items()
-            for some in in_parts(those, CONTEXTS_MAX)
+            for some in chunked(those, CONTEXTS_MAX)
         ]
 
     def _perform_all(self, wanted: Sequence[_Wanted]) -> list[MoveStep]:

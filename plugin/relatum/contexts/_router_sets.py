@@ -18,7 +18,7 @@ from relatum.contexts._placement_store import PlacementStore
 from relatum.contexts._placements import check_name
 from relatum.contexts._publication import POLL_S
 from relatum.contexts._router_core import RouterCore
-from relatum.contexts._super_stream_rows import IDLE_S_MIN, USED_EVERY_S
+from relatum.contexts._super_stream_rows import IDLE_S_MIN, USE_REPORT_S
 from relatum.errors import ContextMoving, InvalidInput, NotFound, PredecessorNotFound, RelatumError
 from relatum.headers import AFFINITY_LAST_HEADER, PREDECESSOR_HEADER
 from relatum.ids import MessageId
@@ -190,7 +190,7 @@ class SetKeeper:
     def __init__(self, core: RouterCore, settle: Callable[[str], None]) -> None:
         self._core = core
         self._settle = settle
-        self._use_at = time.monotonic() + USED_EVERY_S
+        self._use_at = time.monotonic() + USE_REPORT_S
         self._lock = threading.Lock()
         self._used: set[str] = set()
         self._ending: dict[str, int] = {}
@@ -272,7 +272,7 @@ class SetKeeper:
         is_done = self._end(ending)
         if is_last or time.monotonic() >= self._use_at:
             self._use()
-            self._use_at = time.monotonic() + USED_EVERY_S
+            self._use_at = time.monotonic() + USE_REPORT_S
         return is_done
 
     def _check(self) -> None:
@@ -309,7 +309,7 @@ class SetKeeper:
             idle_s = self._core.store.idle_s()
             if idle_s is not None:
                 # A stored `idle_s` may be shorter than the minimum, and other routers may store their latest use later.
-                close_idle(self._core.store, max(idle_s, IDLE_S_MIN) + USED_EVERY_S)
+                close_idle(self._core.store, max(idle_s, IDLE_S_MIN) + USE_REPORT_S)
         except RelatumError:
             with self._lock:
                 self._used |= used

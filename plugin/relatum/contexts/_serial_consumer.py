@@ -30,7 +30,7 @@ from relatum.waiting import AfterStop, backoff, log_failure, within
 CLOSE_S: Final = 10.0
 """Default seconds that `close` waits for the threads."""
 
-LOOK_S: Final = 0.25
+POLL_S: Final = 0.25
 """How often an idle `run` checks whether to stop, in seconds."""
 
 
@@ -204,7 +204,7 @@ class ConsumerBase:
                 if self._is_ending(stop):
                     outages.forget(who)
                     return batch.give_back()
-                stopping.wait(min(left_s, LOOK_S))
+                stopping.wait(min(left_s, POLL_S))
 
     @contextmanager
     def _handling(self, batch: BatchBase) -> Iterator[None]:
@@ -365,7 +365,7 @@ class SerialConsumer(ConsumerBase, Closing):
         """
         checked_callable("handler", handler)
         while not self._is_ending(stop):
-            batch = self.next_batch(LOOK_S)
+            batch = self.next_batch(POLL_S)
             if batch is None:
                 continue
             with self._handling(batch):

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from relatum.contexts._move_store import FLOORS, SCANS
 from relatum.contexts._partition_following import Following, Opened, Step
 from relatum.contexts._partition_log import MovedBefore, consistent_starts
-from relatum.contexts._super_stream_rows import Ask, asking, partitions_in
+from relatum.contexts._super_stream_rows import Execute, execute_in, partitions_in
 from relatum.errors import PartitionLost
 from relatum.following import BrokerReach
 from relatum.reading import Position, position_of
@@ -222,21 +222,21 @@ class ConsumerStore:
     def ensure(self, super_stream_id: int, beginnings: Callable[[Sequence[str]], Mapping[str, int]]) -> None:
         """Create missing rows of this consumer; `beginnings` returns a new consumer's first positions above 0."""
         with self.database.transaction() as connection:
-            ask = asking(connection, super_stream_id=super_stream_id, name=self.name)
-            ask(_ADD_CONSUMER)
-            consumer_id = int(ask(_FIND_CONSUMER).scalar_one())
-            is_new = ask(_HAS_POSITIONS, consumer_id=consumer_id).first() is None
+            execute = execute_in(connection, super_stream_id=super_stream_id, name=self.name)
+            execute(_ADD_CONSUMER)
+            consumer_id = int(execute(_FIND_CONSUMER).scalar_one())
+            is_new = execute(_HAS_POSITIONS, consumer_id=consumer_id).first() is None
             partitions = {row.stream: row.partition_id for row in partitions_in(connection, super_stream_id)}
         # Before the moves are read: markers of later moves are then after all these positions.
         ends = beginnings(list(partitions)) if is_new else {}
         with self.database.transaction() as connection:
-            ask = asking(connection, super_stream_id=super_stream_id, consumer_id=consumer_id)
-            ask(LOCK_CONSUMER)
-            if is_new and ask(_HAS_POSITIONS).first() is None:
+            execute = execute_in(connection, super_stream_id=super_stream_id, consumer_id=consumer_id)
+            execute(LOCK_CONSUMER)
+            if is_new and execute(_HAS_POSITIONS).first() is None:
                 starts = {partition_id: ends.get(stream, 0) for stream, partition_id in partitions.items()}
-                starts = consistent_starts(starts, [MovedBefore(*row) for row in ask(_MOVES)])
-                ask(_ADD_POSITIONS, partition_ids=list(starts), positions=list(starts.values()))
-            ask(ADD_NEW_PARTITIONS)
+                starts = consistent_starts(starts, [MovedBefore(*row) for row in execute(_MOVES)])
+                execute(_ADD_POSITIONS, partition_ids=list(starts), positions=list(starts.values()))
+            execute(ADD_NEW_PARTITIONS)
             forget_settlements(connection)
         self._member.within = consumer_id
 
@@ -266,20 +266,20 @@ class ConsumerStore:
             self._member.leave(connection)
 
     @contextmanager
-    def _asking(self, partition_id: int) -> Iterator[Ask]:
+    def _transaction(self, partition_id: int) -> Iterator[Execute]:
         """Open a transaction, and yield a function that runs statements about this member's partition."""
         with self.database.transaction() as connection:
-            yield asking(connection, **self._mine(partition_id))
+            yield execute_in(connection, **self._mine(partition_id))
 
     def open(self, partition_id: int) -> Opened | None:
         """Read the stored state of a partition; None if another member holds it."""
-        with self._asking(partition_id) as ask:
-            row = ask(BEGIN).one_or_none()
+        with self._transaction(partition_id) as execute:
+            row = execute(BEGIN).one_or_none()
             if row is None:
                 return None
-            holds = ask(HOLDS_OF).all()
-            read_from = min([row.position, *(hold.marker_offset for hold in holds), *ask(SCANS).scalars()])
-            floors = dict(ask(FLOORS, offset=read_from).all())
+            holds = execute(HOLDS_OF).all()
+            read_from = min([row.position, *(hold.marker_offset for hold in holds), *execute(SCANS).scalars()])
+            floors = dict(execute(FLOORS, offset=read_from).all())
         known_by = None
         if row.last_offset is not None:
             known_by = Position(row.last_offset, row.last_fingerprint, row.last_chunk_ms)
@@ -293,18 +293,18 @@ class ConsumerStore:
         Holds whose markers are at or after `markers_from` are dropped: these markers are gone, or will be read again.
         Holds in other partitions stop waiting for fences at or after `fences_from`, which no longer exist.
         """
-        with self._asking(partition_id) as ask:
-            if ask(_RESTART, position=position).rowcount:
-                ask(_DROP_HOLDS, markers_from=markers_from)
-                ask(_MOVE_HOLDS_BACK, position=position)
-                ask(_FREE_HOLDS, fences_from=fences_from)
+        with self._transaction(partition_id) as execute:
+            if execute(_RESTART, position=position).rowcount:
+                execute(_DROP_HOLDS, markers_from=markers_from)
+                execute(_MOVE_HOLDS_BACK, position=position)
+                execute(_FREE_HOLDS, fences_from=fences_from)
 
     def drain(self, partition_id: int) -> bool:
         """Store that a retired partition's stream was deleted: no hold has to wait for it."""
-        with self._asking(partition_id) as ask:
-            is_drained = bool(ask(_DRAIN).rowcount)
+        with self._transaction(partition_id) as execute:
+            is_drained = bool(execute(_DRAIN).rowcount)
             if is_drained:
-                ask(_DROP_HOLDS, markers_from=0)
+                execute(_DROP_HOLDS, markers_from=0)
             return is_drained
 
     def commit(self, following: Following, step: Step, token: UUID) -> bool:
@@ -319,10 +319,10 @@ class ConsumerStore:
         """Store a step in a transaction; False, without writing, if another member holds the partition."""
         if connection.execute(ADVANCE, self._moved(following, step, token)).first() is None:
             return False
-        ask = asking(connection, **self._mine(following.partition_id))
+        execute = execute_in(connection, **self._mine(following.partition_id))
         begun = {hold.move_id for hold in step.begun}
         for hold in step.begun:
-            ask(
+            execute(
                 BEGIN_HOLD,
                 move_id=hold.move_id,
                 source=hold.source,
@@ -333,9 +333,9 @@ class ConsumerStore:
             )
         for move_id, cursor, held in step.holds:
             if move_id not in begun:
-                ask(MOVE_HOLD, move_id=move_id, cursor=cursor, held=held)
+                execute(MOVE_HOLD, move_id=move_id, cursor=cursor, held=held)
         for move_id in step.ended:
-            ask(END_HOLD, move_id=move_id)
+            execute(END_HOLD, move_id=move_id)
         return True
 
     def _moved(self, following: Following, step: Step, token: UUID) -> dict[str, Any]:
