@@ -162,9 +162,9 @@ class NameLocks:
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._lock = threading.Lock()
-        self._locks: WeakValueDictionary[str, Any] = WeakValueDictionary()
+        self._used: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
     def __call__(self, name: str) -> Any:
         """Return the name's lock. Hold the reference while you use the lock or wait for it."""
         with self._lock:
-            return self._locks.setdefault(name, self._make())
+            return self._used.setdefault(name, self._make())

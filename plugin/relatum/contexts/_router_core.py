@@ -17,7 +17,7 @@ from relatum.contexts._mover import resume_abandoned
 from relatum.contexts._partition_log import Adoption
 from relatum.contexts._placement_cache import Sent
 from relatum.contexts._placements import Move, PartitionRow, PartitionState, Placement, check_name
-from relatum.contexts._publication import AWAY_S, WAITED_S, Publications, elapsed_s
+from relatum.contexts._publication import AWAY_S, TAKE_OVER_S, Publications, elapsed_s
 from relatum.errors import (
     ConfigurationError,
     DatabaseUnavailable,
@@ -214,7 +214,7 @@ class RouterCore:
         with self._lock:
             if time.monotonic() < self._take_over_at:
                 return
-            self._take_over_at = time.monotonic() + WAITED_S
+            self._take_over_at = time.monotonic() + TAKE_OVER_S
         who = f"resuming abandoned moves of {self.super_stream!r}"
         with within(seconds) as time_left:
             try:
