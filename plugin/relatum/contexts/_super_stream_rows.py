@@ -269,8 +269,8 @@ def retire(store: "MoveStore", stream: str) -> None:
             raise PartitionInUse(f"{stream!r} cannot be retired: {reason}", stream=stream, reason=reason)
         context = execute(PLACED_IN, partition_id=row.partition_id).scalar()
         if context is not None:
-            reason = f"it has {context!r}, and perhaps more"
-            raise PartitionInUse(f"{stream!r} cannot be retired: {reason}; move all", stream=stream, reason=reason)
+            reason = f"it has the placement of {context!r}, and perhaps others"
+            raise PartitionInUse(f"{stream!r} cannot be retired: {reason}; move them", stream=stream, reason=reason)
 
 
 def wait_until_consumed(store: "MoveStore", streams: "ControlStreams", retired: str, timeout_s: float) -> None:
