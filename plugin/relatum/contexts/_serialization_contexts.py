@@ -104,14 +104,11 @@ class SerializationContexts(Closing):
             self._store.open_or_add(header, self._streams.address)
 
     def assign(self, contexts: str | Iterable[str], partition: str) -> list[Assignment]:
-        """Assign contexts to a partition before their first messages. Idempotent.
+        """Assign contexts to a partition before their first messages; return the assignments in order. Idempotent.
 
         Args:
             contexts: The contexts' names; or one name.
             partition: The partition's stream.
-
-        Returns:
-            The assignments, in the order of the contexts.
 
         Raises:
             StreamNotFound: the super stream has no such partition; nothing was assigned.
@@ -362,13 +359,7 @@ class SerializationContexts(Closing):
     def _movers(self, progress: Progress | None) -> Movers:
         streams = self._control_streams()
         streams.reader()  # If the broker is unavailable, fail before a move begins.
-        return Movers(
-            self._store,
-            streams,
-            at_once=self._moves_at_once,
-            retry_s=self._retry_s,
-            progress=progress,
-        )
+        return Movers(self._store, streams, at_once=self._moves_at_once, retry_s=self._retry_s, progress=progress)
 
     def close(self) -> None:
         """Close the connections to the broker and the database."""
