@@ -156,17 +156,17 @@ class Mover:
         *,
         retry_s: float = RETRY_S,
         reason: str | None = None,
-        tell: Callable[[Move], None] = lambda move: None,
+        on_progress: Callable[[Move], None] = lambda move: None,
     ) -> None:
         self._store = store
         self._streams = streams
         store.outages.name(Server.BROKER, str(streams.address))
         self._retry_s = retry_s
         self._reason = reason
-        self._tell = tell
+        self._on_progress = on_progress
         # Unique for this move: it lets a repeated `begin` find the move of the first call.
         self._holder = new_holder()
-        self._known: MoveStep | None = None
+        self._last_state: MoveStep | None = None
         self._attend_at = time.monotonic() + renewal_s(LEASE_S)
 
     def run(self, steps: Callable[..., MoveStep], *given: Any) -> MoveStep:
@@ -177,13 +177,13 @@ class Mover:
         try:
             return steps(self, *given)
         except RelatumError as error:
-            known = self._known
-            if known is None or known.state.is_ended:
+            last = self._last_state
+            if last is None or last.state.is_ended:
                 raise
             stopped: RelatumError = type(error)(
-                f"move {known.move_id} stopped in the state {known.state.value}: {error}; resume or abort it"
+                f"move {last.move_id} stopped in the state {last.state.value}: {error}; resume or abort it"
             )
-            stopped.__dict__.update(error.__dict__, move_id=known.move_id)
+            stopped.__dict__.update(error.__dict__, move_id=last.move_id)
             raise stopped from error
 
     def end_of(self, stream: str) -> int:
@@ -223,7 +223,7 @@ class Mover:
     def _persist(self, step: Callable[..., T], *given: Any) -> T:
         """Perform one step. Retry transient errors for `retry_s`, at most until the call's deadline."""
         give_up_at, outages = time.monotonic() + self._retry_s, self._store.outages
-        move = "a move to begin" if self._known is None else f"move {self._known.move_id}"
+        move = "a move to begin" if self._last_state is None else f"move {self._last_state.move_id}"
         step_name = f"the step {step.__name__} of {move}"
         while True:
             try:
@@ -244,15 +244,15 @@ class Mover:
 
     def _attend(self) -> None:
         """Renew the move's lease if it is time. Without a lease another mover takes over, which does no harm."""
-        if self._known is not None and time.monotonic() >= self._attend_at:
-            self._store.attend(self._known.move_id, self._holder)
+        if self._last_state is not None and time.monotonic() >= self._attend_at:
+            self._store.attend(self._last_state.move_id, self._holder)
             self._attend_at = time.monotonic() + renewal_s(LEASE_S)
 
     def _remember(self, found: MoveStep) -> MoveStep:
-        has_advanced = self._known is None or found.state is not self._known.state
-        self._known = found
+        has_advanced = self._last_state is None or found.state is not self._last_state.state
+        self._last_state = found
         if has_advanced:
-            self._tell(found)
+            self._on_progress(found)
         return found
 
 
@@ -317,9 +317,9 @@ class Movers:
         return self.store.move(self._mover(reason).run(steps, move_id).move_id)
 
     def _mover(self, reason: str | None = None) -> Mover:
-        return Mover(self.store, self.streams, retry_s=self.retry_s, reason=reason, tell=self._tell)
+        return Mover(self.store, self.streams, retry_s=self.retry_s, reason=reason, on_progress=self._report_progress)
 
-    def _tell(self, move: Move) -> None:
+    def _report_progress(self, move: Move) -> None:
         with self._progress_lock:
             if move.state.is_ended:
                 self._contexts_done += move.contexts

@@ -21,9 +21,9 @@ from relatum.contexts._placements import (
     PartitionState,
     Placement,
     PlacementState,
-    behind,
     check_name,
     chunked,
+    next_name,
 )
 from relatum.contexts._super_stream_rows import (
     DURABLE_COMMIT,
@@ -351,7 +351,7 @@ class PlacementStore:
             yield from map(_placement, rows)
             if len(rows) < PAGE:
                 return
-            first = behind(rows[-1].name)
+            first = next_name(rows[-1].name)
 
     def idle_s(self) -> float | None:
         """Return the seconds without use after which sets are closed; None: never."""

@@ -24,7 +24,7 @@ def check_name(name: Any, what: str = "the name of a context or set", *, outcome
         raise InvalidInput(f"{what} cannot be {name[:40]!r}: {error.reason}; {outcome}") from error
 
 
-def behind(name: str) -> str:
+def next_name(name: str) -> str:
     """Return the lowest possible name above this one: names contain no NUL."""
     return name + "\x01"
 

@@ -127,7 +127,7 @@ class Predecessors:
         if place is None:
             return self._find_recorded(predecessor, partitions)
         try:
-            return self._found(self._core.control_streams.reader().read(*place))
+            return self._place_of(self._core.control_streams.reader().read(*place))
         except NotFound as error:
             raise PredecessorNotFound(
                 f"no predecessor is at {predecessor}: {error}; nothing was sent", predecessor=predecessor
@@ -147,10 +147,10 @@ class Predecessors:
             places = [place for key in keys for place in _places(connection, key, predecessor, given)]
         for message in self._core.control_streams.reader().read_many(places):
             if isinstance(message, Message) and message.properties.message_id == predecessor:
-                return self._found(message)
+                return self._place_of(message)
         _refuse(predecessor, "this router did not publish it, and it is not recorded, or not yet: publish again later")
 
-    def _found(self, message: Message) -> SetPlace:
+    def _place_of(self, message: Message) -> SetPlace:
         name = message.headers.get(self._core.options.header)
         return SetPlace(name if isinstance(name, str) else None, message.stream)
 

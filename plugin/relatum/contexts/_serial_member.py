@@ -75,7 +75,7 @@ class Member:
         self._count_lock = threading.Lock()
         self._served = self._delivered = self._acknowledged = 0
         self.pause_s = Histogram()
-        self._of = f"of a member of {store.name!r}"
+        self._log_name = f"of a member of {store.name!r}"
         self._streams: set[str] = set()
         self._begin()
 
@@ -127,7 +127,7 @@ class Member:
         return ends
 
     async def _join(self) -> None:
-        self._sharing = asyncio.Lock()
+        self._share_lock = asyncio.Lock()
         self.follower = StreamFollower(
             self.loop,
             self._address,
@@ -138,11 +138,11 @@ class Member:
         )
         self._reach = BrokerReach(self.follower, self.outages, lambda: min(self._streams))
         repeat = partial(self.loop.repeat, outages=self.outages)
-        self.surplus = repeat(self._give_surplus, f"releasing partitions {self._of}")
-        self.holds = repeat(self._release_holds, f"looking at moves {self._of}")
+        self.surplus = repeat(self._give_surplus, f"releasing partitions {self._log_name}")
+        self.holds = repeat(self._release_holds, f"looking at moves {self._log_name}")
         self._duties += self.surplus, self.holds
         await self._keep_lease()
-        lease = repeat(self._keep_lease, f"keeping the lease {self._of}", longest_s=self.store.renewal_s)
+        lease = repeat(self._keep_lease, f"keeping the lease {self._log_name}", longest_s=self.store.renewal_s)
         self._duties.append(lease)
 
     def close(self, timeout_s: float) -> bool:
@@ -170,7 +170,7 @@ class Member:
             try:
                 await self._call_for_lease(self.store.leave)
             except Exception as error:  # noqa: BLE001 - without a release, the lease expires
-                what = f"partitions {self._of} were not released; others take them when the lease expires"
+                what = f"partitions {self._log_name} were not released; others take them when the lease expires"
                 log_failure(logger, error, what, level=logging.INFO)
             closing = self.loop.spawn(self.follower.close())
             await asyncio.wait([closing], timeout=max(0.0, self.store.ending.left_s()))
@@ -190,7 +190,7 @@ class Member:
             return early_s
         reach = self._reach
         # Do not release partitions while the database's holders are being read.
-        async with self._sharing:
+        async with self._share_lock:
             reach.look()
             began = time.monotonic()
             is_busy = reach.is_cut_off and self._stop_delivery()
@@ -233,7 +233,7 @@ class Member:
 
         If a release fails, this member keeps the partition, and releases it the next time.
         """
-        async with self._sharing:
+        async with self._share_lock:
             for partition in list(self._partitions.values()):
                 following = partition.following
                 if following is not None and following.is_leaving and following.outstanding is None:
@@ -257,7 +257,7 @@ class Member:
             self.refused = event.error
             self.hand_out()
         partition = self._partitions.get(event.stream or "")
-        if partition is not None and partition.number == event.following:
+        if partition is not None and partition.subscription == event.following:
             partition.receive(event)
         else:
             self.follower.done(event)

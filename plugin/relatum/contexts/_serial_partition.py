@@ -61,7 +61,7 @@ class Partition:
         self.stream = stream
         self.following: Following | None = None
         """The partition's messages and progress; None before it is opened."""
-        self.number = self.served = 0
+        self.subscription = self.served = 0
         """The number of the subscription, 0 to ignore events; and the partition's last turn."""
         self._store = member.store
         self._events: deque[Event] = deque()
@@ -106,7 +106,7 @@ class Partition:
                 if opened is None:
                     return self.member.leave(self)
                 self._opened = opened
-                self.number = self.member.follower.follow(self.stream, opened.read_from, known=opened.known_by)
+                self.subscription = self.member.follower.follow(self.stream, opened.read_from, known=opened.known_by)
             if not self._events or not await self._handle(self._events[0]):
                 return
             if self._events:
@@ -118,7 +118,7 @@ class Partition:
         if self.following is not None:
             self.following.is_over = True
         self.following = self._opened = None
-        self.number = 0
+        self.subscription = 0
         self.member.follower.done(*self._events)
         self._events.clear()
 

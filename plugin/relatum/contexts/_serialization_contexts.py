@@ -19,9 +19,9 @@ from relatum.contexts._placements import (
     PlacementState,
     Plan,
     Progress,
-    behind,
     check_name,
     chunked,
+    next_name,
     spread,
 )
 from relatum.contexts._super_stream_rows import checked_key, retire, wait_until_consumed
@@ -146,7 +146,7 @@ class SerializationContexts(Closing):
         """
         if partition is not None:
             self._partition(checked_name("partition", partition))
-        first = "" if after is None else behind(after)
+        first = "" if after is None else next_name(after)
         return map(Assignment.of, self._store.placements(stream=partition, first=first))
 
     def status(self) -> ContextsStatus:

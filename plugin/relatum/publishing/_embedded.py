@@ -49,8 +49,8 @@ class EmbeddedRecorders:
         key_meanings = tuple((key.name, key.meaning) for key in definitions)
         key: _Key = (address, user, database, records, key_meanings)
         with cls._lock:
-            alike = (used for used in cls._recorders if used[1:] == key[1:])
-            key = next((used for used in alike if used[0].is_joined_by(address)), key)
+            matches = (other for other in cls._recorders if other[1:] == key[1:])
+            key = next((other for other in matches if other[0].is_joined_by(address)), key)
             recorder, users = cls._recorders.get(key, (None, 0))
             if recorder is None:
                 recorder = EmbeddedRecorder(address, database, definitions, defines=records)
