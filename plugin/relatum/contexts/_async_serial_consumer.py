@@ -79,7 +79,7 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
     async def start(self) -> None:
         """Join the members of this name and start to read; see `SerialConsumer.start`.
 
-        A cancelled call first leaves the members again.
+        If the call is cancelled, it first undoes the start.
         """
         self._check_startable()
         starting = asyncio.ensure_future(in_thread(self._threads, self._member.start))
@@ -102,7 +102,7 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
         if self._is_closed:
             return True
         self._is_closed = True
-        # The threads of this consumer may all be waiting for PostgreSQL, so use others. Its own end when they are idle.
+        # Use other threads: those of this consumer may all be waiting for PostgreSQL. They end when they are idle.
         return await asyncio.shield(in_thread(None, self._member.close, timeout_s))
 
     async def next_batch(self, timeout_s: float | None = None) -> AsyncSerialBatch | None:

@@ -31,7 +31,7 @@ def scan(
     *,
     is_whole: bool = False,
 ) -> Generator[Message]:
-    """Yield messages whose record is a candidate, from an offset to the stream's current end. Close the iterator.
+    """Yield the messages that `is_candidate` accepts, from an offset to the stream's current end. Close the iterator.
 
     With `is_whole`, the leader gives the end, or `StreamUnavailable` is raised. Otherwise the end may be that of a
     lagging replica. Messages that retention dropped are skipped.

@@ -102,7 +102,7 @@ def _wait_for_publishers(world: "Mover", move_id: int) -> MoveStep:
 
 
 def _complete(world: "Mover", found: MoveStep) -> MoveStep:
-    """Perform the steps of a move until it ends. Each returns the database's state: another mover may be ahead."""
+    """Perform the steps of a move until it ends. Each step returns the state: another mover may be ahead."""
     while not found.state.is_ended:
         if not found.fence_epoch:
             found = _wait_for_publishers(world, found.move_id)
@@ -223,7 +223,7 @@ class Mover:
     def _persist(self, step: Callable[..., T], *given: Any) -> T:
         """Perform one step. Retry transient errors for `retry_s`, at most until the call's deadline."""
         give_up_at, outages = time.monotonic() + self._retry_s, self._store.outages
-        move = "a move to begin" if self._last_state is None else f"move {self._last_state.move_id}"
+        move = "a new move" if self._last_state is None else f"move {self._last_state.move_id}"
         step_name = f"the step {step.__name__} of {move}"
         while True:
             try:

@@ -306,7 +306,7 @@ class Following:
             step.ended.append(move_id)
 
     def due_at(self) -> float | None:
-        """Return when the next batch can be handed out; None: after more reading, or after the last batch's end."""
+        """Return when the next batch can be handed out; None: more must be read, or the last batch is still out."""
         if self.outstanding is not None or self.is_over or self.is_leaving:
             return None
         if self._returned is not None:

@@ -106,7 +106,7 @@ class Adoption:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """An application's message. `context` is None without a context, `placed` if no router published the message."""
+    """An application's message. `context`: None if it has none. `placed`: None if no router published it."""
 
     context: str | None
     placed: Placed | None

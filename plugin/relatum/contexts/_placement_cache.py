@@ -91,8 +91,7 @@ class PlacementCache:
 class Unchecked:
     """Published messages that are not yet known to be valid, in order for each name. Thread-safe.
 
-    A refresh removes the messages that it proves valid. The router settles the others one by one. The object is full
-    with `messages_max` messages.
+    A refresh removes the messages that it proves valid. The router settles the others one by one.
     """
 
     def __init__(self, messages_max: int) -> None:

@@ -38,7 +38,7 @@ FORGET_RELEASED: Final = sql(f"""
     UPDATE relatum.super_streams SET floor = greatest(floor, (SELECT max(generation) FROM deleted))
     WHERE super_stream_id = :super_stream_id::integer AND (SELECT count(*) FROM deleted) > 0
     RETURNING (SELECT count(*) FROM deleted)""")
-"""Deletes the oldest released placements, raises the generation that changes are stored from; returns the row count."""
+"""Deletes the oldest released placements, and raises `floor`: earlier changes are not stored. Returns the row count."""
 
 # A consumer whose hold begins now has read a retained marker, and so needs none of the deleted moves.
 ENDED_MOVES: Final = sql("""

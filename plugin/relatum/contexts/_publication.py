@@ -151,7 +151,7 @@ class Publications:
         self._settle_all(name, self._clock() + timeout_s, must=must)
 
     def look(self) -> None:
-        """Refresh the cache once. This proves messages with unchanged placements valid."""
+        """Refresh the cache once, which proves messages with unchanged placements valid."""
         self._look(self._clock(), must=True)
 
     def counts(self, sent: Sent) -> bool:

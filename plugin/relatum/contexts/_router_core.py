@@ -140,7 +140,7 @@ class RouterCore:
                 self.is_open = True
 
     def check_vhost(self, vhost: str) -> None:
-        """Refuse a channel of another virtual host, in which the name is another super stream's."""
+        """Refuse a channel of another virtual host: its super stream of this name is a different one."""
         if vhost != self._vhost:
             raise ConfigurationError(
                 f"the router publishes in the virtual host {self._vhost!r}, but the channel is in {vhost!r}: open "

@@ -333,7 +333,7 @@ class SerialConsumer(ConsumerBase, Closing):
             yield batch
 
     def messages(self, timeout_s: float | None = None) -> Iterator[Message]:
-        """Iterate over messages. A request for the message after a batch's last one acknowledges the batch.
+        """Iterate over messages. Requesting the message after a batch's last one acknowledges the batch.
 
         If this process dies before that, the messages of the batch are delivered again. While PostgreSQL is
         unavailable, the iterator waits.

@@ -139,7 +139,7 @@ class Member:
         self._reach = BrokerReach(self.follower, self.outages, lambda: min(self._streams))
         repeat = partial(self.loop.repeat, outages=self.outages)
         self.surplus = repeat(self._give_surplus, f"releasing partitions {self._log_name}")
-        self.holds = repeat(self._release_holds, f"looking at moves {self._log_name}")
+        self.holds = repeat(self._release_holds, f"checking holds {self._log_name}")
         self._duties += self.surplus, self.holds
         await self._keep_lease()
         lease = repeat(self._keep_lease, f"keeping the lease {self._log_name}", longest_s=self.store.renewal_s)
@@ -161,7 +161,7 @@ class Member:
         return has_ended
 
     async def _end(self) -> None:
-        """Leave the members. This runs in the loop: closing must not wait for an unavailable database."""
+        """End the membership. This runs in the loop: closing must not wait for an unavailable database."""
         try:
             for duty in self._duties:
                 duty.cancel()

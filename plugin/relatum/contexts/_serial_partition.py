@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("relatum.serial")
 
 REPEATED_S: Final = 120.0
-"""Seconds before the last message read from which a stream that lost its tail is delivered again."""
+"""If a stream has lost its tail, delivery resumes this many seconds before the last message read."""
 
 IDLE_S: Final = 10.0
 """Seconds within which a stream that has messages must deliver one."""
@@ -338,7 +338,7 @@ class Partition:
     # --- calls in threads of the loop -------------------------------------------------------------------------------
 
     def _move_position_back(self) -> None:
-        """Move the position back two minutes before the last message read; without such messages, to the start."""
+        """Move the position to two minutes before the last message read, or to the start if the stream lost those."""
         opened = self._opened
         assert opened is not None, "events follow the opening"
         assert opened.known_by is not None, "only a stream that was read before can be replaced"

@@ -121,7 +121,7 @@ _UNREAD: Final = sql("""
     WHERE c.super_stream_id = :super_stream_id::integer
         AND (h.partition_id = :partition_id::integer OR h.source_id = :partition_id::integer)
     LIMIT 1)""")
-"""One consumer that has not read a partition to its end, or that has a hold in or behind the retired partition."""
+"""One consumer that has not read a partition to its end, or has a hold that is in the retired one or waits for it."""
 
 OF_VHOST: Final = sql("""
     SELECT super_stream_id, name FROM relatum.super_streams WHERE vhost = :vhost::text ORDER BY name""")
@@ -229,7 +229,7 @@ def _sync_partitions(execute: Execute, known: Sequence[PartitionRow], layout: La
 def checked_key(rows: Sequence[PartitionRow], super_stream: str, key: str | None) -> str | None:
     """Return the binding key of a new partition: the given key, or the next number. Refuses keys of retired partitions.
 
-    None: the next number in the broker's layout, which does not include deleted partitions; so none may be retired.
+    None if no partition was retired: `add_partition` then takes the next number from the broker's layout.
     """
     retired = {row.stream for row in rows if row.state is PartitionState.RETIRED}
     if key is None:

@@ -63,7 +63,7 @@ class _Publisher(LateBound):
         given = kwargs.get("properties")
         body = args[0] if args else kwargs.get("body")
         if not self._interception.active or body is None or not _is_stampable(given):
-            # Released, or a call that aiormq itself refuses.
+            # Pass the call through: the connection was released, or aiormq refuses the arguments.
             return await self.__wrapped__(*args, **kwargs)
         properties = OwnProperties(delivery_mode=1) if given is None else copy_of(given)
         if not self._interception.has_agreed:

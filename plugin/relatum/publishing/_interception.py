@@ -61,7 +61,7 @@ class PublisherStatistics:
     Attributes:
         connections: 1 until the connection is released, then 0.
         published: Messages sent, regardless of their outcome.
-        errors: SentMessage messages whose publish failed, by reason: "unroutable", "nacked", "rejected", "unknown".
+        errors: Sent messages whose publish failed, by reason: "unroutable", "nacked", "rejected", "unknown".
         skipped: Values that will not be recorded (`on_invalid="skip"`), by reason.
         receipt_s: Seconds from sending until a receipt had the message's places.
         left: Messages that were unrecorded when `release` returned, by stream; None: an unknown number. The next

@@ -123,7 +123,7 @@ class SentMessage:
                 and message.body == self.body
             )
         except DataError:
-            # Every message sent through AMQP 0.9.1 can be decoded, so this one is another's.
+            # Every message sent through AMQP 0.9.1 can be decoded, so this message is another one.
             return False
 
 

@@ -1,7 +1,7 @@
 """pika: intercepts the channels of a BlockingConnection or of any callback connection.
 
-Only attributes of this connection and its channels are set; pika itself is not patched. Objects keep their identity and
-class, and other instrumentation may wrap the interceptor or be wrapped by it, in either order.
+Interception sets attributes of this connection and its channels, and does not patch pika. Objects keep their identity
+and class. Other instrumentation may wrap the interceptor, or be wrapped by it.
 """
 
 import copy
@@ -46,7 +46,7 @@ PUBLISHER: Final = "_relatum_publisher"
 """The attribute of an intercepted channel that holds its publisher. Other libraries may wrap `basic_publish` itself."""
 
 _ID_LENGTH: Final = 36
-"""Characters of Relatum's ids, and of most others."""
+"""Characters of Relatum's ids, and of most other ids."""
 
 _FLAGS: Final = Struct(">H").pack
 _LENGTH: Final = Struct(">I").pack
@@ -108,7 +108,7 @@ class Publisher(Replacement):
             return exchange.publish(self.channel, body, properties, *more, routing_key=routing_key, **options)
         interception, mandatory = self.interception, mandatory or False
         if not interception.active or not _is_stampable(properties):
-            # Released, or a call that pika itself refuses.
+            # Pass the call through: the connection was released, or pika refuses the properties.
             return self.__wrapped__(exchange, routing_key, body, properties, mandatory, *more, **options)
         if self._copy_to is not None and is_copied(self._copy_to, exchange, routing_key, mandatory):
             given = properties or BasicProperties()

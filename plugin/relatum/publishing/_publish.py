@@ -147,7 +147,8 @@ def _with_receipt_request(
 ) -> tuple[dict[str, Any], str]:
     """Return the headers and the id of a message that requests a receipt.
 
-    The receipt of a new id is named by that id. A caller's id may not be unique, so its receipt gets a new name.
+    With a new id, the recorder stores the receipt under the id. A caller's id may not be unique: the receipt then gets
+    its own name.
     """
     now_ns = time_ns()
     out = {**(headers or {}), RECEIPT_HEADER: True if message_id is None else uuid7(now_ns)}

@@ -1,4 +1,4 @@
-"""Receipts: a publisher uses them to wait for its message's offsets."""
+"""Receipts, which let a publisher wait for its message's offsets."""
 
 import threading
 import time

@@ -314,12 +314,12 @@ def _refuse(reason: str, what: str) -> NoReturn:
 
 
 def is_copied(stream: str, exchange: Any, routing_key: Any, mandatory: Any) -> bool:
-    """Return whether a message gets a copy. A mandatory one gets none: the broker would count the copy as delivery."""
+    """Return whether a message gets a copy. If it is mandatory, not: the broker would count the copy as delivery."""
     return bool(exchange == "" and routing_key != stream and not mandatory)
 
 
 def with_copy(headers: Mapping[str, Any] | None, stream: str) -> dict[str, Any]:
-    """Return headers that make the broker also route the message to `stream`. Routing keys of the caller are kept."""
+    """Return headers that make the broker also route the message to `stream`. Keeps the caller's `BCC` keys."""
     given = headers or {}
     for name, value in given.items():
         if isinstance(value, Decimal):
