@@ -66,8 +66,8 @@ class _Publisher(LateBound):
             # Pass the call through: the connection was released, or aiormq refuses the arguments.
             return await self.__wrapped__(*args, **kwargs)
         properties = OwnProperties(delivery_mode=1) if given is None else copy_of(given)
-        if not self._interception.has_agreed:
-            await self._interception.agreed()
+        if not self._interception.can_publish_now:
+            await self._interception.wait_for_definitions()
         stamp = self._stamper.stamp(
             properties.headers, properties.message_id or None, properties.timestamp, properties, body
         )

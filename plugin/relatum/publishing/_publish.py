@@ -131,7 +131,7 @@ async def publish_async(
     exchange, interception = intercepted_exchange(target)
     if not (await exchange.channel.get_underlay_channel()).publisher_confirms:
         raise ConfigurationError("a receipt needs publisher confirms: open the channel with publisher_confirms=True")
-    await interception.agreed()
+    await interception.wait_for_definitions()
     interception.check_receipts()
     copied: Any = copy.copy(message)
     copied.headers, copied.message_id = _with_receipt_request(message.headers, message.message_id, message.timestamp)
