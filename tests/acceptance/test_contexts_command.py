@@ -92,7 +92,7 @@ def test_looking_writes_nothing(relatum: Relatum, super_stream: str, place: Plac
     for command in (("status",), ("list",), ("moves",), ("show", "a")):
         ended = relatum.run("contexts", command[0], super_stream, *command[1:])
         assert (ended.returncode, ended.stdout) == (ExitCode.NOT_THERE, ""), ended.stderr
-        assert f"the database does not know super stream {super_stream!r}" in ended.stderr
+        assert f"super stream {super_stream!r} is not in the database" in ended.stderr
     assert place.sql("SELECT * FROM relatum.super_streams") == []
 
 

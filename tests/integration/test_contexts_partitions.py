@@ -49,7 +49,7 @@ def test_an_empty_partition_is_retired(contexts: SerializationContexts, amqp_url
     first, second = (f"{contexts.super_stream}-{place}" for place in range(2))
     contexts.assign("c", second)
     generation = contexts.status().generation
-    with pytest.raises(PartitionInUse, match="'c' is placed there") as caught:
+    with pytest.raises(PartitionInUse, match="it has the placement of 'c'") as caught:
         contexts.retire(second)
     assert (caught.value.stream, contexts.status().generation) == (second, generation)
     contexts.move("c", first)
@@ -93,7 +93,7 @@ def test_a_stream_is_deleted_once_consumers_have_read_everything(contexts: Seria
     place.sql("INSERT INTO relatum.serial_consumers (super_stream_id, name) VALUES (1, 'billing')")
     positions = "INSERT INTO relatum.serial_positions (consumer_id, partition_id, position)"
     place.sql(f"{positions} SELECT 1, partition_id, 2 FROM relatum.super_stream_partitions")
-    with pytest.raises(PartitionInUse, match=f"'billing' has not read all of '{first}'"):
+    with pytest.raises(PartitionInUse, match=f"'billing' has not consumed all of '{first}'"):
         contexts.retire(second, delete=True, timeout_s=0)
     assert stream_available(place.amqp, second)
     with ThreadPoolExecutor(1) as pool:

@@ -323,7 +323,7 @@ def test_a_second_marker_of_a_move_begins_no_second_hold() -> None:
     assert log.judge(2, entry("a", 6)) is Verdict.HOLD
     assert log.judge(3, entry("b", 6)) is Verdict.DELIVER
     assert log.holds[1].marker_offset == 0
-    with pytest.raises(ValueError, match="1 entries"):
+    with pytest.raises(ValueError, match="1 undelivered"):
         log.end(1)
     log.delivered(1, 2)
     log.end(1)

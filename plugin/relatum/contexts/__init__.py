@@ -1,4 +1,4 @@
-"""Sets of messages placed over the partitions of a super stream: affinity sets, and contexts consumed in order."""
+"""Placement of sets of messages in the partitions of a super stream: affinity sets, and contexts consumed in order."""
 
 from relatum.contexts._affinity_sets import AffinitySet, AffinitySets
 from relatum.contexts._async_serial_consumer import AsyncSerialBatch, AsyncSerialConsumer

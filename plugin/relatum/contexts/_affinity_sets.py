@@ -29,12 +29,12 @@ class AffinitySet:
 
     Attributes:
         name: The set's name.
-        partition: The stream of its messages; during a move, the source.
-        epoch: The epoch of its messages. Later placements have higher epochs.
+        partition: The stream of the set's messages; during a move, the source.
+        epoch: The epoch of the set's messages. Later placements have higher epochs.
         state: "open" or "moving".
         move_id: The current move, or None.
-        opened_at: When its first message was placed.
-        used_at: When a publisher last reported use; up to 15 seconds late.
+        opened_at: When a router placed the set.
+        used_at: When a router last reported use of the set. A report is up to 15 seconds late.
     """
 
     name: str
@@ -47,14 +47,14 @@ class AffinitySet:
 
 
 class AffinitySets(SerializationContexts):
-    """The affinity sets of a super stream. A context manager; threads may share one.
+    """Lists, closes and moves the affinity sets of a super stream. A context manager; threads may share one.
 
-    `SerializationContexts` documents the arguments, and the methods that move sets or change partitions: sets move as
-    contexts do.
+    `SerializationContexts` documents the arguments, and the methods that move sets or change partitions: sets move like
+    contexts.
 
     Raises:
-        SuperStreamNotFound: no router has published sets to the super stream yet.
-        DatabaseUnavailable: PostgreSQL does not answer. All methods may raise this.
+        SuperStreamNotFound: no router has opened the super stream yet.
+        DatabaseUnavailable: PostgreSQL does not answer. All methods may raise this error.
     """
 
     def _open(self, header: str | None) -> None:
@@ -66,9 +66,9 @@ class AffinitySets(SerializationContexts):
         """Return the open sets, ordered by name.
 
         Args:
-            prefix: Only sets whose names begin with it.
-            partition: Only sets in this stream; None for all.
-            limit: The most sets to return; None for all.
+            prefix: Only sets with names that begin with this text. Default: "", all sets.
+            partition: Only sets in this stream. None (default): all.
+            limit: The most sets to return; None: all. Default: 1,000.
         """
         checked_text("prefix", prefix)
         if partition is not None:
@@ -87,7 +87,7 @@ class AffinitySets(SerializationContexts):
         """Return an open set.
 
         Raises:
-            PlacementNotFound: no set with this name is open.
+            PlacementNotFound: no set of this name is open.
         """
         check_name(name, "an affinity set's name")
         placement = self._store.find([name]).get(name)
@@ -96,10 +96,10 @@ class AffinitySets(SerializationContexts):
         return _set_of(placement)
 
     def close_set(self, name: str) -> AffinitySet:
-        """Close a set, and return it as it was. The next message with its name opens a new set.
+        """Close a set, and return it as it was before. The next message of its name opens a new set.
 
         Raises:
-            PlacementNotFound: no set with this name is open.
+            PlacementNotFound: no set of this name is open.
             MoveConflict: the set is moving; nothing was changed.
             SuperStreamConflict: the super stream has serialization contexts, which are never closed; nothing was
                 changed.
@@ -111,14 +111,14 @@ class AffinitySets(SerializationContexts):
             move_id = self.inspect(name).move_id
             if move_id is not None:
                 raise MoveConflict(
-                    f"{name!r} is being moved; complete or abort the move, then close it",
+                    f"{name!r} is moving: resume or abort move {move_id}, then close the set",
                     move_id=move_id,
                     state=str(self._store.move(move_id).state),
                 )
         return found
 
     def close_idle(self, idle_s: float) -> int:
-        """Close the sets that were not used for `idle_s` seconds, and return their number. Moving sets stay open.
+        """Close the sets that were unused for `idle_s` seconds, and return their number. Moving sets stay open.
 
         Raises:
             SuperStreamConflict: the super stream has serialization contexts; nothing was changed.
@@ -128,9 +128,9 @@ class AffinitySets(SerializationContexts):
         return close_idle(self._store, idle_s)
 
     def set_idle(self, idle_s: float | None) -> None:
-        """Store after how many seconds without a message sets are closed, at least 60; None for never.
+        """Store the seconds without a message after which routers close a set: at least 60, or None for never.
 
-        Running routers use the new value within 15 seconds.
+        Running routers use the new value within 15 seconds. `SuperStreamConflict`: the super stream has contexts.
         """
         if idle_s is not None:
             checked_seconds("idle_s", idle_s, least=IDLE_S_MIN)
@@ -138,7 +138,7 @@ class AffinitySets(SerializationContexts):
         self._store.set_idle(idle_s)
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Store the weights of partitions, by stream, for all routers with `balance="weighted"`.
+        """Store the weights of partitions, by stream, for plans and for all routers with `balance="weighted"`.
 
         Raises:
             StreamNotFound: the super stream has no such partition; nothing was changed.
@@ -151,17 +151,17 @@ class AffinitySets(SerializationContexts):
         """Move sets to another partition, with the guarantees and errors of `SerializationContexts.move`.
 
         Args:
-            names: The sets' names; a single string is refused.
+            names: The sets' names. A single string raises `InvalidInput`.
             to: The target partition's stream.
             progress: Called after each step.
         """
         return super().move(checked_names("names", names), to, progress=progress)
 
     def _check_closes(self) -> None:
-        # The next message of a closed context could go to another partition: its order would be lost.
+        # The next message of a closed context could go to another partition, which would break the context's order.
         if self._store.header == CONTEXT_HEADER:
             raise SuperStreamConflict(
-                f"serialization contexts are placed in {self.super_stream!r}: closing one would break its order; "
+                f"{self.super_stream!r} has serialization contexts, and closing one would break its order; "
                 "nothing was changed",
                 super_stream=self.super_stream,
                 reason="contexts",

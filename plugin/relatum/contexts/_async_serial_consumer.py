@@ -1,4 +1,4 @@
-"""The serial consumer for asyncio, and its batches: tasks wait in the event loop for batches that threads read."""
+"""The asyncio serial consumer and its batches: tasks wait in the event loop for batches that threads read."""
 
 import asyncio
 import time
@@ -14,14 +14,14 @@ from relatum.common.checks import checked_callable, checked_seconds
 from relatum.common.closing import AsyncClosing
 from relatum.common.waiting import Threads, in_thread
 from relatum.contexts._partition_following import Step
-from relatum.contexts._serial_consumer import CLOSE_S, LOOK_S, BatchBase, ConsumerBase, consuming
+from relatum.contexts._serial_consumer import CLOSE_S, POLL_S, BatchBase, ConsumerBase, processing_span
 from relatum.contexts._serial_member import Taken
 from relatum.contexts._serial_partition import Partition
 from relatum.contexts._serial_status import SerialStatus
 from relatum.reading import Message
 
 THREADS_MAX: Final = 32
-"""The most concurrent calls of PostgreSQL: commits and others."""
+"""The most concurrent calls of PostgreSQL, such as commits."""
 
 
 class AsyncSerialBatch(BatchBase):
@@ -40,30 +40,30 @@ class AsyncSerialBatch(BatchBase):
     async def transaction(self) -> AsyncIterator[sa.Connection]:
         """Open a transaction that acknowledges the batch when it commits; see `SerialBatch.transaction`.
 
-        The connection is blocking: use it in a thread, `await asyncio.to_thread(connection.execute, statement)`.
+        The connection blocks: use it in a thread, `await asyncio.to_thread(connection.execute, statement)`.
         """
-        # In its own thread, a transaction never queues behind calls that wait for PostgreSQL.
-        joined, threads = self._transaction(), Threads(1, f"relatum-transaction-{self.partition}")
+        # A transaction has its own thread, and never queues behind calls that wait for PostgreSQL.
+        context, threads = self._transaction(), Threads(1, f"relatum-transaction-{self.partition}")
         cancelled = asyncio.CancelledError, asyncio.CancelledError(), None
         try:
-            connection = await in_thread(threads, joined.__enter__, returned=lambda _: joined.__exit__(*cancelled))
+            connection = await in_thread(threads, context.__enter__, returned=lambda _: context.__exit__(*cancelled))
             try:
                 yield connection
             except BaseException as error:
                 ended = type(error), error, error.__traceback__
-                if not await asyncio.shield(in_thread(threads, joined.__exit__, *ended)):
+                if not await asyncio.shield(in_thread(threads, context.__exit__, *ended)):
                     raise
             else:
-                await asyncio.shield(in_thread(threads, joined.__exit__, None, None, None))
+                await asyncio.shield(in_thread(threads, context.__exit__, None, None, None))
         finally:
             threads.shutdown()
 
 
 class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
-    """`SerialConsumer` for asyncio: the same methods, options and promises, in one event loop.
+    """`SerialConsumer` for asyncio: the same methods, options and guarantees, in one event loop.
 
-    Threads read partitions and call PostgreSQL. An async context manager: entering starts it, leaving closes it. A
-    cancelled call takes no batch.
+    Threads read partitions and call PostgreSQL. An async context manager: entering starts the consumer, leaving closes
+    it. A cancelled call takes no batch.
 
     Args: see `SerialConsumer`.
     """
@@ -77,42 +77,42 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
         return self
 
     async def start(self) -> None:
-        """Join the members with this name and begin to read; see `SerialConsumer.start`.
+        """Join the members of this name and start to read; see `SerialConsumer.start`.
 
-        If the call is cancelled, it undoes what it began, then returns.
+        If the call is cancelled, it first undoes the start.
         """
         self._check_startable()
         starting = asyncio.ensure_future(in_thread(self._threads, self._member.start))
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
-            await asyncio.shield(self._undo(starting))
+            await asyncio.shield(self._undo_start(starting))
             raise
         self._is_started = True
 
-    async def _undo(self, starting: "asyncio.Future[None]") -> None:
-        # The error of a cancelled start is of no use to anyone.
+    async def _undo_start(self, starting: "asyncio.Future[None]") -> None:
+        # The caller cancelled the start, so its error has no receiver.
         with suppress(Exception):
             await starting
         await in_thread(self._threads, self._member.close, CLOSE_S)
 
     async def close(self, timeout_s: float = CLOSE_S) -> bool:
-        """Stop reading and release the partitions at once; see `SerialConsumer.close`."""
+        """Stop reading and immediately release the partitions; see `SerialConsumer.close`."""
         checked_seconds("timeout_s", timeout_s)
         if self._is_closed:
             return True
         self._is_closed = True
-        # Not in the threads of this consumer, which may all wait for PostgreSQL. They end by themselves when idle.
+        # Use other threads: those of this consumer may all be waiting for PostgreSQL. They end when they are idle.
         return await asyncio.shield(in_thread(None, self._member.close, timeout_s))
 
     async def next_batch(self, timeout_s: float | None = None) -> AsyncSerialBatch | None:
         """Return the next batch of any partition; see `SerialConsumer.next_batch`."""
-        until, member = self._until(timeout_s), self._member
+        until, member = self._deadline(timeout_s), self._member
         while not member.stopping.is_set():
             left_s = None if until is None else max(0.0, until - time.monotonic())
             waiting = member.wait(at_once=left_s == 0)
             try:
-                await self._ended(waiting, left_s or None)
+                await self._wait_for_batch(waiting, left_s or None)
             except BaseException:
                 member.give_up(waiting)
                 raise
@@ -123,15 +123,15 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
                 return None
         return None
 
-    async def _ended(self, waiting: "Future[Taken]", timeout_s: float | None) -> None:
-        """Wait until a batch is available, at most for the given time."""
+    async def _wait_for_batch(self, waiting: "Future[Taken]", timeout_s: float | None) -> None:
+        """Wait until a batch is available, at most for `timeout_s`."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def wake(_: object) -> None:
             try:
                 loop.call_soon_threadsafe(ended.set)
             except RuntimeError:
-                self._member.give_up(waiting)  # the loop has ended
+                self._member.give_up(waiting)  # The event loop has ended.
 
         waiting.add_done_callback(wake)
         with suppress(TimeoutError):
@@ -147,7 +147,7 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
         """Iterate over messages; see `SerialConsumer.messages`."""
         async for batch in self.batches(timeout_s):
             # If the loop ends inside a batch, the whole batch is delivered again.
-            with self._handling(batch):
+            with self._give_back_on_error(batch):
                 for message in batch.messages:
                     yield message
                 await asyncio.shield(in_thread(self._threads, self._acknowledge, batch))
@@ -161,11 +161,11 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
         """Call a coroutine function with one batch after the other; see `SerialConsumer.run`."""
         checked_callable("handler", handler)
         while not self._is_ending(stop):
-            batch = await self.next_batch(LOOK_S)
+            batch = await self.next_batch(POLL_S)
             if batch is None:
                 continue
-            with self._handling(batch):
-                with consuming(self.super_stream, self.name, batch):
+            with self._give_back_on_error(batch):
+                with processing_span(self.super_stream, self.name, batch):
                     await handler(batch)
                 if not batch.is_acknowledged:
                     await asyncio.shield(in_thread(self._threads, self._acknowledge, batch, stop))

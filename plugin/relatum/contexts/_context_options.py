@@ -15,7 +15,7 @@ from relatum.metrics import Counter, Distribution, Gauge, Observed, reported
 from relatum.superstreams import Balance, BalanceName, Candidate, balance_of
 
 WhenAway: TypeAlias = Literal["known", "wait", "fail"]
-"""What to do while the database is unavailable: use known placements, wait, or fail."""
+"""What a router does while the database is unavailable: use cached placements, wait, or fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class RouterOptions:
     """The valid values of `when_database_away`."""
 
     names_option: ClassVar[str]
-    """The name of the option for the size of the cache."""
+    """The name of the option that limits the cache."""
 
     header: str
     balance: BalanceName | Balance
@@ -51,7 +51,7 @@ class RouterOptions:
         return None
 
     def rules(self) -> tuple[Balance, Balance]:
-        """Return new balance rules: one for names, one for messages without a name."""
+        """Return new balance rules: one for contexts or sets, one for messages without a name."""
         rule = balance_of(self.balance)
         return rule, rule
 
@@ -74,14 +74,14 @@ class ContextOptions(RouterOptions):
 
     Attributes:
         header: The header that names a message's context. All users of the super stream must agree on it.
-        balance: How the partition of a new context is chosen. "hash" (default): by the context's name, as RabbitMQ's
-            stream clients route keys; or "round_robin", "least_loaded", "weighted" or a function. Adding partitions
-            later moves no context.
-        trust_clock: True (default): a confirmed message is valid if the router's last query of the database began less
-            than 0.2 s before, by this machine's clock; a thread queries while messages are published. False: the router
-            queries the database after each message. Use False on machines that can be paused together with their clock.
+        balance: How the router chooses the partition of a new context. "hash" (default): by the context's name, as
+            RabbitMQ's stream clients route keys; or "round_robin", "least_loaded", "weighted" or a function. Partitions
+            that are added later do not move existing contexts.
+        trust_clock: True (default): a message is valid if the router's last refresh from the database began less than
+            0.2 s before the confirm, by this machine's clock; a thread refreshes while messages are published. False:
+            the router refreshes after each message. Use False on machines that can be paused together with their clock.
         timeout_s: Seconds to wait for a move to end, or for an unavailable database. Default: 10. 0 does not wait.
-        contexts_max: How many contexts' partitions to cache; others are read from the database again.
+        contexts_max: How many contexts' partitions to cache. The router reads others from the database again.
         when_database_away: "wait" (default): wait up to `timeout_s` for an unavailable database. "fail": do not wait.
 
     Raises:
@@ -98,15 +98,15 @@ class ContextOptions(RouterOptions):
     when_database_away: Literal["wait", "fail"] = "wait"
 
 
-def _by_messages(rule: Balance) -> Balance:
-    """The rule for messages without a set. It has its own state; a partition's load is this router's message count."""
+def _by_sent_messages(rule: Balance) -> Balance:
+    """Return a balance rule for messages without a set: a partition's load is the number of messages sent to it."""
     sent: defaultdict[str, int] = defaultdict(int)
     lock = threading.Lock()
 
     def choose(name: str | None, candidates: Sequence[Candidate], /) -> int:
         with lock:
-            seen = [Candidate(each.stream, each.weight, sent[each.stream]) for each in candidates]
-            index = rule(name, seen)
+            loads = [Candidate(each.stream, each.weight, sent[each.stream]) for each in candidates]
+            index = rule(name, loads)
             sent[candidates[index].stream] += 1
             return index
 
@@ -119,20 +119,21 @@ class AffinityOptions(RouterOptions):
 
     Attributes:
         header: The header that names a message's set. All users of the super stream must agree on it.
-        balance: How the partition of a new set is chosen: "round_robin" (default), "least_loaded" (fewest open sets),
-            "weighted" (by the weights of `AffinitySets.set_weights`), "hash" (of its name), or a function.
+        balance: How the router chooses the partition of a new set: "round_robin" (default), "least_loaded" (fewest open
+            sets), "weighted" (by the weights of `AffinitySets.set_weights`), "hash" (of the set's name), or a function.
         trust_clock: See `ContextOptions`.
         timeout_s: Seconds that a publish may wait, mainly for a move to end. Default: 10. 0 does not wait.
-        when_database_away: "known" (default): messages of cached sets are published, the first message of another set
-            raises `DatabaseUnavailable`. "wait": all wait up to `timeout_s`. "fail": all raise `DatabaseUnavailable`.
-        idle_s: Seconds without a message after which a set is closed (up to 45 s later); at least 60. The value applies
-            to the whole super stream: the first router stores it, and a router with another value is refused.
-            None (default): the stored value; if there is none, sets are never closed.
+        when_database_away: While the database is unavailable, "known" (default) publishes messages of cached sets, and
+            raises `DatabaseUnavailable` for others. "wait": all messages wait up to `timeout_s`. "fail": all raise
+            `DatabaseUnavailable`.
+        idle_s: Seconds without a message after which a router closes a set (up to 45 s later); at least 60. The value
+            applies to the whole super stream: the first router stores it, and another value raises
+            `SuperStreamConflict`. None (default): the stored value; if there is none, sets are never closed.
         open_sets_max: How many sets of the super stream may be open. None (default): no limit. With a limit, routers
             open sets one at a time.
-        known_sets_max: How many sets' partitions to cache; others are read from the database again. Default: 100,000,
-            about 50 MB of memory if that many are open.
-        predecessors_max: How many messages to remember as predecessors, by their `message_id`.
+        known_sets_max: How many sets' partitions to cache. The router reads others from the database again. Default:
+            100,000, about 50 MB of memory if that many are open.
+        predecessors_max: How many messages to remember as predecessors, by their `message_id`. Default: 65,536.
 
     Raises:
         ConfigurationError: an option is invalid.
@@ -151,7 +152,7 @@ class AffinityOptions(RouterOptions):
     predecessors_max: int = 65_536
 
     def rules(self) -> tuple[Balance, Balance]:
-        return balance_of(self.balance), _by_messages(balance_of(self.balance))
+        return balance_of(self.balance), _by_sent_messages(balance_of(self.balance))
 
     def __post_init__(self) -> None:
         RouterOptions.__post_init__(self)
@@ -166,17 +167,18 @@ class SerialOptions:
     """Options of a serial consumer.
 
     Attributes:
-        start: Where a new consumer name begins: at the "first" message, or at the "next" one that is published.
-        header: The header that names contexts. None: the stored one, or "serialization_context" if the super stream is
-            new to the database.
-        batch_messages: The most messages in a batch.
-        batch_bytes: The most bytes in a batch, approximately; a larger message is a batch of its own.
-        batch_s: Seconds to wait for more messages before a smaller batch is delivered; 0 does not wait.
+        start: Where a new consumer name begins: at the "first" message (default), or at the "next" one published.
+        header: The header that names contexts. None (default): the stored header, or "serialization_context" if the
+            super stream is new to the database.
+        batch_messages: The most messages in a batch. Default: 1,000.
+        batch_bytes: The most bytes in a batch, approximately; a larger message gets its own batch. Default: 4 MiB.
+        batch_s: Seconds to wait for more messages before the consumer delivers a smaller batch; 0 does not wait.
+            Default: 0.02.
         held_messages_max: The most messages held back in a partition. At the limit, reading pauses until some of them
-            are delivered.
-        held_bytes_max: The same limit in bytes.
-        lease_s: Seconds after which other members take over from a dead member; at least 1. A lease is renewed four
-            times in this time.
+            are delivered. Default: 10,000.
+        held_bytes_max: The same limit in bytes. Default: 64 MiB.
+        lease_s: Seconds after which other members take over from a dead member; at least 1. The owner renews its lease
+            four times in this time. Default: 4.
 
     Raises:
         InvalidInput: an option is invalid.
@@ -198,7 +200,7 @@ class SerialOptions:
         for name in ("batch_messages", "batch_bytes", "held_messages_max", "held_bytes_max"):
             checked_count(name, getattr(self, name), most=INTEGER_MAX)
         checked_seconds("batch_s", self.batch_s)
-        # A lease shorter than a second lapses while its holder waits for a busy database.
+        # A lease shorter than a second expires while its holder waits for a busy database.
         checked_seconds("lease_s", self.lease_s, least=1.0)
 
 
@@ -209,12 +211,12 @@ class RouterStatistics:
 
     Attributes:
         published: Published messages with a context or an affinity set.
-        unnamed: Published messages without either, placed by the balance rule.
-        asked: Messages for which the router had to query the database, since its last query was too old.
+        unnamed: Published messages without a context or set, placed by the balance rule.
+        asked: Messages that made the router query the database, because its last refresh was too old.
         adopted: Messages overtaken by a move, and adopted into the partition their context moved to.
         move_wait_s: Seconds that messages waited for a move to end.
         known_names: Contexts or sets whose partition is cached.
-        unchecked: Messages that are published but not yet known to be valid.
+        unchecked: Published messages that are not yet known to be valid.
     """
 
     published: Annotated[int, Counter("relatum_router_published_total", "Messages published with a context or set")]
@@ -236,11 +238,11 @@ class SerialStatistics:
     """Counts of one member of a serial consumer, and its partitions and held messages.
 
     Attributes:
-        partitions: Partitions it reads now.
+        partitions: Partitions that the member reads now.
         delivered: Messages delivered to the application; those of a returned batch count again.
-        acknowledged: Messages whose position is stored.
-        held_messages: Messages held until earlier messages of their context in another partition are consumed.
-        held_bytes: The same in bytes.
+        acknowledged: Messages that the application acknowledged; their position is stored.
+        held_messages: Messages held back until earlier messages of their context in another partition are consumed.
+        held_bytes: The bytes of those messages.
         pause_s: Seconds that moved contexts waited in their new partition.
     """
 

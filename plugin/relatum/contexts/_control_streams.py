@@ -1,4 +1,4 @@
-"""Publishes control messages to streams, and finds them and strays (invalid messages after control messages)."""
+"""Publishes control messages to partitions; finds control messages and strays (invalid messages behind a fence)."""
 
 import contextlib
 from collections.abc import Callable, Generator
@@ -27,40 +27,39 @@ def scan(
     reader: StreamReader,
     stream: str,
     from_offset: int,
-    may_matter: Callable[[bytes], bool],
+    is_candidate: Callable[[bytes], bool],
     *,
     is_whole: bool = False,
 ) -> Generator[Message]:
-    """Iterate over the messages of a stream that may matter, from an offset to its present end. Close the iterator.
+    """Yield the messages that `is_candidate` accepts, from an offset to the stream's current end. Close the iterator.
 
-    With `is_whole`, the end comes from the leader, or `StreamUnavailable` is raised; else it may be the end of a
+    With `is_whole`, the leader gives the end, or `StreamUnavailable` is raised. Otherwise the end may be that of a
     lagging replica. Messages that retention dropped are skipped.
     """
     bounds = reader.bounds(stream)
-    # Compare with what was read: a replica may have less than its leader has confirmed.
+    # Track the last offset read: the replica may have fewer messages than its leader has confirmed.
     read_to = from_offset - 1
-    found = reader.batches(stream, from_offset, follow=False, idle_s=DIRECT_TIMEOUT_S)
-    with contextlib.closing(found) as batches:
+    with contextlib.closing(reader.batches(stream, from_offset, follow=False, idle_s=DIRECT_TIMEOUT_S)) as batches:
         for batch in batches:
             if batch is None:
-                raise ReadTimeout(f"the stream {stream!r} delivered nothing for {seconds_text(DIRECT_TIMEOUT_S)}")
+                raise ReadTimeout(f"stream {stream!r} delivered no messages for {seconds_text(DIRECT_TIMEOUT_S)}")
             read_to = batch.last_offset
             for offset, record in zip(batch.offsets, batch.records, strict=True):
-                if may_matter(record):
+                if is_candidate(record):
                     yield Message.from_record(stream, offset, record)
     if is_whole and not (bounds.is_sure and (bounds.last is None or bounds.last <= read_to)):
         raise StreamUnavailable(
-            f"cannot tell whether {stream!r} was read to its end: its leader does not answer, or returns nothing yet, "
-            "and a replica may lag",
+            f"{stream!r} was perhaps not read to its end: its leader does not answer, or the replica lags behind it; "
+            "try again",
             stream=stream,
         )
 
 
 class ControlStreams(Closing):
-    """Publishes fences, markers and adoptions, and finds them and strays in partitions. Thread-safe.
+    """Publishes fences, markers and adoptions to partitions, and finds fences, markers and strays. Thread-safe.
 
-    Connections are opened on demand, and again after a loss. Only finding strays needs `header`, which names contexts.
-    An address without an AMQP port is a `ConfigurationError`.
+    Connections are opened on demand, and reopened after a loss. `header` names contexts; only `search` needs it. An
+    address without an AMQP port raises `ConfigurationError`.
     """
 
     def __init__(self, address: BrokerAddress, header: str = "") -> None:
@@ -78,25 +77,24 @@ class ControlStreams(Closing):
         return self._reader.get()
 
     def end_of(self, stream: str) -> int:
-        """The offset after a stream's last message, 0 if it is empty. Later messages are not below it."""
+        """Return the offset after a stream's last message, 0 if it is empty. No later message has a lower offset."""
         return self.reader().bounds(stream).end
 
     def find(self, stream: str, control: Fence | Marker, from_offset: int) -> int | None:
-        """Find the first fence or marker of the same move and epoch before the stream's present end."""
+        """Return the offset of the first fence or marker with the move and epoch of `control`; None: there is none."""
         found = scan(self.reader(), stream, from_offset, lambda record: CONTROL_BYTES in record)
         with contextlib.closing(found) as messages:
-            return next((message.offset for message in messages if _is_it(message, control)), None)
+            return next((message.offset for message in messages if _is_same(message, control)), None)
 
     def search(self, sent: Sent, from_offset: int, anywhere: bool = False) -> int | None:
-        """Read from an offset to the stream's end for the offset of a stray; see `find_stray`."""
+        """Search from an offset to the stream's end, and return the stray's offset or None; see `find_stray`."""
         placed = str(sent.wanted).encode()
 
-        def may_matter(record: bytes) -> bool:
+        def is_candidate(record: bytes) -> bool:
             return CONTROL_BYTES in record or placed in record
 
-        found = scan(self.reader(), sent.stream, from_offset, may_matter, is_whole=True)
-        with contextlib.closing(found) as messages:
-            entries = ((each.offset, entry_of(each.headers, each.body, self._header)) for each in messages)
+        with contextlib.closing(scan(self.reader(), sent.stream, from_offset, is_candidate, is_whole=True)) as found:
+            entries = ((message.offset, entry_of(message.headers, message.body, self._header)) for message in found)
             return find_stray(entries, sent, anywhere=anywhere)
 
     def close(self) -> None:
@@ -104,6 +102,6 @@ class ControlStreams(Closing):
         self._reader.close()
 
 
-def _is_it(message: Message, wanted: Fence | Marker) -> bool:
+def _is_same(message: Message, control: Fence | Marker) -> bool:
     entry = entry_of(message.headers, message.body, "")
-    return type(entry) is type(wanted) and (entry.move_id, entry.epoch) == (wanted.move_id, wanted.epoch)
+    return type(entry) is type(control) and (entry.move_id, entry.epoch) == (control.move_id, control.epoch)

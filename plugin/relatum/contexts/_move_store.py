@@ -1,7 +1,7 @@
-"""Moves in PostgreSQL. Each call is one transaction, and may be repeated if its outcome is unknown.
+"""Moves in PostgreSQL. Each call is one transaction; if its outcome is unknown, the call can be repeated.
 
-Rows are locked in the order of `relatum.store.tables`: placements by name, then the super stream's row, then partitions
-by id. A move's row is locked after its placements.
+Statements lock rows in the order of `relatum.store.tables`: placements by name, then the super stream's row, then
+partitions by id. They lock a move's row after its placements.
 """
 
 import logging
@@ -17,14 +17,14 @@ from relatum.common.waiting import Outages
 from relatum.contexts._partition_log import Control, Fence, Marker
 from relatum.contexts._placement_store import PlacementStore
 from relatum.contexts._placements import Move, MoveState, MoveStep, PartitionState, PlacementState
-from relatum.contexts._super_stream_rows import KEEP_COMMITS, RAISE_GENERATION, Ask, asking
+from relatum.contexts._super_stream_rows import DURABLE_COMMIT, RAISE_GENERATION, Execute, execute_in
 from relatum.errors import Conflict, MoveConflict, NotFound, StreamNotFound, SuperStreamConflict
 from relatum.store.database import Database, sql
 from relatum.store.members import LEASE_S
 
 logger = logging.getLogger("relatum.contexts")
 
-_FACTS: Final = len(Move.__dataclass_fields__)
+_MOVE_COLUMNS: Final = len(Move.__dataclass_fields__)
 
 MOVE: Final = """m.move_id, source.stream AS source, target.stream AS target, m.source_id, m.target_id, m.state,
         m.aborting, m.attempt, m.contexts, m.fence_epoch, m.epoch, m.scan_from, m.target_scan_from, m.fence_offset,
@@ -34,7 +34,7 @@ MOVE: Final = """m.move_id, source.stream AS source, target.stream AS target, m.
 OF_MOVES: Final = """relatum.context_moves m
     JOIN relatum.super_stream_partitions source ON source.partition_id = m.source_id
     JOIN relatum.super_stream_partitions target ON target.partition_id = m.target_id"""
-"""The tables of these columns."""
+"""The tables of the columns in `MOVE`."""
 
 FENCE_AFTER: Final = sql(f"""
     SELECT found.*, pg_is_in_recovery() AS is_standby FROM (VALUES (1)) one LEFT JOIN (
@@ -43,7 +43,7 @@ FENCE_AFTER: Final = sql(f"""
             AND (source.stream = :stream::text AND m.fence_epoch > :above::bigint
                 OR target.stream = :stream::text AND m.epoch > :above::bigint)
         ORDER BY m.fence_epoch LIMIT 1) found ON true""")
-"""One row: the columns of `Move` (NULL without a move), and whether the server is a standby, which may lag."""
+"""One row: the columns of `Move` (NULL: no move), and whether the server is a standby, which may lag."""
 
 _CONTROLS: Final = """(
         SELECT move_id, fence_offset AS at, scan_from, fence_epoch AS epoch, NULL::integer AS comes_from, fence_offset
@@ -51,7 +51,7 @@ _CONTROLS: Final = """(
         UNION ALL
         SELECT move_id, marker_offset, target_scan_from, epoch, source_id, fence_offset
         FROM relatum.context_moves WHERE target_id = :partition_id::integer) m"""
-"""The fences and markers of a partition: `at` is NULL until the offset is known, which is not below `scan_from`."""
+"""The fences and markers of a partition. `at` is the offset, at or above `scan_from`; NULL until it is known."""
 
 FLOORS: Final = sql(f"""
     SELECT c.name, max(m.epoch) FROM {_CONTROLS} JOIN relatum.moved_contexts c ON c.move_id = m.move_id
@@ -64,11 +64,11 @@ LOST_CONTROLS: Final = sql(f"""
     WHERE m.at >= :from_offset::bigint AND m.at < :to_offset::bigint ORDER BY m.at""")
 
 SCANS: Final = sql(f"SELECT m.scan_from FROM {_CONTROLS} WHERE m.at IS NULL")
-"""The offsets at which to search for fences and markers that are not found yet."""
+"""The offsets from which to search for fences and markers that have not been found."""
 
-# A crash of PostgreSQL must not undo what a stream shows already: after a fence that the database lost, all messages of
-# its contexts would be strays.
-_KEEP_COMMITS: Final = sql(f"SELECT {KEEP_COMMITS}")
+# A crash of PostgreSQL must not undo a fence that is in a stream: behind a fence that the database lost, all messages
+# of its contexts would be strays.
+_FORCE_DURABLE: Final = sql(f"SELECT {DURABLE_COMMIT}")
 
 _MOVES: Final = "WHERE m.super_stream_id = :super_stream_id::integer"
 
@@ -109,7 +109,7 @@ STOP: Final = sql("""
     UPDATE relatum.placements SET state = 'moving', move_id = :move_id::bigint, generation = :generation::bigint
     WHERE super_stream_id = :super_stream_id::integer AND name = ANY (:names::text[])""")
 
-# Any holder may do this: two movers do no harm.
+# This needs no current lease: two movers of one move do no harm.
 ATTEND: Final = sql(f"""
     UPDATE relatum.context_moves SET holder = :holder::text, lease_expires_at = {_LEASE_END}
     WHERE move_id = :move_id::bigint AND ended_at IS NULL""")
@@ -122,8 +122,8 @@ TAKE_ABANDONED: Final = sql(f"""
         ORDER BY move_id LIMIT 1 FOR UPDATE SKIP LOCKED)
     RETURNING move_id""")
 
-# Epochs ascend: an aborted move's marker follows its fence in the same partition, with a higher epoch. The attempt is
-# raised, since a mover of release 0.4 may have published a fence of epoch 0 at another offset.
+# Epochs rise: an aborted move's marker follows its fence in the same partition, with a higher epoch. The attempt rises,
+# because a mover of release 0.4 may have published a fence of epoch 0 at another offset.
 _LET_FENCE: Final = sql("""
     WITH fence AS (SELECT nextval('relatum.placement_epochs') AS epoch),
     after AS (SELECT nextval('relatum.placement_epochs') AS epoch, fence.epoch AS fence FROM fence)
@@ -139,7 +139,7 @@ SET_FENCED: Final = sql("""
     SET state = 'fenced', fence_offset = :fence_offset::bigint, fenced_at = clock_timestamp()
     WHERE move_id = :move_id::bigint AND state = 'fencing' AND attempt = :attempt::integer""")
 
-# An aborted move's marker follows its fence, so the search for it begins at the fence's earliest offset.
+# An aborted move's marker follows its fence, so the search for the marker begins at the fence's earliest offset.
 SET_ABORTING: Final = sql("""
     UPDATE relatum.context_moves
     SET aborting = true, target_id = source_id, target_scan_from = scan_from, attempt = attempt + 1,
@@ -153,7 +153,7 @@ LOCK_MOVING: Final = sql("""
     WHERE p.super_stream_id = :super_stream_id::integer AND p.move_id = :move_id::bigint
     ORDER BY p.name FOR UPDATE OF p""")
 
-# The last holder stays visible.
+# The row keeps its last holder, which operators can see.
 _SET_ENDED: Final = sql("""
     UPDATE relatum.context_moves
     SET state = CASE WHEN aborting THEN 'aborted' ELSE 'switched' END, marker_offset = :marker_offset::bigint,
@@ -184,24 +184,24 @@ class MoveStore(PlacementStore):
         self.outages = Outages(logger, database=database.address.name)
 
     @contextmanager
-    def kept(self) -> Iterator[Ask]:
+    def durable_transaction(self) -> Iterator[Execute]:
         """Open a transaction whose commit waits for the disk; yield a function that runs its statements."""
         with self.database.transaction() as connection:
-            connection.execute(_KEEP_COMMITS)
-            yield asking(connection, super_stream_id=self.super_stream_id)
+            connection.execute(_FORCE_DURABLE)
+            yield execute_in(connection, super_stream_id=self.super_stream_id)
 
     def begin(
         self, source: str, target: str, contexts: Collection[str], scan_from: int, target_scan_from: int, holder: str
     ) -> MoveStep:
-        """Begin a move of the contexts that are open in the source.
+        """Begin a move of the contexts that are open in the source, and return it.
 
-        The holder performs the move, and is unique to it: a repeated call uses it to find the move of the first call.
+        `holder` performs only this move: if the call is repeated, the holder identifies the move of the first call.
         """
-        with self.kept() as ask:
-            rows = ask(LOCK_NAMED, names=sorted(contexts)).all()
+        with self.durable_transaction() as execute:
+            rows = execute(LOCK_NAMED, names=sorted(contexts)).all()
             for row in rows:
                 if row.state == PlacementState.MOVING:
-                    found = _step(ask, row.move_id)
+                    found = _step(execute, row.move_id)
                     if found.holder == holder:
                         return found
                     raise MoveConflict(
@@ -209,20 +209,20 @@ class MoveStore(PlacementStore):
                         move_id=found.move_id,
                         state=found.state.value,
                     )
-            source_id = _partition(ask, source).partition_id
+            source_id = _partition(execute, source).partition_id
             names = [row.name for row in rows if (row.state, row.partition_id) == ("open", source_id)]
             if not names:
-                raise NothingToMove(f"none of the contexts is in {source!r} any more; nothing was moved")
-            generation = ask(RAISE_GENERATION).scalar_one()
-            # After the generation's lock, which `retire` takes, too.
-            to = _partition(ask, target)
+                raise NothingToMove(f"none of the contexts is still in {source!r}; nothing was moved")
+            generation = execute(RAISE_GENERATION).scalar_one()
+            # Read the target's state while the super stream's row is locked: `retire` locks that row, too.
+            to = _partition(execute, target)
             if to.state == PartitionState.RETIRED:
                 raise SuperStreamConflict(
-                    f"partition {target!r} is retired: it takes no contexts",
+                    f"partition {target!r} is retired and takes no contexts: choose another target",
                     super_stream=self._name,
                     reason="the target is retired",
                 )
-            move_id = ask(
+            move_id = execute(
                 _ADD_MOVE,
                 source_id=source_id,
                 target_id=to.partition_id,
@@ -233,9 +233,9 @@ class MoveStore(PlacementStore):
                 lease_s=LEASE_S,
                 generation=generation,
             ).scalar_one()
-            ask(ADD_CONTEXTS, names=names, move_id=move_id)
-            ask(STOP, names=names, move_id=move_id, generation=generation)
-            return _step(ask, move_id)
+            execute(ADD_CONTEXTS, names=names, move_id=move_id)
+            execute(STOP, names=names, move_id=move_id, generation=generation)
+            return _step(execute, move_id)
 
     def look(self, move_id: int) -> MoveStep:
         return _step_of(_only(self._select(ONE, move_id=move_id), move_id))
@@ -244,42 +244,42 @@ class MoveStore(PlacementStore):
         self._select(ATTEND, move_id=move_id, holder=holder, lease_s=LEASE_S)
 
     def take_abandoned(self) -> int | None:
-        """Take the lease of a move that has not ended and has no live holder; None if there is none."""
-        taken = self._with_id(holder=new_holder(), lease_s=LEASE_S)
-        return next((row.move_id for row in self.database.rows(TAKE_ABANDONED, taken, once=True)), None)
+        """Take over a move whose lease has expired, and return its id; None if there is none."""
+        parameters = self._with_id(holder=new_holder(), lease_s=LEASE_S)
+        return next((row.move_id for row in self.database.rows(TAKE_ABANDONED, parameters, once=True)), None)
 
     def let_fence(self, move_id: int) -> MoveStep:
-        """Assign the fence's epoch, once no publisher relies on a query made before the move."""
+        """Assign the fence's epoch. Call this when no publisher relies on a refresh from before the move."""
         return self._after(_LET_FENCE, move_id)
 
     def set_fenced(self, move_id: int, attempt: int, fence_offset: int) -> MoveStep:
-        """Store the offset of a move's fence, if the attempt is current and the move is not fenced yet."""
+        """Store the offset of a move's fence, if the attempt is current and the move is in `fencing`."""
         return self._after(SET_FENCED, move_id, attempt=attempt, fence_offset=fence_offset)
 
     def set_aborting(self, move_id: int, reason: str | None) -> MoveStep:
-        """Turn a move back to its source, unless this was done or the move has ended."""
+        """Make the source the target, unless the move is already being aborted or has ended."""
         return self._after(SET_ABORTING, move_id, reason=reason)
 
     def _after(self, statement: sa.TextClause, move_id: int, **given: Any) -> MoveStep:
-        """Return a move as it is after a statement, whether that changed it or not."""
-        with self.kept() as ask:
-            ask(statement, move_id=move_id, **given)
-            return _step(ask, move_id)
+        """Run a statement, and return the move's state after it, even if the statement changed nothing."""
+        with self.durable_transaction() as execute:
+            execute(statement, move_id=move_id, **given)
+            return _step(execute, move_id)
 
     def switch(self, move_id: int, attempt: int, marker_offset: int) -> MoveStep:
-        """End a fenced move, if the attempt is current: its contexts continue in the target."""
-        with self.kept() as ask:
-            names = ask(LOCK_MOVING, move_id=move_id).scalars().all()
-            row = ask(_SET_ENDED, move_id=move_id, attempt=attempt, marker_offset=marker_offset).one_or_none()
+        """End a fenced move, if the attempt is current: its contexts are then open in the target."""
+        with self.durable_transaction() as execute:
+            names = execute(LOCK_MOVING, move_id=move_id).scalars().all()
+            row = execute(_SET_ENDED, move_id=move_id, attempt=attempt, marker_offset=marker_offset).one_or_none()
             if row is not None:
-                generation = ask(RAISE_GENERATION).scalar_one()
+                generation = execute(RAISE_GENERATION).scalar_one()
                 to = {"partition_id": row.target_id, "epoch": row.epoch, "generation": generation}
-                ask(GO_ON, move_id=move_id, names=names, **to)
+                execute(GO_ON, move_id=move_id, names=names, **to)
                 counts = [(row.source_id, -len(names)), (row.target_id, len(names))]
-                # In the order of the partitions' locks.
+                # Sorted: partitions are locked in the order of their ids.
                 for partition_id, more in sorted(counts) if row.source_id != row.target_id else ():
-                    ask(_COUNT_SETS, partition_id=partition_id, more=more)
-            return _step(ask, move_id)
+                    execute(_COUNT_SETS, partition_id=partition_id, more=more)
+            return _step(execute, move_id)
 
     def moves(self, *, latest: int | None = None) -> list[Move]:
         """Return the moves that have not ended, oldest first; or the `latest` of all moves, newest first."""
@@ -292,40 +292,40 @@ class MoveStore(PlacementStore):
     def fence_after(self, name: str, epoch: int, stream: str) -> Move | None:
         """Return the first move of `name` into or out of `stream` with a fence or marker above `epoch`.
 
-        After that fence or marker, messages with this epoch are strays. If that move was deleted, a later one is kept.
-        Retention has dropped its fence or marker as well, so every remaining message comes after it. None: messages
-        with this epoch cannot be strays there.
+        Behind that fence or marker, messages with `epoch` are strays. If that move was deleted, this returns a later
+        one, whose fence or marker retention has also dropped: every retained message is behind it. None: messages with
+        `epoch` cannot be strays in `stream`.
         """
-        wanted = self._with_id(name=name, stream=stream, above=epoch)
-        # Publishers rely on the result: a standby, which may lag, is refused.
-        [row] = self.database.rows(FENCE_AFTER, wanted, on_primary=True)
+        parameters = self._with_id(name=name, stream=stream, above=epoch)
+        # Publishers rely on the result, so a standby, which may lag, must not answer.
+        [row] = self.database.rows(FENCE_AFTER, parameters, on_primary=True)
         return None if row.move_id is None else _move(row)
 
 
-def _partition(ask: Ask, stream: str) -> Any:
-    row = ask(_PARTITION, stream=stream).one_or_none()
+def _partition(execute: Execute, stream: str) -> Any:
+    row = execute(_PARTITION, stream=stream).one_or_none()
     if row is None:
         raise StreamNotFound(f"the super stream has no partition {stream!r}", stream=stream)
     return row
 
 
-def _step(ask: Ask, move_id: int) -> MoveStep:
-    return _step_of(_only(ask(ONE, move_id=move_id).all(), move_id))
+def _step(execute: Execute, move_id: int) -> MoveStep:
+    return _step_of(_only(execute(ONE, move_id=move_id).all(), move_id))
 
 
 def _only(rows: Sequence[Any], move_id: int) -> Any:
     if not rows:
-        raise NotFound(f"there is no move {move_id} of this super stream")
+        raise NotFound(f"this super stream has no move {move_id}")
     return rows[0]
 
 
 def _step_of(row: Any) -> MoveStep:
-    step = MoveStep(*row[:_FACTS], names=frozenset(row.names))
+    step = MoveStep(*row[:_MOVE_COLUMNS], names=frozenset(row.names))
     return replace(step, state=MoveState(step.state))
 
 
 def _move(row: Sequence[Any]) -> Move:
-    move = Move(*row[:_FACTS])
+    move = Move(*row[:_MOVE_COLUMNS])
     return replace(move, state=MoveState(move.state))
 
 
@@ -335,7 +335,7 @@ def floors_before(database: Database, partition_id: int, offset: int) -> dict[st
 
 
 def lost_controls(database: Database, partition_id: int, from_offset: int, to_offset: int) -> list[tuple[int, Control]]:
-    """Return the fences and markers at these ascending offsets, which retention has dropped."""
+    """Return the fences and markers in a range of offsets that retention has dropped, ascending."""
     lost = {"partition_id": partition_id, "from_offset": from_offset, "to_offset": to_offset}
     return [
         (row.at, Fence(row.move_id, row.epoch, frozenset(row.names)))

@@ -1,10 +1,11 @@
-"""Verification of the order of serialization contexts, by reading the partitions. Nothing is written.
+"""Verifies the order of serialization contexts by reading the partitions. Writes nothing.
 
-A context's messages are ordered by epoch, then by offset: each epoch is in one partition. A message after its context's
-fence (a stray) is valid only where its publisher has adopted it. `PartitionLog` has these rules, for consumers too.
+A context's messages are ordered by epoch, then by offset: each epoch is in one partition. A message behind its
+context's fence (a stray) is valid only where its publisher has adopted it. `PartitionLog` has these rules, which
+consumers also use.
 
-The facts come from the streams. PostgreSQL adds what streams have lost: which partitions were retired, and which fences
-and markers retention has dropped.
+PostgreSQL only adds facts that the streams have lost: retired partitions, and fences and markers that retention has
+dropped.
 """
 
 from collections import defaultdict
@@ -36,7 +37,7 @@ from relatum.store.database import ONCE_STATEMENT_S, AnyDatabase, Database
 from relatum.superstreams.administration import no_super_stream
 
 FINDINGS_MAX: Final = 1_000
-"""How many findings of one kind are listed; the others are only counted."""
+"""How many findings of one kind a report lists. It only counts the others."""
 
 PROGRESS_MESSAGES: Final = 20_000
 """Messages between two calls of `progress`."""
@@ -46,32 +47,32 @@ class FindingKind(StrEnum):
     """The kind of a finding."""
 
     DISORDER = "disorder"
-    """A publisher's message follows a later message of that publisher, or is valid twice."""
+    """A router's message follows a later message of that router, or is valid twice."""
     SPLIT = "split"
     """Messages of one context and epoch are valid in two partitions."""
     EARLY = "early"
     """A message precedes the fence or marker that begins its epoch."""
     FALSE_ADOPTION = "false adoption"
-    """An adoption names no message of its context, or one that is valid where it is stored."""
+    """An adoption names no message of its context, or a message that is valid where it is stored."""
     STRAY = "stray"
-    """A message after its context's fence was not adopted: its publish has not returned."""
+    """A message behind its context's fence was not adopted: its publish has not returned."""
 
     @property
     def is_notice(self) -> bool:
-        """Whether the order is still intact: publishers that died leave strays."""
+        """Whether the order is intact despite the finding: publishers that died leave strays."""
         return self is FindingKind.STRAY
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding.
+    """One finding of `verify`.
 
     Attributes:
-        kind: Its kind.
-        stream: The partition.
+        kind: The finding's kind.
+        stream: The partition's stream.
         offset: The offset in the partition.
         context: The context, or None.
-        text: A description.
+        text: The description.
     """
 
     kind: FindingKind
@@ -88,11 +89,11 @@ class SerialReport:
     Attributes:
         super_stream: The super stream's name.
         header: The header that names contexts.
-        partitions: The offsets read of each partition: the first, and the one after the last.
-        messages: Valid messages of the application, adopted ones included.
+        partitions: The range read of each partition: its first offset, and the offset after its last.
+        messages: Valid messages of the application, including adopted ones.
         unplaced: Messages that no router published; they have no order.
         contexts: Contexts with valid messages.
-        strays: Messages after the fence of their context.
+        strays: Messages behind the fence of their context.
         adopted: Strays that were adopted.
         moves: Moves whose fence was read.
         findings: The findings, at most 1,000 of each kind.
@@ -117,16 +118,16 @@ class SerialReport:
         return not any(count for kind, count in self.counts.items() if not kind.is_notice)
 
     def add(self, finding: Finding) -> None:
-        """Count a finding, and list it if the list is not full."""
+        """Count a finding, and add it to the list if the list is not full."""
         count = self.counts[finding.kind] = self.counts.get(finding.kind, 0) + 1
         if count <= FINDINGS_MAX:
             self.findings.append(finding)
 
 
 Look: TypeAlias = Callable[[str, int], Entry | None]
-"""Returns the entry at an offset of a partition: `NO_ENTRY` if there is no message, None if that is not known.
+"""Returns the entry at an offset of a partition: `NO_ENTRY` if the offset has no message, None if it is unknown.
 
-Retention may have dropped the message, or it was published after reading began.
+It is unknown if retention has dropped the message or the stream was deleted.
 """
 
 NO_ENTRY: Final = Data(None, None)
@@ -138,15 +139,15 @@ class Counted(NamedTuple):
     context: str | None
     at: MessageId
     epoch: int
-    """0 if no router published it and no context was moved here."""
+    """For a message that no router published: the latest epoch of its context here, or 0."""
     placed: Placed | None
 
 
 class OrderCheck:
     """Finds the valid messages of a super stream, one partition after the other, and checks their order.
 
-    The messages of each context and publisher must be valid in the order of publishing. Keeps two positions for each
-    context, epoch and publisher, so memory does not grow with the messages.
+    The messages of each context and router must be valid in the order of publishing. The check stores two messages for
+    each context, epoch and router, so memory does not grow with the number of messages.
     """
 
     def __init__(self, look: Look, report: SerialReport) -> None:
@@ -159,10 +160,10 @@ class OrderCheck:
         self._adopted: dict[MessageId, Counted] = {}
         self._fences: set[int] = set()
         self._runs: defaultdict[str, dict[int, dict[str, tuple[Counted, Counted]]]] = defaultdict(dict)
-        """By context and epoch: the first and last message of each session."""
+        """For each context and epoch: the first and last message of each session."""
 
     def begin(self, stream: str, floors: Mapping[str, int]) -> None:
-        """Begin the next partition; `floors` are the floors at the first offset read."""
+        """Begin the next partition. `floors`: the floors at the first offset read."""
         self._stream = stream
         self._log = PartitionLog(floors)
         self._latest = {}
@@ -191,7 +192,7 @@ class OrderCheck:
         return counted
 
     def _order(self, counted: Counted) -> None:
-        """Check the next message of a context; offsets ascend within a partition."""
+        """Check the next message of a context. Offsets rise within a partition."""
         context, at, epoch, placed = counted
         if context is None:
             return
@@ -202,7 +203,7 @@ class OrderCheck:
         first, before = run.get(placed.session, (counted, None))
         stream = next((earliest.at.stream for earliest, _ in run.values()), at.stream)
         if stream != at.stream:
-            self._found(FindingKind.SPLIT, at, context, f"epoch {epoch} of the context is in {stream!r}, too")
+            self._add_finding(FindingKind.SPLIT, at, context, f"epoch {epoch} of the context is also in {stream!r}")
             return
         if before is not None:
             self._compare(before, counted)
@@ -210,29 +211,29 @@ class OrderCheck:
 
     def _control(self, at: MessageId, entry: Fence | Marker) -> None:
         for context in entry.contexts:
-            # Fences and markers may be repeated: only the first one raises the floor.
+            # Of repeated fences and markers, only the first one raises the floor.
             if self._log.floors.get(context, 0) < entry.epoch == self._latest.get(context, 0):
-                what = f"epoch {entry.epoch} was used before move {entry.move_id} began it"
-                self._found(FindingKind.EARLY, at, context, what)
+                what = f"a message has epoch {entry.epoch} before move {entry.move_id} begins the epoch"
+                self._add_finding(FindingKind.EARLY, at, context, what)
         self._log.judge(at.offset, entry)
         if isinstance(entry, Fence):
             self._fences.add(entry.move_id)
             self._report.moves = len(self._fences)
         for move_id in list(self._log.holds):
-            # Holding delays a message's delivery; it does not change its validity.
+            # A hold delays messages, but does not change whether they are valid.
             self._log.end(move_id)
 
     def _adoption(self, at: MessageId, entry: Adoption) -> Counted | None:
         message = MessageId(entry.stream, entry.offset)
-        seen = self._look(entry.stream, entry.offset)
-        if seen is None:
+        target = self._look(entry.stream, entry.offset)
+        if target is None:
             return None
-        if not isinstance(seen, Data) or seen.context != entry.context or seen.placed is None:
+        if not isinstance(target, Data) or target.context != entry.context or target.placed is None:
             what = f"{message} is not a message of the context"
-            self._found(FindingKind.FALSE_ADOPTION, at, entry.context, what)
+            self._add_finding(FindingKind.FALSE_ADOPTION, at, entry.context, what)
             return None
         self._report.adopted += message in self._strays and message not in self._adopted
-        counted = self._adopted[message] = Counted(entry.context, at, entry.epoch, seen.placed)
+        counted = self._adopted[message] = Counted(entry.context, at, entry.epoch, target.placed)
         return counted
 
     def finish(self, read: Mapping[str, tuple[int, int]]) -> None:
@@ -240,10 +241,10 @@ class OrderCheck:
             first, end = read.get(message.stream, (0, 0))
             if first <= message.offset < end and message not in self._strays:
                 what = f"{message} is valid where it is stored"
-                self._found(FindingKind.FALSE_ADOPTION, counted.at, counted.context, what)
+                self._add_finding(FindingKind.FALSE_ADOPTION, counted.at, counted.context, what)
         for at, entry in self._strays.items():
             if at not in self._adopted:
-                self._found(FindingKind.STRAY, at, entry.context, f"{entry.placed} follows its fence")
+                self._add_finding(FindingKind.STRAY, at, entry.context, f"{entry.placed} is behind its fence")
         for runs in self._runs.values():
             last: dict[str, Counted] = {}
             for _, run in sorted(runs.items()):
@@ -258,9 +259,9 @@ class OrderCheck:
         assert counted.placed is not None
         if before.placed.number >= counted.placed.number:
             text = f"{counted.placed} follows {before.placed} at {before.at}"
-            self._found(FindingKind.DISORDER, counted.at, counted.context, text)
+            self._add_finding(FindingKind.DISORDER, counted.at, counted.context, text)
 
-    def _found(self, kind: FindingKind, at: MessageId, context: str | None, text: str) -> None:
+    def _add_finding(self, kind: FindingKind, at: MessageId, context: str | None, text: str) -> None:
         self._report.add(Finding(kind, *at, context, text))
 
 
@@ -272,7 +273,7 @@ def verify(
     header: str | None = None,
     progress: Callable[[SerialReport], None] | None = None,
 ) -> SerialReport:
-    """Read all partitions up to their present ends, and check the order of their contexts.
+    """Read all partitions up to their current ends, and return a report on the order of their contexts.
 
     The messages of each context and router must be valid exactly once, in the order of publishing. Publishers,
     consumers and moves may run at the same time. Memory grows with contexts and routers, not with messages.
@@ -280,10 +281,10 @@ def verify(
     Args:
         super_stream: The super stream's name.
         broker: The broker's URL, or a `Broker`.
-        database: PostgreSQL's URL, or a `Database`. None uses the streams alone: only bound partitions are read, and
-            strays whose fences retention has dropped look valid.
-        header: The header that names contexts; None: the stored one, or "serialization_context".
-        progress: Called with the report so far, about every 20,000 messages.
+        database: PostgreSQL's URL, or a `Database`. None (default) uses the streams alone: only bound partitions are
+            read, and strays seem valid if retention has dropped their fence.
+        header: The header that names contexts. None (default): the stored header, or "serialization_context".
+        progress: Called with the report so far, about every 20,000 messages and at the end. None (default): no calls.
 
     Raises:
         SuperStreamNotFound: the super stream does not exist.
@@ -305,13 +306,13 @@ def verify(
             return entry_of(message.headers, message.body, header)
 
         report = SerialReport(super_stream, header, dict(ranges))
-        check, seen = OrderCheck(look, report), 0
+        check, messages_read = OrderCheck(look, report), 0
         for stream, (first, end) in ranges.items():
             check.begin(stream, floors.get(stream, {}))
             for message in reader.iterate(stream, first, stop=end) if end > first else ():
                 check.add(message.offset, entry_of(message.headers, message.body, header))
-                seen += 1
-                if progress is not None and seen % PROGRESS_MESSAGES == 0:
+                messages_read += 1
+                if progress is not None and messages_read % PROGRESS_MESSAGES == 0:
                     progress(report)
         if progress is not None:
             progress(report)
@@ -326,16 +327,16 @@ def _begin(
     super_stream: str,
     header: str | None,
 ) -> tuple[str, dict[str, tuple[int, int]], dict[str, dict[str, int]]]:
-    """Return the header, the offsets to read of each partition, and the floors of contexts at their beginning."""
+    """Return the header, and by partition the range of offsets to read and the floors of contexts at its start."""
     if database is not None:
-        # A super stream without placements has no rows.
+        # A super stream without placements has no rows in the database.
         with suppress(SuperStreamNotFound), closing(Database(database, statement_s=ONCE_STATEMENT_S)) as shared:
             known = PlacementStore(shared, address.vhost, super_stream)
             ids = {row.stream: row.partition_id for row in known.open()}
             ranges = _ranges(reader, ids)
             floors = {stream: floors_before(shared, ids[stream], first) for stream, (first, _) in ranges.items()}
             return header or known.header, ranges, floors
-    # The empty name is the default exchange, which every stream is bound to.
+    # The empty name is the default exchange, to which every stream is bound.
     streams = reader.bound(super_stream) if super_stream else ()
     if not streams:
         raise no_super_stream(super_stream)
@@ -343,7 +344,7 @@ def _begin(
 
 
 def _ranges(reader: StreamReader, streams: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Return the present offsets of each stream; deleted streams, which were retired, are left out."""
+    """Return the current range of offsets of each stream, without streams that were retired and deleted."""
     ranges = {}
     for stream in streams:
         with suppress(StreamNotFound):

@@ -1,8 +1,8 @@
-"""A partition as a serial consumer reads it: messages are judged and gathered into steps. No input or output.
+"""A partition that a serial consumer reads: judges messages and gathers them into steps. No I/O.
 
-One commit covers a step: messages for the application, and the position and the holds after them. The next step is
-gathered while one is being committed. Memory is ahead of the database: a member that loses the partition, or is in
-doubt, drops it and starts again from the stored state.
+One commit covers a step: messages for the application, and the position and the holds after them. While a step is being
+committed, the next one is gathered. Memory is ahead of the database: a member that loses the partition, or does not
+know the outcome of a commit, drops this state and starts again from the stored state.
 """
 
 from bisect import bisect_left
@@ -28,28 +28,28 @@ from relatum.contexts._partition_log import (
 from relatum.reading import Message, Position, RecordBatch
 
 LAZY_S: Final = 0.5
-"""Seconds until a position that passed only held messages and strays is stored: only `status` shows it."""
+"""Seconds until a position is stored that passed only held messages and strays. Only `status` shows the delay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Consecutive records of a partition.
 
-    Most are used by the application alone: `Message` objects are made on demand, in the thread that uses them.
+    `Message` objects are created on demand, in the thread that uses them: the loop needs few of them.
     """
 
     batch: RecordBatch
     bytes: int
     may_control: bool
     adopted: Mapping[int, Message | None] = field(default_factory=dict)
-    """Adopted messages, by the offsets of their adoptions; None if the message is gone."""
+    """Adopted messages, by the offsets of their adoptions; None: the message no longer exists."""
     foreign: Collection[int] = ()
-    """The offsets of control messages that name no partition of this super stream: copies from elsewhere."""
+    """The offsets of control messages that name no partition of this super stream: copies from another one."""
 
     @classmethod
     def plain(cls, batch: RecordBatch) -> "Piece | None":
-        """Make a piece of a batch without control messages; None if it may have some."""
-        # One search in the joined records is faster than one in each.
+        """Return a batch without control messages as a piece; None: the batch may have some."""
+        # One search in the joined records is faster than one in each record.
         joined = b"".join(batch.records)
         return None if CONTROL_BYTES in joined else cls(batch, len(joined), may_control=False)
 
@@ -89,21 +89,21 @@ class Piece:
 
 @dataclass(slots=True)
 class Step:
-    """What one commit covers: messages, and the position and open holds after them."""
+    """The content of one commit: messages, and the position and open holds after them."""
 
     position: int
     count: int = 0
     bytes: int = 0
     last: Message | None = None
-    """The last message read, control messages included."""
+    """The last message read, which may be a control message."""
     begun: list[Hold] = field(default_factory=list)
     holds: tuple[tuple[int, int, int], ...] = ()
-    """The move of each open hold, its cursor (messages before it are delivered), and how many messages wait."""
+    """For each open hold: its move, its cursor (messages before it are delivered), and its number of messages."""
     ended: list[int] = field(default_factory=list)
     is_closed: bool = False
-    """Whether to commit it without waiting for more, since another partition waits for it."""
+    """Whether to commit the step without waiting for more messages, because another partition waits for it."""
     since: float | None = None
-    """When its first record was judged."""
+    """When the step's first record was judged."""
     _runs: list[RecordBatch | list[Message]] = field(default_factory=list)
 
     def add(self, messages: RecordBatch | list[Message], bytes_: int) -> None:
@@ -130,11 +130,11 @@ class Opened:
     floors: Mapping[str, int]
     """The contexts' floors at `read_from`."""
     read_from: int
-    """Where to resume reading: held messages are below the position."""
+    """The offset to resume reading at: held messages are below the position."""
 
 
 class Following:
-    """One partition of this member. Not thread-safe, except `in_doubt`, which the committing thread uses."""
+    """One open partition of this member. Not thread-safe, except `in_doubt`, which the committing thread uses."""
 
     def __init__(
         self, partition_id: int, stream: str, opened: Opened, *, header: str, options: SerialOptions, now: float
@@ -154,7 +154,7 @@ class Following:
         self._entry = EntryReader(header)
         self._options = options
         self._step = Step(opened.position)
-        self._again: Step | None = None
+        self._returned: Step | None = None
         self._pieces: deque[Piece] = deque()
         self._at = 0
         self._waiting_messages = self._waiting_bytes = 0
@@ -179,7 +179,7 @@ class Following:
         self.gather(now)
 
     def lost_to(self, offset: int, now: float) -> None:
-        """Skip to an offset: retention has dropped the unread messages before it."""
+        """Skip to an offset: retention has dropped the messages before it."""
         self.log.lost_to(offset)
         if offset > self._step.position:
             self._step.position = offset
@@ -187,7 +187,7 @@ class Following:
             self._step.since = now
 
     def gather(self, now: float) -> None:
-        """Judge messages until the step is full or all are judged."""
+        """Judge messages until the step is full or no message is left."""
         step = self._step
         self._gather_released(step, now)
         while self._pieces and not self._is_full(step) and not self.is_blocked:
@@ -216,25 +216,25 @@ class Following:
         options = self._options
         return step.is_closed or step.count >= options.batch_messages or step.bytes >= options.batch_bytes
 
-    def _room(self, step: Step, each: int) -> int:
+    def _room(self, step: Step, message_bytes: int) -> int:
         """How many more messages of this size fit into the step, at least one."""
         options = self._options
         room = options.batch_messages - step.count
-        return max(1, min(room, (options.batch_bytes - step.bytes) // each)) if each else room
+        return max(1, min(room, (options.batch_bytes - step.bytes) // message_bytes)) if message_bytes else room
 
     def _gather_plain(self, step: Step, piece: Piece) -> None:
-        """Add messages without control messages and moved contexts: they need no judging."""
-        each, offsets = piece.bytes // len(piece), piece.batch.offsets
-        end = min(len(piece), self._at + self._room(step, each))
+        """Add messages that need no judging: no control message, and no moved context."""
+        message_bytes, offsets = piece.bytes // len(piece), piece.batch.offsets
+        end = min(len(piece), self._at + self._room(step, message_bytes))
         start = bisect_left(offsets, self._opened_at, self._at, end)
         self._at = end
         step.last = piece.message(end - 1)
         if start < end:
-            step.add(piece.cut(start, end), each * (end - start))
+            step.add(piece.cut(start, end), message_bytes * (end - start))
         step.position = max(step.position, step.last.offset + 1)
 
     def _gather_judged(self, step: Step, piece: Piece, now: float) -> None:
-        each = piece.bytes // len(piece)
+        message_bytes = piece.bytes // len(piece)
         while self._at < len(piece) and not self._is_full(step) and not self.is_blocked:
             message = piece.message(self._at)
             self._at += 1
@@ -250,13 +250,13 @@ class Following:
                 continue
             wanted = piece.adopted.get(message.offset) if isinstance(entry, Adoption) else message
             if verdict is Verdict.DELIVER and wanted is not None:
-                step.add([wanted], each)
+                step.add([wanted], message_bytes)
             elif verdict is Verdict.HOLD and wanted is not None:
                 self._held[message.offset] = wanted
-                self._held_bytes += each
+                self._held_bytes += message_bytes
 
     def _note_control(self, step: Step, offset: int, entry: Entry, now: float) -> None:
-        """End the step with a fence or marker: holds here or in other partitions wait for its commit."""
+        """Close the step after a fence or marker: holds in this or other partitions wait for its commit."""
         if offset < self._opened_at:
             return
         step.is_closed = True
@@ -266,12 +266,12 @@ class Following:
             self._begun_at[hold.move_id] = now
 
     def replay(self, offset: int, entry: Entry, now: float) -> None:
-        """Judge a fence or marker from the database, since retention has dropped it."""
+        """Judge a fence or marker that retention has dropped; it comes from the database."""
         self.log.judge(offset, entry)
         self._note_control(self._step, offset, entry, now)
 
     def waiting_holds(self) -> list[int]:
-        """The moves with stored holds that wait for their source; no moves before held messages were read again."""
+        """Return the moves of stored holds that wait for their source; none before held messages were read again."""
         if not self.log.is_caught_up:
             return []
         return [move_id for move_id in self.log.holds if move_id in self.stored_holds and move_id not in self._released]
@@ -290,14 +290,14 @@ class Following:
                 return
             hold = self.log.holds[move_id]
             step.since = now if step.since is None else step.since
-            # Holds in other partitions may wait for the end of this one, and its own messages are due.
+            # Holds in other partitions may wait for the end of this hold, whose own messages are due.
             step.is_closed = True
-            each = self._held_bytes // max(1, len(self._held))
-            offsets = list(islice(hold.held, self._room(step, each)))
+            message_bytes = self._held_bytes // max(1, len(self._held))
+            offsets = list(islice(hold.held, self._room(step, message_bytes)))
             if offsets:
                 messages = [self._held.pop(offset) for offset in offsets if offset in self._held]
-                step.add(messages, each * len(messages))
-                self._held_bytes = self._held_bytes - each * len(messages) if self._held else 0
+                step.add(messages, message_bytes * len(messages))
+                self._held_bytes = self._held_bytes - message_bytes * len(messages) if self._held else 0
                 self.log.delivered(move_id, offsets[-1])
             if hold.held:
                 return
@@ -306,10 +306,10 @@ class Following:
             step.ended.append(move_id)
 
     def due_at(self) -> float | None:
-        """When the next batch can be handed out; None until more is read or the last batch is returned."""
+        """Return when the next batch can be handed out; None: more must be read, or the last batch is still out."""
         if self.outstanding is not None or self.is_over or self.is_leaving:
             return None
-        if self._again is not None:
+        if self._returned is not None:
             return 0.0
         step = self._step
         if step.since is None or not step.count:
@@ -318,9 +318,9 @@ class Following:
         return 0.0 if is_ready else step.since + self._options.batch_s
 
     def silent_due_at(self) -> float | None:
-        """When to store a step without messages, or None."""
+        """Return when to store a step without messages, or None."""
         step = self._step
-        if self.outstanding is not None or self.is_over or self._again is not None:
+        if self.outstanding is not None or self.is_over or self._returned is not None:
             return None
         has_moved = step.position > self.position or bool(step.begun or step.ended)
         if step.count or step.since is None or not has_moved:
@@ -328,8 +328,8 @@ class Following:
         return 0.0 if step.is_closed else step.since + LAZY_S
 
     def take(self, now: float) -> Step:
-        if self._again is not None:
-            self.outstanding, self._again = self._again, None
+        if self._returned is not None:
+            self.outstanding, self._returned = self._returned, None
             return self.outstanding
         step = self._step
         step.holds = tuple((hold.move_id, hold.cursor, len(hold.held)) for hold in self.log.holds.values())
@@ -338,20 +338,20 @@ class Following:
         return step
 
     def give_back(self, step: Step) -> None:
-        """Hand a step out again if it is the step that was handed out last."""
+        """Hand out a step again, if it is the step that was handed out last."""
         if self.outstanding is step and not self.is_over:
-            self._again, self.outstanding = step, None
+            self._returned, self.outstanding = step, None
 
     def committed(self, step: Step, now: float) -> list[float]:
-        """Continue after a step was stored; return how long each hold that it ended was open, in seconds."""
-        if step is not self.outstanding and step is not self._again:
-            return []  # the partition was reopened in the meantime
+        """Continue after a step was stored. Returns the age of each hold that the step ended, in seconds."""
+        if step is not self.outstanding and step is not self._returned:
+            return []  # The step is from before a reopening.
         self.version += 1
         self.in_doubt = None
         self.outstanding = None
-        if self._again is step:
-            # It was given back while the commit was under way, as by a cancelled task.
-            self._again = None
+        if self._returned is step:
+            # A cancelled task, for example, gave the step back while it was being committed.
+            self._returned = None
         self.position = step.position
         self.stored_holds.update(hold.move_id for hold in step.begun)
         self.stored_holds.difference_update(step.ended)

@@ -1,24 +1,24 @@
-"""The meaning of a partition's messages for the order of serialization contexts. Only their order decides; no I/O.
+"""Decides which messages of a partition are valid, held or strays, from their order alone. No I/O.
 
-Most messages are the application's. A router publishes them under a placement, named in the header `relatum_placed`.
+Most messages are the application's. A router publishes each under a placement, which the header `relatum_placed` names.
 Moves of contexts add three kinds of control messages:
 
-- a `Fence` in the source: after it, messages with an earlier epoch are invalid (strays);
+- a `Fence` in the source: behind it, messages with an earlier epoch are invalid (strays);
 - a `Marker` in the target: messages of its epoch are held until the source is consumed up to the fence;
-- an `Adoption` in the context's present partition: it replaces a stray.
+- an `Adoption` in the context's current partition: it replaces a stray.
 
-Their fields are JSON in the body, so that no key of an application finds them in headers.
+Their fields are JSON in the body, so that an application's keys do not match them in headers.
 
-By two rules, all consumers of a partition come to the same verdicts:
+Two rules give all consumers of a partition the same verdicts:
 
 - Each context has a **floor**: the highest epoch of its fences and markers in this partition so far. Messages with an
-  earlier epoch are strays: a router that did not know of the move published them after the fence. They are skipped
-  here, and valid where their publisher adopts them. So a publisher that was suspended cannot break the order.
-- Messages after a marker are **held** until the source is consumed up to the fence and itself holds no message of
-  these contexts. Other contexts are not affected.
+  earlier epoch are strays: a router without knowledge of the move published them behind the fence. Consumers skip them
+  here; they are valid where their publisher adopts them. So a suspended publisher cannot break the order.
+- Messages behind a marker are **held** until the source is consumed up to the fence and the source itself holds no
+  message of these contexts. Other contexts are not affected.
 
-Repeated or late fences and markers have an epoch that is not above the floor, and change nothing. So a mover may write
-them again without asking whether another mover has.
+Repeated or late fences and markers have an epoch that is not above the floor, and change nothing. So a mover may
+publish them without checking whether another mover has done so.
 """
 
 import json
@@ -35,7 +35,7 @@ from relatum.reading import Message, header_value
 from relatum.wire import amqp10
 
 CONTROL_BYTES: Final = CONTROL_HEADER.encode()
-"""Bytes that every control message contains, and few others."""
+"""Bytes that every control message contains, and few other messages do."""
 
 CONTENT_TYPE: Final = "application/json"
 """The property `content_type` of control messages."""
@@ -52,9 +52,9 @@ class Placed(NamedTuple):
     epoch: int
     """The placement's epoch. Later placements of a context have higher epochs."""
     session: str
-    """The router's id, 16 hexadecimal digits; each opened router has a new one."""
+    """The router's id, 16 hexadecimal digits; each opened router gets a new one."""
     number: int
-    """Ascends in the router's order of publishing."""
+    """Rises with each message that the router publishes."""
 
     @classmethod
     def parse(cls, text: object) -> Self | None:
@@ -72,7 +72,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The end of contexts in a partition: after it, messages with an earlier epoch are strays."""
+    """The end of contexts in a partition: behind it, messages with an earlier epoch are strays."""
 
     move_id: int
     epoch: int
@@ -81,10 +81,10 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The beginning of contexts in a partition, with an epoch.
+    """The start of contexts in a partition, under a new epoch.
 
-    The contexts come from `source`, where the move's fence is at `fence_offset`. If the move was aborted, `source` is
-    this partition.
+    The contexts come from `source`, which has the move's fence at `fence_offset`. If the move was aborted, `source` is
+    the marker's own partition.
     """
 
     move_id: int
@@ -106,7 +106,7 @@ class Adoption:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """An application's message with its context, if any; `placed` is None if no router published it."""
+    """An application's message. `context`: None if it has none. `placed`: None if no router published it."""
 
     context: str | None
     placed: Placed | None
@@ -120,26 +120,26 @@ _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 
 
 def encode(control: Control) -> tuple[dict[str, Any], bytes]:
-    facts = {name: getattr(control, name) for name in control.__slots__}
+    fields = {name: getattr(control, name) for name in control.__slots__}
     if not isinstance(control, Adoption):
-        facts["contexts"] = sorted(control.contexts)
-    return {CONTROL_HEADER: _NAMES[type(control)]}, json.dumps(facts, ensure_ascii=False).encode()
+        fields["contexts"] = sorted(control.contexts)
+    return {CONTROL_HEADER: _NAMES[type(control)]}, json.dumps(fields, ensure_ascii=False).encode()
 
 
 def decode(kind: object, body: bytes) -> Control | None:
-    """Parse a control message; None if it is an application's message."""
+    """Return a control message; None: it is an application's message."""
     cls = _KINDS.get(kind) if isinstance(kind, str) else None
     if cls is None:
         return None
     try:
-        facts = json.loads(body)
-        if "contexts" in facts:
-            facts["contexts"] = frozenset(facts["contexts"])
-        control: Control = cls(**facts)
+        fields = json.loads(body)
+        if "contexts" in fields:
+            fields["contexts"] = frozenset(fields["contexts"])
+        control: Control = cls(**fields)
     except (ValueError, TypeError, RecursionError):
         return None
-    # Any publisher may send anything: refuse values that the database cannot store.
-    return control if all(_is_fact(name, getattr(control, name)) for name in control.__slots__) else None
+    # Any publisher may send such a message: treat values that the database cannot store as an application's.
+    return control if all(_is_storable(name, getattr(control, name)) for name in control.__slots__) else None
 
 
 def entry_of(headers: Mapping[str, Any], body: bytes, context_header: str) -> Entry:
@@ -152,12 +152,12 @@ def entry_of(headers: Mapping[str, Any], body: bytes, context_header: str) -> En
 
 
 class EntryReader:
-    """Returns the entries of messages, and decodes only what they need."""
+    """Returns the entry of a message, and decodes only the headers that the entry needs."""
 
     def __init__(self, header: str) -> None:
         self._header = header
-        self._wanted = {header.encode(): 0, PLACED_HEADER.encode(): 1}
-        # Since RabbitMQ 3.13, `x-` headers are in another section.
+        self._header_slots = {header.encode(): 0, PLACED_HEADER.encode(): 1}
+        # Since RabbitMQ 3.13, headers named `x-…` are in another section.
         self._is_plain = not header.startswith("x-")
 
     def __call__(self, message: Message) -> Entry:
@@ -168,14 +168,14 @@ class EntryReader:
         try:
             for code, start, _ in amqp10.find_sections(raw):
                 if code == amqp10.APPLICATION_PROPERTIES:
-                    amqp10.pick(raw, start, self._wanted, found)
+                    amqp10.pick(raw, start, self._header_slots, found)
         except UndecodableMessage:
             found = [None, None]
         context = header_value(found[0])
         return Data(context if isinstance(context, str) else None, Placed.parse(header_value(found[1])))
 
 
-def _is_fact(name: str, value: object) -> bool:
+def _is_storable(name: str, value: object) -> bool:
     if name == "contexts":
         return isinstance(value, frozenset) and all(map(_is_text, value))
     if name in _TEXTS:
@@ -191,24 +191,24 @@ def _is_text(value: object) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    # The number of digits is limited: Python refuses to parse very long numbers.
+    # Limit the digits: Python refuses to parse very long numbers.
     return text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX
 
 
 class Verdict(Enum):
     DELIVER = "deliver"
-    """Deliver it to the application; for an adoption, the message it names."""
+    """Deliver the message to the application; for an adoption, the message that it names."""
     HOLD = "hold"
-    """Keep it: it was added to a hold, and is delivered when the hold is released."""
+    """Keep the message: it was added to a hold, and is delivered when the hold is released."""
     STRAY = "stray"
-    """Skip it: it follows the fence of its context."""
+    """Skip the message: it is behind the fence of its context."""
     CONTROL = "control"
-    """Skip it: it is not an application's message."""
+    """Skip the message: it is not an application's."""
 
 
 @dataclass(slots=True)
 class Hold:
-    """Contexts that wait in a partition until earlier messages in another one, their source, are consumed."""
+    """Contexts that wait in a partition until their earlier messages in the source are consumed."""
 
     move_id: int
     epoch: int
@@ -226,8 +226,8 @@ class Hold:
 class PartitionLog:
     """The verdicts on one partition's messages, in the order of their offsets.
 
-    It begins with the floors at the offset where reading begins. Entries below the position were handled before; the
-    log delivers them only if they are still in open holds (by their cursors).
+    `floors`: the floors at the offset where reading begins. `open_holds`: the cursors of open holds, by move. Entries
+    below the position were handled before: the log delivers them only if open holds still have them.
     """
 
     def __init__(
@@ -247,16 +247,16 @@ class PartitionLog:
 
     @property
     def is_plain(self) -> bool:
-        """Whether only control messages need judging, since no context ever moved here."""
+        """Whether only control messages need judging, because no context has ever moved from or to the partition."""
         return not self.floors and self.is_caught_up
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether everything below the position was judged again. Before that, holds are incomplete."""
+        """Whether all entries below the position were judged again. Before that, holds are incomplete."""
         return self._next >= self._position
 
     def judge(self, offset: int, entry: Entry) -> Verdict | None:
-        """Judge the entry at an offset; None if it was handled before. Offsets ascend from call to call."""
+        """Return the verdict on the entry at an offset; None: it was handled before. Offsets rise from call to call."""
         self._next = offset + 1
         if isinstance(entry, Fence):
             self._raise_floors(entry.contexts, entry.epoch)
@@ -278,21 +278,21 @@ class PartitionLog:
         self._next = max(self._next, offset)
 
     def delivered(self, move_id: int, offset: int) -> None:
-        """Note that a held entry, and all entries held before it, were delivered."""
+        """Drop a delivered entry, and all entries held before it, from a hold."""
         hold = self.holds[move_id]
         hold.cursor = offset + 1
         for at in list(takewhile(lambda at: at <= offset, hold.held)):
             del hold.held[at]
 
     def end(self, move_id: int) -> None:
-        """End a hold whose entries were all read again and delivered."""
+        """End a hold. All its entries must have been read again and delivered."""
         hold = self.holds[move_id]
         if not self.is_caught_up:
             raise ValueError(
-                f"entries below {self._position} may be of move {move_id}, and are read up to {self._next}"
+                f"entries below {self._position} may belong to move {move_id}, but reading is at {self._next}"
             )
         if hold.held:
-            raise ValueError(f"the hold of move {move_id} has {len(hold.held)} entries that are not delivered")
+            raise ValueError(f"the hold of move {move_id} has {len(hold.held)} undelivered entries")
         del self.holds[move_id]
         for context in hold.contexts:
             if self._held_in.get(context) is hold:
@@ -302,7 +302,7 @@ class PartitionLog:
         if isinstance(entry, Adoption):
             return entry.epoch < self.floors.get(entry.context, 0)
         if entry.context is None or entry.placed is None:
-            # Messages without a router have no promised order, and are not skipped.
+            # The order of messages that no router published is not guaranteed: none is a stray.
             return False
         return entry.placed.epoch < self.floors.get(entry.context, 0)
 
@@ -316,10 +316,10 @@ class PartitionLog:
     def _begin(self, offset: int, marker: Marker) -> None:
         raised = self._raise_floors(marker.contexts, marker.epoch)
         if marker.move_id in self.holds:
-            # A move has one hold in a partition: a second marker is a repetition, or not ours.
+            # A move has one hold in a partition: a second marker is a repetition, or not Relatum's.
             return
         for context in raised:
-            # A hold that has ended took its contexts out of earlier ones, which may still be open.
+            # This marker's hold, even if it has ended, took the context from earlier holds, which may still be open.
             self._held_in.pop(context, None)
         cursor = offset + 1
         if offset < self._position:
@@ -335,34 +335,34 @@ class PartitionLog:
 
 
 class MovedBefore(NamedTuple):
-    """A move, for a consumer that begins in the middle of the log."""
+    """The properties of a move that `consistent_starts` needs."""
 
     source: Any
     target: Any
     fence_offset: int | None
     begins: int
-    """The offset of its marker in the target, or an earlier offset."""
+    """The offset of the move's marker in the target, or an earlier offset."""
 
 
 def consistent_starts(starts: Mapping[Any, int], moves: Iterable[MovedBefore]) -> dict[Any, int]:
-    """Return the offsets to begin at, so that each context's messages arrive in order.
+    """Return start offsets at which each context's messages arrive in order.
 
-    The ends of several partitions are read one after the other. So one partition may begin after a marker while another
-    begins before its fence: it then begins at the marker, and holds the messages after it. A consumer that begins so
-    gets some earlier messages, and misses none.
+    A consumer reads the ends of partitions one after the other. So one partition may start behind a marker while the
+    source starts before the fence. This function moves such a start back to the marker, so that the messages behind it
+    are held. The consumer then gets some earlier messages, and misses none.
 
-    The starts must be read before the moves; all moves of the super stream are needed. A move without a known fence has
-    no marker yet, and does not matter.
+    Read the starts before the moves, and pass all moves of the super stream. A move without a known fence has no marker
+    yet, and changes nothing.
     """
     consistent = dict(starts)
     known = [move for move in moves if move.fence_offset is not None]
-    goes_on = True
-    while goes_on:
-        goes_on = False
+    has_changed = True
+    while has_changed:
+        has_changed = False
         for move in known:
             source, target = consistent.get(move.source), consistent.get(move.target)
             if source is None or target is None or move.fence_offset is None:
                 continue
             if source <= move.fence_offset and move.begins < target:
-                consistent[move.target], goes_on = move.begins, True
+                consistent[move.target], has_changed = move.begins, True
     return consistent

@@ -18,13 +18,13 @@ class Sent:
     name: str
     stream: str
     wanted: Placed | Adoption
-    """The header that identifies it."""
+    """The header that identifies the message."""
     is_doubtful: bool = False
-    """Whether it may not have arrived, as an adoption without a confirm."""
+    """Whether the message may not have arrived, such as an adoption without a confirm."""
 
 
 class PlacementCache:
-    """The most recently used placements, all in force at one generation. Thread-safe."""
+    """The most recently used placements, all in force at the cache's generation. Thread-safe."""
 
     def __init__(self, names_max: int) -> None:
         self._names_max = names_max
@@ -47,9 +47,9 @@ class PlacementCache:
             return placement
 
     def add(self, placement: Placement, as_of: int) -> None:
-        """Add a placement that was read at this generation of the cache.
+        """Add a placement that was read while the cache had the generation `as_of`.
 
-        If the cache has advanced since, it is not added: the change that ended this placement may have been missed.
+        If the cache has advanced since, nothing is added: a change that it skipped may have ended the placement.
         """
         with self._lock:
             if placement.state is PlacementState.RELEASED or self._generation != as_of:
@@ -60,9 +60,9 @@ class PlacementCache:
                 self._placements.popitem(last=False)
 
     def advance(self, generation: int, changed: Iterable[Placement] | None) -> None:
-        """Advance to a generation, with the changes since the cache's own or an earlier one.
+        """Advance to a generation. `changed`: the changes since the cache's generation or an earlier one.
 
-        If the changes are None, the cache is emptied.
+        None empties the cache.
         """
         with self._lock:
             if self._generation is not None and generation <= self._generation:
@@ -83,22 +83,22 @@ class PlacementCache:
                 self._placements.pop(name, None)
 
     def still(self, sent: Sent) -> bool:
-        """Whether the placement of a message is known to be in force."""
+        """Return whether the placement that a message was published under is known to be in force."""
         placement = self.get(sent.name)
         return placement is not None and placement.state is PlacementState.OPEN and placement.epoch == sent.wanted.epoch
 
 
 class Unchecked:
-    """Published messages that are not known to be valid yet, in order for each name; at most this many. Thread-safe.
+    """Published messages that are not yet known to be valid, in order for each name. Thread-safe.
 
-    A query of the database removes the messages it proves valid; the others are settled one by one.
+    A refresh removes the messages that it proves valid. The router settles the others one by one.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, messages_max: int) -> None:
+        self._messages_max = messages_max
         self._lock = threading.Lock()
         self._sent: dict[str, list[tuple[int, Sent]]] = {}
-        """By name, in order: the number of its confirm, and the message."""
+        """For each name, in order: the number of the message's confirm, and the message."""
         self._count = 0
         self._tick = 0
 
@@ -107,14 +107,14 @@ class Unchecked:
 
     @property
     def is_full(self) -> bool:
-        return self._count >= self._most
+        return self._count >= self._messages_max
 
     def names(self) -> list[str]:
         with self._lock:
             return list(self._sent)
 
     def mark(self) -> int:
-        """Return a mark: messages added before it were confirmed before it."""
+        """Return a mark. Messages added before the call were confirmed before it."""
         return self._tick
 
     def add(self, sent: Sent) -> None:
@@ -124,7 +124,7 @@ class Unchecked:
             self._sent.setdefault(sent.name, []).append((self._tick, sent))
 
     def replace(self, sent: Sent, by: Sent) -> None:
-        """Replace a message with another one, confirmed just now, at the same position in the order."""
+        """Replace a message with one that was confirmed just now. The order does not change."""
         with self._lock:
             self._tick += 1
             of_name = self._sent.get(sent.name, [])
@@ -135,12 +135,12 @@ class Unchecked:
             self._forget(sent.name, lambda _tick, each: each is sent)
 
     def of(self, name: str, mark: int | None = None) -> list[Sent]:
-        """Return the unchecked messages of a name, in order; with a mark, only those confirmed before it."""
+        """Return the unchecked messages of a name, in order. With a mark: only messages confirmed before it."""
         with self._lock:
             return [sent for tick, sent in self._sent.get(name, ()) if mark is None or tick <= mark]
 
     def checked(self, mark: int, cache: PlacementCache) -> None:
-        """Remove messages confirmed before the mark whose placements the cache, read later, still has."""
+        """Remove the messages confirmed before the mark that the cache, refreshed after it, proves valid."""
         with self._lock:
             for name in list(self._sent):
                 self._forget(name, lambda tick, sent: tick <= mark and not sent.is_doubtful and cache.still(sent))
@@ -156,7 +156,7 @@ class Unchecked:
 
 
 class NameLocks:
-    """A lock for each name in use, for threads or tasks: `with locks(name):`. A lock is dropped with its last user."""
+    """A lock for each name in use, for threads or tasks: `with locks(name):`. A lock without users is freed."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -164,6 +164,6 @@ class NameLocks:
         self._used: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
     def __call__(self, name: str) -> Any:
-        """Return the name's lock; keep it while it is used or waited for."""
+        """Return the name's lock. Hold the reference while you use the lock or wait for it."""
         with self._lock:
             return self._used.setdefault(name, self._make())

@@ -14,10 +14,10 @@ from relatum.store.database import sql
 from relatum.store.translation import translated_errors
 
 KEEP_S: Final = 3600.0
-"""Seconds until a released placement is deleted: longer than a router with it in its cache goes without a query."""
+"""Seconds until a released placement is deleted: longer than a router may use its cache without a refresh."""
 
 BATCH_ROWS: Final = 10_000
-"""Rows deleted in one transaction, which takes a fraction of a second."""
+"""Rows deleted in one transaction, so that it takes a fraction of a second."""
 
 MOVES: Final = 1_000
 """Moves examined in one transaction."""
@@ -25,7 +25,7 @@ MOVES: Final = 1_000
 _IS_FORGOTTEN: Final = """super_stream_id = :super_stream_id::integer AND state = 'released'
             AND released_at < now() - make_interval(secs => :older_s::double precision)"""
 
-# The row's condition is checked again: the name may have been placed again since the row was chosen.
+# The DELETE repeats the row's condition: the name may have been placed again since the row was chosen.
 FORGET_RELEASED: Final = sql(f"""
     WITH deleted AS (
         DELETE FROM relatum.placements
@@ -38,21 +38,21 @@ FORGET_RELEASED: Final = sql(f"""
     UPDATE relatum.super_streams SET floor = greatest(floor, (SELECT max(generation) FROM deleted))
     WHERE super_stream_id = :super_stream_id::integer AND (SELECT count(*) FROM deleted) > 0
     RETURNING (SELECT count(*) FROM deleted)""")
-"""Deletes the oldest released placements, raises the floor of remembered changes, and returns their number."""
+"""Deletes the oldest released placements, and raises `floor`: earlier changes are not stored. Returns the row count."""
 
-# A consumer that begins to wait now reads a retained marker, and so needs none of the deleted moves.
+# A consumer whose hold begins now has read a retained marker, and so needs none of the deleted moves.
 ENDED_MOVES: Final = sql("""
     SELECT move_id FROM relatum.context_moves m
     WHERE super_stream_id = :super_stream_id::integer AND move_id > :after::bigint AND ended_at IS NOT NULL
         AND NOT EXISTS (SELECT FROM relatum.serial_holds h WHERE h.move_id = m.move_id)
     ORDER BY move_id LIMIT :most::integer""")
-"""Ended moves without waiting consumers, in order, page by page."""
+"""A page of ended moves without holds, in order."""
 
 
 def _superseded(end: str) -> str:
-    """Whether retention has also dropped what a later move of the context wrote to the partition at this end.
+    """Return a condition: retention has dropped the fence or marker of a later move of the context in this partition.
 
-    Also true if the partition's stream is gone.
+    `end`: the column with the partition's id. The condition is also true if the partition's stream was deleted.
     """
     return f"""(
             EXISTS (
@@ -76,26 +76,26 @@ FORGET_CONTEXTS: Final = sql(f"""
         AND {_superseded("m.source_id")}
         AND {_superseded("m.target_id")}
     RETURNING c.move_id""")
-"""Deletes contexts of ended moves for which later moves hold all that is still needed."""
+"""Deletes the contexts of ended moves that later moves of the same contexts supersede."""
 
 FORGET_MOVES: Final = sql("""
     DELETE FROM relatum.context_moves m
     WHERE move_id = ANY (:moves::bigint[])
         AND NOT EXISTS (SELECT FROM relatum.moved_contexts c WHERE c.move_id = m.move_id)""")
-"""Deletes ended moves that have no context left."""
+"""Deletes moves that have no context left."""
 
 
 def forget_placements(engine: sa.Engine, broker: str | Broker, *, batch_rows: int = BATCH_ROWS) -> int:
     """Delete old placements and moves of a virtual host's super streams, in bounded transactions; return the row count.
 
-    Deleted are placements that were released an hour ago, and moves whose fence and marker retention has dropped if
-    later moves replace them. The last move of a context into or out of a partition is kept: it applies to anything a
-    suspended publisher may still send there.
+    This deletes placements that were released over an hour ago, and moves that later moves supersede, once retention
+    has dropped the fences and markers of both. It keeps the last move of a context into or out of a partition: a
+    suspended publisher may still send messages there, and that move decides whether they are valid.
 
     Args:
         engine: The database.
         broker: The broker's URL, or a `Broker`.
-        batch_rows: The most placements to delete in one transaction.
+        batch_rows: The most placements to delete in one transaction. Default: 10,000.
     """
     address = BrokerAddress.of(broker)
     with translated_errors(), engine.connect() as connection:
@@ -112,9 +112,9 @@ def forget_placements(engine: sa.Engine, broker: str | Broker, *, batch_rows: in
 
 
 def forget_released(engine: sa.Engine, super_stream_id: int, *, older_s: float = KEEP_S, most: int = BATCH_ROWS) -> int:
-    """Delete one batch of placements that were released long ago, oldest first; return their number.
+    """Delete one batch of placements that were released over `older_s` ago, oldest first; return their number.
 
-    Routers whose cache is older than these releases drop their whole cache.
+    Routers drop their whole cache if it is older than these releases.
     """
     wanted = {"super_stream_id": super_stream_id, "older_s": older_s, "most": most}
     with translated_errors(), engine.begin() as connection:
@@ -122,10 +122,10 @@ def forget_released(engine: sa.Engine, super_stream_id: int, *, older_s: float =
 
 
 def forget_moves(engine: sa.Engine, super_stream_id: int, first_offsets: Mapping[int, int]) -> int:
-    """Delete moves that later moves replace, if retention has dropped what both wrote; return the row count.
+    """Delete moves that later moves supersede, if retention has dropped what both wrote; return the row count.
 
-    `first_offsets` has the first retained offset of each partition, `INTEGER_MAX` if the stream is gone. Moves from or
-    to other partitions are kept.
+    `first_offsets` has the first retained offset of each partition; `INTEGER_MAX`: the stream was deleted. Moves from
+    or to other partitions stay.
     """
     bounds = {"partition_ids": list(first_offsets), "firsts": list(first_offsets.values())}
     deleted, after = 0, 0
@@ -147,7 +147,7 @@ def _first_offsets(engine: sa.Engine, super_stream_id: int, reader: StreamReader
     for row in rows:
         found = bounds_or_error(reader, row.stream)
         first = found.first if isinstance(found, StreamBounds) else None
-        # A missing stream of an active partition may come back; an unreadable one is unknown.
+        # The stream of an active partition may be declared again. Nothing is known about an unreadable stream.
         if isinstance(found, StreamNotFound) and row.state is PartitionState.RETIRED:
             first = INTEGER_MAX
         if first is not None:

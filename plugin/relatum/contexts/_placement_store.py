@@ -1,9 +1,9 @@
 """The placements of one super stream in PostgreSQL. Each call is one transaction, and returns the state after it.
 
-Calls may be repeated after a commit in doubt: the second call finds what the first one wrote.
+After a commit with an unknown outcome, repeat the call: it finds the rows that the first call wrote.
 
-Rows are locked in the order of `relatum.store.tables`: placements by name, the super stream, partitions by id. Each
-part of a statement reads from the part before it, and so locks after it.
+Statements lock rows in the order of `relatum.store.tables`: placements by name, the super stream, partitions by id.
+Each part of a statement reads from the part before it, and therefore locks after it.
 """
 
 import time
@@ -22,14 +22,14 @@ from relatum.contexts._placements import (
     PartitionState,
     Placement,
     PlacementState,
-    behind,
     check_name,
-    in_parts,
+    chunked,
+    next_name,
 )
 from relatum.contexts._super_stream_rows import (
+    DURABLE_COMMIT,
     GENERATION,
     IDLE_S,
-    KEEP_COMMITS,
     PARTITIONS,
     SET_IDLE,
     SET_WEIGHTS,
@@ -43,25 +43,25 @@ from relatum.store.database import Database, sql
 from relatum.superstreams import Layout, describe_super_stream
 
 CHANGES_MAX: Final = 10_000
-"""The most changes that are returned one by one; more of them invalidate the whole cache."""
+"""The most changes that a refresh returns; more changes invalidate the whole cache."""
 
-COUNTS_S: Final = 0.1
-"""Seconds for which partitions and their numbers of open sets are cached, to choose among them."""
+_PARTITIONS_CACHE_S: Final = 0.1
+"""Seconds for which the partitions and their numbers of open sets are cached for balance rules."""
 
-FOUND_AT_ONCE: Final = 5_000
+_NAMES_PER_LOOKUP: Final = 5_000
 """How many names one statement looks up."""
 
 PAGE: Final = 1_000
 """How many placements one statement reads."""
 
-FORGET_EVERY_S: Final = 10.0
+_FORGET_INTERVAL_S: Final = 10.0
 """Seconds between two deletions of old released placements."""
 
-FORGET_MOST: Final = 20_000
+_FORGET_ROWS: Final = 20_000
 """Placements deleted each time: twice as many as one process opens and releases in the interval."""
 
-_TRIES: Final = 20
-"""Attempts to place names: a chosen partition may be retired, or others may place and release a name in between."""
+_ATTEMPTS_MAX: Final = 20
+"""Attempts to place names: a chosen partition may be retired, or other routers may place and release a name."""
 
 _PLACEMENT: Final = """
         p.name, p.partition_id, s.stream, s.binding_key, p.epoch, p.state, p.move_id, p.opened_at, p.used_at"""
@@ -70,7 +70,7 @@ _PLACEMENT: Final = """
 _OF_PLACEMENTS: Final = """
     FROM relatum.placements p JOIN relatum.super_stream_partitions s ON s.partition_id = p.partition_id
     WHERE p.super_stream_id = :super_stream_id::integer"""
-"""The tables of these columns."""
+"""The tables of the columns in `_PLACEMENT`."""
 
 _PLACEMENTS: Final = f"SELECT {_PLACEMENT} {_OF_PLACEMENTS}"
 
@@ -84,7 +84,7 @@ CHANGES: Final = sql(f"""
         {_PLACEMENTS} AND p.generation > :since::bigint
         ORDER BY p.generation LIMIT :most::integer) changed ON true
     WHERE t.super_stream_id = :super_stream_id::integer""")
-"""A row for each change: generation, floor and the columns of `Placement`; one row with NULLs if there is none."""
+"""A row per change: generation, floor, standby flag, columns of `Placement`. Without changes, one row with NULLs."""
 
 IDLE: Final = sql(f"""{_PLACEMENTS} AND p.state = 'open'
         AND p.used_at < statement_timestamp() - make_interval(secs => :idle_s::double precision)
@@ -96,9 +96,9 @@ LISTED: Final = {
     ORDER BY p.name LIMIT :most::integer""")
     for in_partition in (False, True)
 }
-"""Pages of placements, ordered by name; the key is whether they are those of one partition."""
+"""A page of placements, ordered by name. Key: True for the placements of one partition, False for all."""
 
-# Locked rows are in use, and are skipped.
+# A locked row is in use, so this skips it.
 TOUCH: Final = sql("""
     WITH touched AS (
         SELECT placement_id FROM relatum.placements
@@ -108,9 +108,9 @@ TOUCH: Final = sql("""
     FROM touched WHERE p.placement_id = touched.placement_id""")
 
 
-# - A query of its own takes the epochs: once, for both columns.
-# - A released placement gets its epoch after its row is locked: an earlier one may be below that of a later move.
-# - A retired partition makes the statement fail, since its count would be null. This undoes what was written without an
+# - A subquery takes each epoch once, for both columns.
+# - A released placement gets its epoch after its row is locked: an earlier epoch may be below that of a later move.
+# - A retired partition makes the statement fail, because its count would be null. This undoes the writes without an
 #   explicit transaction, which would cost two more round trips.
 def _placed(to_lock: str) -> sa.TextClause:
     return sql(f"""
@@ -138,24 +138,23 @@ def _placed(to_lock: str) -> sa.TextClause:
         RETURNING s.partition_id, s.stream, s.binding_key)
     SELECT placed.name, placed.partition_id, counted.stream, counted.binding_key, placed.epoch, placed.state,
         placed.move_id, placed.opened_at, placed.used_at,
-        (SELECT sum(open_sets)::bigint FROM locked) + (SELECT count(*) FROM placed) AS open_sets, {KEEP_COMMITS}
+        (SELECT sum(open_sets)::bigint FROM locked) + (SELECT count(*) FROM placed) AS open_sets, {DURABLE_COMMIT}
     FROM placed JOIN counted ON counted.partition_id = placed.partition_id""")
 
 
 PLACE: Final = _placed("partition_id IN (SELECT partition_id FROM placed)")
-"""Places names that have no placement; returns the columns of `Placement` of the new ones, and `open_sets`.
+"""Places names that have no placement. Returns the columns of `Placement` for the new ones, and `open_sets`.
 
-`open_sets` is the number of open sets in the locked partitions, in each row.
+In each row, `open_sets` is the number of open sets in all locked partitions.
 """
 
-# The names first: reading their count makes this part wait for them.
+# The condition on `placed` makes the partitions' locks wait for those of the names.
 PLACE_BOUNDED: Final = _placed("super_stream_id = :super_stream_id::integer AND (SELECT count(*) FROM placed) > 0")
-"""Locks all partitions of the super stream, so that no one else opens a set: `open_sets` counts all of them.
-"""
+"""As `PLACE`, but locks all partitions of the super stream: no other router opens a set, `open_sets` is the total."""
 
-# - The state of the locked row decides what is released: the statement's snapshot may be older.
-# - `move_id` is cleared, since PostgreSQL checks constraints on the older snapshot first, in which the row may still be
-#   moving.
+# - The state of the locked row decides whether it is released: the statement's snapshot may be older.
+# - The update clears `move_id`: PostgreSQL first checks constraints on the older snapshot, in which the row may still
+#   be moving.
 RELEASE: Final = sql("""
     WITH to_release AS (
         SELECT p.placement_id, p.name, p.state
@@ -184,7 +183,7 @@ RELEASE: Final = sql("""
         FROM locked, (SELECT partition_id, -count(*) AS number FROM released GROUP BY partition_id) fewer
         WHERE s.partition_id = locked.partition_id AND s.partition_id = fewer.partition_id)
     SELECT name FROM to_release WHERE state = 'moving'""")
-"""Releases placements that had one of these epochs since they were opened; returns the names that are moving."""
+"""Releases placements that have had a given epoch since they were opened; returns the names that are moving."""
 
 
 class PlacementStore:
@@ -200,16 +199,16 @@ class PlacementStore:
         self._name = super_stream
         self._active: Sequence[PartitionRow] = ()
         self._active_until = 0.0
-        self._forget_at = time.monotonic() + FORGET_EVERY_S
+        self._forget_at = time.monotonic() + _FORGET_INTERVAL_S
 
     def open(
         self, header: str | None = None, layout: Layout | None = None, *, idle_s: float | None = None
     ) -> list[PartitionRow]:
-        """Create missing rows of the super stream, and check its options against the stored ones.
+        """Create missing rows of the super stream, check the options against the stored ones; return the partitions.
 
-        If no row is missing, nothing is written, so a read-only user can open it. None means the stored value. New
-        partitions of the broker are added; missing ones are kept. The first `idle_s` is stored for all. A different
-        option raises `SuperStreamConflict`, an unknown super stream `SuperStreamNotFound`.
+        If no row is missing, nothing is written, so a read-only user can open it. None means the stored value. This
+        adds partitions of `layout` and removes none. The first `idle_s` is stored for all routers. A different option
+        raises `SuperStreamConflict`, an unknown super stream `SuperStreamNotFound`.
         """
         self._active_until = 0.0
         self.super_stream_id, self.header, partitions = self.database.run(
@@ -218,7 +217,7 @@ class PlacementStore:
         return partitions
 
     def open_or_add(self, header: str | None, broker: BrokerAddress) -> None:
-        """Open the super stream's rows; if there are none, create rows for the partitions that the broker has."""
+        """Open the super stream. If it is not in the database, create its rows from the broker's layout."""
         try:
             self.open(header)
         except SuperStreamNotFound:
@@ -239,9 +238,9 @@ class PlacementStore:
         return int(self._select(GENERATION)[0].generation)
 
     def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:
-        """Read the generation, and the placements that changed after another generation.
+        """Return the generation, and the placements that changed after generation `since`.
 
-        The placements are None if there is no other generation, or its changes are no longer stored: drop the cache.
+        The placements are None if `since` is None, or if its changes are no longer stored: drop the cache then.
         """
         rows = self.database.rows(CHANGES, self._with_id(since=since, most=CHANGES_MAX + 1), on_primary=True)
         if not rows:
@@ -252,10 +251,10 @@ class PlacementStore:
         return now, [_placement(row[3:]) for row in rows if row[3] is not None]
 
     def find(self, names: Collection[str], *, on_primary: bool = False) -> dict[str, Placement]:
-        """Read the placements of names, without released ones, by name."""
+        """Return placements by name, without released ones."""
         found = {}
-        for some in in_parts(names, FOUND_AT_ONCE):
-            rows = self.database.rows(FIND, self._with_id(names=some), on_primary=on_primary)
+        for page in chunked(names, _NAMES_PER_LOOKUP):
+            rows = self.database.rows(FIND, self._with_id(names=page), on_primary=on_primary)
             found.update({row.name: _placement(row) for row in rows})
         return found
 
@@ -264,35 +263,35 @@ class PlacementStore:
     ) -> dict[str, Placement]:
         """Return the placements of names, and place names that have none. Concurrent callers get the same placements.
 
-        Some placements may be moving. With `are_new`, names are not looked up first. If `open_sets_max` would be
-        exceeded, `TooManyOpenSets` is raised and no name is placed.
+        Some placements may be moving. `are_new` skips the first lookup of the names. If the placements would exceed
+        `open_sets_max`, `TooManyOpenSets` is raised and no name is placed.
         """
         found = {} if are_new else self.find(names, on_primary=True)
-        for attempt in range(_TRIES):
+        for attempt in range(_ATTEMPTS_MAX):
             missing = sorted(check_name(name) for name in set(names) - found.keys())
             if not missing:
                 break
             rows = self._insert(missing, choose, open_sets_max, fresh=attempt > 0)
             found |= {row.name: _placement(row) for row in rows}
-            # Others placed these in the meantime.
+            # Another router has placed the other names.
             found |= self.find([name for name in missing if name not in found], on_primary=True)
         if found.keys() < set(names):
             raise SuperStreamConflict(
-                f"the partitions of {self._name!r} are being retired; place the names again",
+                f"the partitions of {self._name!r} are being retired: try again",
                 super_stream=self._name,
                 reason="its partitions change",
             )
         return found
 
     def _insert(self, names: Sequence[str], choose: Choose, open_sets_max: int | None, *, fresh: bool) -> Sequence[Any]:
-        """Place names that have no placement; no rows if a chosen partition was retired in the meantime."""
+        """Place names that have no placement. Returns no rows if a chosen partition has been retired."""
         if fresh or time.monotonic() >= self._active_until:
             self._active = [row for row in self.partitions() if row.state is PartitionState.ACTIVE]
-            self._active_until = time.monotonic() + COUNTS_S
+            self._active_until = time.monotonic() + _PARTITIONS_CACHE_S
         active = {row.partition_id: row for row in self._active}
         if not active:
             raise SuperStreamConflict(
-                f"super stream {self._name!r} has no partition that accepts new placements",
+                f"super stream {self._name!r} has no active partition: add one",
                 super_stream=self._name,
                 reason="it has no active partition",
             )
@@ -301,13 +300,13 @@ class PlacementStore:
             row = choose(name, list(active.values()))
             active[row.partition_id] = replace(row, open_sets=row.open_sets + 1)
             chosen.append(row.partition_id)
-        # Another thread may replace the list; its counts are equally good.
+        # Another thread may overwrite this list; its counts are as good as these.
         self._active = list(active.values())
 
         def accept(rows: Sequence[Any]) -> bool:
             if rows and rows[0].open_sets > open_sets_max:
                 raise TooManyOpenSets(
-                    f"{open_sets_max} sets of {self._name!r} may be open; close some, or allow more",
+                    f"at most {open_sets_max} sets of {self._name!r} may be open: close some, or raise open_sets_max",
                     open_sets=rows[0].open_sets - len(rows),
                     open_sets_max=open_sets_max,
                 )
@@ -325,34 +324,34 @@ class PlacementStore:
             raise
 
     def release(self, released: Iterable[tuple[str, int]]) -> frozenset[str]:
-        """Release placements, each given with an epoch since it was opened; return the names that are moving.
+        """Release placements, given as (name, epoch); return the names that are moving.
 
-        Placements that were released or made again since then are not changed.
+        A placement changes only if it has had that epoch since it was opened, and is still open.
         """
-        ended = dict(released)
-        rows = self._select(RELEASE, names=list(ended), epochs=list(ended.values()))
+        epochs = dict(released)
+        rows = self._select(RELEASE, names=list(epochs), epochs=list(epochs.values()))
         if time.monotonic() >= self._forget_at:
-            # Routers that release keep the table small, whether `relatum prune` is run or not.
-            self._forget_at = time.monotonic() + FORGET_EVERY_S
-            forget_released(self.database.engine, self.super_stream_id, most=FORGET_MOST)
+            # Routers that release placements keep the table small, even without runs of `relatum prune`.
+            self._forget_at = time.monotonic() + _FORGET_INTERVAL_S
+            forget_released(self.database.engine, self.super_stream_id, most=_FORGET_ROWS)
         return frozenset(row.name for row in rows)
 
     def touch(self, names: Collection[str]) -> None:
         self._select(TOUCH, names=list(names))
 
     def idle(self, idle_s: float) -> list[Placement]:
-        """Read the open placements unused for this many seconds, longest unused first; moving ones are left out."""
+        """Return open placements that were unused for `idle_s` seconds, longest unused first, at most a page."""
         return [_placement(row) for row in self._select(IDLE, idle_s=float(idle_s), most=PAGE)]
 
     def placements(self, *, stream: str | None = None, first: str = "") -> Iterator[Placement]:
-        """Iterate over open and moving placements by name (in byte order) from a text on, page by page."""
+        """Iterate over open and moving placements, in byte order of their names, from the name `first` on."""
         in_partition = {} if stream is None else {"stream": stream}
         while True:
             rows = self._select(LISTED[stream is not None], first=first, most=PAGE, **in_partition)
             yield from map(_placement, rows)
             if len(rows) < PAGE:
                 return
-            first = behind(rows[-1].name)
+            first = next_name(rows[-1].name)
 
     def idle_s(self) -> float | None:
         """Return the seconds without use after which sets are closed; None: never."""
@@ -369,6 +368,6 @@ class PlacementStore:
 
 
 def _placement(row: Sequence[Any]) -> Placement:
-    # The row begins with the columns in order; a statement may add others.
+    # The row begins with the columns of `Placement`; a statement may append others.
     placement = Placement(*row[: len(Placement.__dataclass_fields__)])
     return replace(placement, state=PlacementState(placement.state))

@@ -1,4 +1,4 @@
-"""Partitions, placements and moves, as rows of the database and as operators see them; and plans for an even spread."""
+"""Partitions, placements and moves: the rows of the database, the results for operators, and plans for rebalancing."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from relatum.keys import InvalidValue, checked_text
 
 
 def check_name(name: Any, what: str = "the name of a context or set", *, outcome: str = "nothing was changed") -> str:
-    """Check that a name is text of 1 to 1,024 bytes in UTF-8 that PostgreSQL can store; else `InvalidInput`."""
+    """Return a name that is text of 1 to 1,024 UTF-8 bytes and that PostgreSQL can store, or raise `InvalidInput`."""
     if not isinstance(name, str):
         raise InvalidInput(f"{what} must be text, not {type(name).__name__}; {outcome}")
     if not name:
@@ -24,13 +24,13 @@ def check_name(name: Any, what: str = "the name of a context or set", *, outcome
         raise InvalidInput(f"{what} cannot be {name[:40]!r}: {error.reason}; {outcome}") from error
 
 
-def behind(name: str) -> str:
-    """The text before all names after this one: names contain no NUL."""
+def next_name(name: str) -> str:
+    """Return the lowest possible name above this one: names contain no NUL."""
     return name + "\x01"
 
 
-def in_parts(names: Iterable[str], count: int) -> Iterator[list[str]]:
-    """Split names into lists of at most this many."""
+def chunked(names: Iterable[str], count: int) -> Iterator[list[str]]:
+    """Split names into lists of at most `count`."""
     rest = iter(names)
     while part := list(islice(rest, count)):
         yield part
@@ -40,11 +40,11 @@ class PlacementState(StrEnum):
     """The state of a placement."""
 
     OPEN = "open"
-    """Messages go to its partition."""
+    """Messages of the name go to the placement's partition."""
     MOVING = "moving"
-    """A move is between its fence and its marker: nothing is published until it has ended."""
+    """A move has begun: routers publish no message of the name until the move has ended."""
     RELEASED = "released"
-    """It has ended: the next message with the name gets a new placement."""
+    """The placement has ended: the next message of the name gets a new one."""
 
 
 class PartitionState(StrEnum):
@@ -58,13 +58,13 @@ class MoveState(StrEnum):
     """The state of a move."""
 
     FENCING = "fencing"
-    """Its contexts wait; the fence's offset is not known yet."""
+    """The contexts wait; the fence's offset is not known yet."""
     FENCED = "fenced"
     """The fence is in the source; the marker in the target is not confirmed yet."""
     SWITCHED = "switched"
-    """Ended: its contexts go to the target."""
+    """Ended: the contexts are in the target."""
     ABORTED = "aborted"
-    """Ended: its contexts stay in the source."""
+    """Ended: the contexts stay in the source."""
 
     @property
     def is_ended(self) -> bool:
@@ -77,13 +77,13 @@ class PartitionRow:
     """A partition as the database stores it.
 
     Attributes:
-        partition_id: Its id in other tables.
+        partition_id: The partition's id in other tables.
         stream: The stream's name.
-        binding_key: Its binding key on the super stream's exchange.
-        place: Its position among the partitions, from 0.
-        state: Whether it takes new placements.
-        weight: Its weight for balancing by weight.
-        open_sets: The number of placements in it that are not released.
+        binding_key: The binding key on the super stream's exchange.
+        place: The position among the partitions, from 0.
+        state: Whether the partition takes new placements.
+        weight: The weight for the balance rule "weighted", and for plans.
+        open_sets: The number of placements in the partition that are not released.
     """
 
     partition_id: int
@@ -96,10 +96,10 @@ class PartitionRow:
 
 
 Choose: TypeAlias = Callable[[str, Sequence[PartitionRow]], PartitionRow]
-"""Chooses the partition of a new name among the active partitions, in order.
+"""Chooses the partition of a new name from the active partitions, which are in order.
 
-If several names are placed together, it is called for each of them, and `open_sets` includes the earlier ones. It may
-be called repeatedly for one name, and its choice may be discarded: another publisher may place the name first.
+If several names are placed together, each name is one call, and `open_sets` includes the names of earlier calls. A name
+may take several calls, and a choice may be discarded: another publisher may place the name first.
 """
 
 
@@ -112,13 +112,13 @@ class Placement:
     stream: str
     binding_key: str
     epoch: int
-    """Ascends with each placement and move of the name."""
+    """Rises with each placement and move of the name."""
     state: PlacementState
     move_id: int | None = None
-    """The move it waits for, or None."""
+    """The move that has not ended, or None."""
     opened_at: datetime | None = None
     used_at: datetime | None = None
-    """When a publisher last reported use; see `PlacementStore.touch`."""
+    """When a router last reported that it used the name; see `PlacementStore.touch`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,27 +126,27 @@ class Move:
     """A move of contexts from one partition to another.
 
     Attributes:
-        move_id: Its id, also in its fence and marker.
-        source: The stream its contexts come from.
-        target: The stream they move to; the source if the move is aborted.
+        move_id: The move's id, also in its fence and marker.
+        source: The stream that the contexts leave.
+        target: The stream that the contexts move to; the source if the move is aborted.
         source_id: The source's partition id.
         target_id: The target's partition id.
-        state: Its state.
-        aborting: Whether it is being aborted.
-        attempt: A counter, raised when the fence gets its epoch and when the move changes direction.
-        contexts: How many contexts it moves.
-        fence_epoch: After the fence, messages with an earlier epoch are strays. 0: there is no fence yet.
+        state: The move's state.
+        aborting: Whether the move is being aborted.
+        attempt: A counter that rises when the fence gets its epoch and when the move changes direction.
+        contexts: How many contexts move.
+        fence_epoch: Behind the fence, messages with an earlier epoch are strays. 0: there is no fence yet.
         epoch: The contexts' epoch after the move.
         scan_from: An offset of the source at or before the first fence.
         target_scan_from: An offset of the target at or before the first marker.
-        fence_offset: The offset of the first fence; None while it is not known.
+        fence_offset: The offset of the first fence; None until it is known.
         marker_offset: The offset of the first marker; None until the move has ended.
         holder: The process that performs the move, or None.
         lease_expires_at: When the holder's lease expires.
-        started_at: When its contexts began to wait.
+        started_at: When the contexts began to wait.
         fenced_at: When the fence was found.
-        ended_at: When its contexts stopped waiting; None while they wait.
-        reason: Why the move was aborted.
+        ended_at: When the contexts stopped waiting; None while they wait.
+        reason: Why the move was aborted, or None.
     """
 
     move_id: int
@@ -173,12 +173,12 @@ class Move:
 
     @property
     def pause_s(self) -> float | None:
-        """Seconds that its contexts waited; None while they wait."""
+        """Seconds that the contexts waited; None while they wait."""
         return None if self.ended_at is None else (self.ended_at - self.started_at).total_seconds()
 
     @property
     def is_attended(self) -> bool:
-        """Whether a process holds the lease now, by this machine's clock. Another process may still take over."""
+        """Whether a process holds the lease, by this machine's clock. PostgreSQL's clock decides about takeovers."""
         return self.lease_expires_at is not None and self.lease_expires_at > datetime.now(UTC)
 
 
@@ -194,7 +194,7 @@ class Assignment:
     Attributes:
         context: The context's name.
         partition: The partition's stream; during a move, the source.
-        epoch: The epoch of its messages.
+        epoch: The epoch of the context's messages.
         move_id: The current move, or None.
     """
 
@@ -211,7 +211,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan to move contexts. Its length is the number of contexts that move.
+    """A plan of moves. Its length is the number of contexts that move.
 
     Attributes:
         moves: The contexts to move, by the stream of their target partition.
@@ -239,7 +239,7 @@ class MoveProgress:
 
 
 Progress: TypeAlias = Callable[[MoveProgress], None]
-"""A progress callback. It is called from the moving threads, one call at a time."""
+"""A progress callback. The threads that perform the moves call it, one call at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +249,8 @@ class ContextsStatus:
     Attributes:
         super_stream: The super stream's name.
         header: The header that names contexts.
-        generation: How often placements have changed.
-        partitions: The partitions in order, each with its number of contexts; retired ones included.
+        generation: The number of changes that made a cached placement wrong.
+        partitions: The partitions in order, including retired ones, each with its number of contexts.
         moves: The moves that have not ended, oldest first.
     """
 
@@ -262,9 +262,9 @@ class ContextsStatus:
 
 
 def spread(placed: Mapping[str, Sequence[str]], weights: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
-    """Choose the fewest contexts that must move to each partition for shares in proportion to the weights.
+    """Choose the fewest contexts to move to each partition, so that shares are in proportion to the weights.
 
-    Shares are exact within one context. All contexts leave a partition without a weight, or with weight 0.
+    Shares are exact within one context. All contexts leave a partition that has no weight or weight 0.
     """
     quotas = _quotas(placed, weights)
     leaving = [name for stream, names in placed.items() for name in names[quotas.get(stream, 0) :]]
@@ -286,10 +286,10 @@ def _quotas(placed: Mapping[str, Sequence[str]], weights: Mapping[str, float]) -
     exact = {stream: count * Fraction(weight) / total for stream, weight in weights.items()}
     quotas = {stream: int(share) for stream, share in exact.items()}
 
-    def first_served(stream: str) -> tuple[Fraction, int]:
-        # Among equal remainders, prefer the partition with most contexts: fewer have to move.
+    def priority(stream: str) -> tuple[Fraction, int]:
+        # Among equal remainders, prefer the partition with the most contexts: fewer contexts move.
         return exact[stream] - quotas[stream], len(placed.get(stream, ()))
 
-    for stream in sorted(quotas, key=first_served, reverse=True)[: count - sum(quotas.values())]:
+    for stream in sorted(quotas, key=priority, reverse=True)[: count - sum(quotas.values())]:
         quotas[stream] += 1
     return quotas

@@ -1,19 +1,19 @@
 """How a router publishes a message to the partition of its context or affinity set; see docs/contexts-protocol.md.
 
-All input and output goes through a `RouterCore`, and the router may be suspended for any time between two calls:
+All input and output goes through a `RouterCore`. The router may be suspended for any time between two calls:
 
-1. Look up the placement, or make it. While the context moves, wait.
+1. Look up or create the placement. While the context moves, wait.
 2. Publish the message to that partition, and wait for the confirm.
-3. Only then, read the clock. If the last query of the database began less than `TRUST_S` ago and the placement is still
-   in force, the message is valid: a mover waits longer than that before its fence (`MOVE_WAIT_S`). Otherwise, query
-   again. If it is in force then, the message precedes any fence: movers first write `moving` to the database.
+3. Read the clock after the confirm. If the last refresh began less than `TRUST_S` ago and the placement is still in
+   force, the message is valid: a mover waits longer than that before its fence (`MOVE_WAIT_S`). Otherwise refresh. If
+   the placement is in force then, the message precedes any fence: movers first write `moving` to the database.
 4. If the context has changed, the partition decides. Read it from the lowest possible offset of the move's fence: a
-   message after the fence is a stray, which consumers skip. An `Adoption`, published to the context's present
-   partition, makes it valid there. The adoption is checked like a message, since the context may have moved again.
+   message behind the fence is a stray, which consumers skip. An `Adoption`, published to the context's current
+   partition, makes it valid there. The router checks the adoption like a message: the context may have moved again.
 
-A router publishes one message of a name at a time, and the next one once that message is known to be valid, so strays
-do not overtake each other. No two clocks are compared; each must run at nearly the same rate, and must not stop while
-other machines run on. Source: docs/adr/0051.
+A router publishes one message of a name at a time, and the next one when that message is known to be valid, so strays
+do not overtake each other. The protocol compares no two clocks; all must run at nearly the same rate, and must not stop
+while other machines run. Source: docs/adr/0051.
 """
 
 import itertools
@@ -38,30 +38,30 @@ if TYPE_CHECKING:
     from relatum.contexts._router_core import RouterCore
 
 UNCHECKED_MAX: Final = 10_000
-"""How many messages may be unchecked, while the database is unavailable."""
+"""How many messages may be unchecked while the database is unavailable."""
 
 POLL_S: Final = 0.005
 """Seconds between two checks whether a move has ended."""
 
 AWAY_S: Final = 1.0
-"""Seconds without queries after one failed, in the background and for publishers that can continue without."""
+"""Seconds without a refresh after a failed one, in the background and for publishers that can continue without it."""
 
 RETRY_S: Final = 0.1
 """Seconds between two attempts to reach an unavailable database."""
 
-WAITED_S: Final = 1.0
-"""Seconds that a message waits for a move before its router looks for abandoned moves; then the interval."""
+TAKE_OVER_S: Final = 1.0
+"""Seconds that a message waits for a move before its router takes over abandoned moves, and between two attempts."""
 
 _NEVER: Final = float("-inf")
 
 TRUST_S: Final = 0.2
-"""Seconds for which a look is valid, from its beginning."""
+"""Seconds for which a refresh is valid, from its start."""
 
 DRIFT: Final = 0.01
 """The relative error of a clock's rate: quartz is within 0.0002, and NTP changes rates by up to 0.0005."""
 
 STALL_S: Final = 0.14
-"""Seconds for which a publisher's machine and clock may be paused between its look and the fence."""
+"""Seconds for which a publisher's machine and clock may be paused between its refresh and the fence."""
 
 MOVE_WAIT_S: Final = TRUST_S * (1 + DRIFT) / (1 - DRIFT) + STALL_S
 """Seconds between the commit of `moving` and the fence, by the mover's clock: 0.344."""
@@ -70,14 +70,14 @@ _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", None) if os.name == "posix" else
 
 
 def elapsed_s() -> float:
-    """Monotonic seconds, including time in which the machine was suspended, if the system counts it."""
+    """Return monotonic seconds, including those of a suspended machine if the system counts them."""
     return time.clock_gettime(_CLOCK) if _CLOCK is not None else time.monotonic()
 
 
 def find_stray(entries: Iterable[tuple[int, Entry]], sent: Sent, *, anywhere: bool) -> int | None:
-    """The offset of a published message among a partition's entries, if it is after the end of its placement.
+    """Return the offset of a published message in a partition's entries, if it is behind the end of its placement.
 
-    The end is a fence or marker of its name with a higher epoch. `anywhere` finds the message in any place.
+    The end is a fence or marker of the message's name with a higher epoch. `anywhere` also finds a message before it.
     """
     is_behind = anywhere
     for offset, entry in entries:
@@ -91,14 +91,14 @@ def find_stray(entries: Iterable[tuple[int, Entry]], sent: Sent, *, anywhere: bo
 class Publications:
     """The messages that one router publishes under placements.
 
-    Different names may be published at the same time; the caller ensures one message of a name at a time.
+    The caller may publish messages of different names at the same time, but only one of each name.
     """
 
     def __init__(self, world: "RouterCore", clock: Callable[[], float], options: "RouterOptions") -> None:
         self.cache = PlacementCache(options.names_max)
         self.unchecked = Unchecked(UNCHECKED_MAX)
         self.name = secrets.token_hex(8)
-        """The publisher's id in its messages."""
+        """The router's id in its messages."""
         self._numbers = itertools.count(1)
         self._world = world
         self._clock = clock
@@ -110,23 +110,23 @@ class Publications:
         self.adopted = 0
         self.asked = 0
         self.move_wait_s = Histogram()
-        # A forked child starts without a look.
-        after_fork(self, Publications._forget_look)
+        # A forked child starts without a valid refresh.
+        after_fork(self, Publications._invalidate_refresh)
 
     def at_hand(self, name: str) -> Placement | None:
-        """The placement with which a message of a name may be sent at once; None if `place` must be called."""
-        placement = None if self.unchecked.is_full or not self._has_fresh_look() else self.cache.get(name)
+        """Return the placement under which a message of a name can be sent without I/O; None: call `place`."""
+        placement = None if self.unchecked.is_full or not self._has_recent_refresh() else self.cache.get(name)
         if placement is None or placement.state is not PlacementState.OPEN:
             return None
-        return None if self._comes_first(name, placement) else placement
+        return None if self._must_settle_first(name, placement) else placement
 
     def place(self, name: str, stream: str | None = None) -> Placement:
-        """The placement with which a message of a name may be sent; `ContextMoving` if a move does not end in time."""
+        """Return the placement to send a message of a name under. `ContextMoving`: a move did not end in time."""
         deadline = self._clock() + self._options.timeout_s
-        placement = self._placed(name, deadline, stream)
-        if self._comes_first(name, placement):
+        placement = self._open_placement(name, deadline, stream)
+        if self._must_settle_first(name, placement):
             self._settle_all(name, deadline, must=True)
-            placement = self._placed(name, deadline, stream)
+            placement = self._open_placement(name, deadline, stream)
         return placement
 
     def next_of(self, placement: Placement) -> Sent:
@@ -134,8 +134,8 @@ class Publications:
         return Sent(placement.name, placement.stream, placed)
 
     def counts_at_once(self, sent: Sent) -> bool:
-        """Whether a message confirmed just now is known to be valid; else `settle` must be called."""
-        # The look first, then the cache: a later look says nothing about an earlier state of the cache.
+        """Return whether a message confirmed just now is known to be valid. If not, call `settle`."""
+        # Check the refresh before the cache: a later refresh proves nothing about an earlier state of the cache.
         if self._trusts() and self.cache.still(sent):
             return True
         self.unchecked.add(sent)
@@ -145,62 +145,63 @@ class Publications:
     def settle(self, name: str, timeout_s: float | None = None, *, must: bool = True) -> None:
         """Make all messages of a name valid, in the order of publishing.
 
-        Without `must`, and with "known", they may stay unchecked while the database is unavailable.
+        With `must=False` and the option "known", they may stay unchecked while the database is unavailable.
         """
         timeout_s = self._options.timeout_s if timeout_s is None else timeout_s
         self._settle_all(name, self._clock() + timeout_s, must=must)
 
     def look(self) -> None:
-        """Query the database once, and drop the messages it proves valid: the messages with unchanged placements."""
+        """Refresh the cache once, which proves messages with unchanged placements valid."""
         self._look(self._clock(), must=True)
 
     def counts(self, sent: Sent) -> bool:
-        """Whether a message of unknown outcome, found in its partition, is valid there."""
+        """Return whether a message with an unknown outcome, found in its partition, is valid there."""
         self._look(self._clock() + self._options.timeout_s, must=True)
         return self._stray(sent) is None
 
     def _trusts(self) -> bool:
-        """Whether the last query is recent enough to prove that a message confirmed before this call is valid."""
-        return self._options.trust_clock and self._has_fresh_look()
+        """Return whether the last refresh is recent enough to prove that an already confirmed message is valid."""
+        return self._options.trust_clock and self._has_recent_refresh()
 
-    def _has_fresh_look(self) -> bool:
+    def _has_recent_refresh(self) -> bool:
         return self._clock() - self._looked_at < TRUST_S
 
     def _looked(self, mark: int, began: float) -> None:
-        """Note a query's result, and when the query began; the latest query wins."""
+        """Store the mark and start time of a refresh, unless those of a later refresh are stored."""
         with self._lock:
             self._checked_mark = max(mark, self._checked_mark)
             self._looked_at = max(began, self._looked_at)
 
-    def _forget_look(self) -> None:
+    def _invalidate_refresh(self) -> None:
         self._looked_at = _NEVER
 
-    def _placed(self, name: str, deadline: float, stream: str | None = None) -> Placement:
-        must_look, began = False, self._clock()
-        take_over_at = began + WAITED_S
+    def _open_placement(self, name: str, deadline: float, stream: str | None = None) -> Placement:
+        must_refresh, began = False, self._clock()
+        take_over_at = began + TAKE_OVER_S
         while True:
-            # With a fresh look hardly a message becomes a stray: a mover waits longer before its fence.
-            if must_look or self.unchecked.is_full or not self._has_fresh_look():
+            # After a recent refresh, a message rarely becomes a stray: a mover waits longer before its fence.
+            if must_refresh or self.unchecked.is_full or not self._has_recent_refresh():
                 self._look(deadline, must=self.unchecked.is_full)
             placement = self.cache.get(name) or self._place(name, stream, deadline)
             if placement.state is PlacementState.OPEN:
-                if must_look:
+                if must_refresh:
                     self.move_wait_s.observe(self._clock() - began)
                 return placement
             if self._clock() >= deadline:
                 raise ContextMoving(
-                    f"a move of {name!r} did not end within {seconds_text(self._options.timeout_s)}; nothing was sent",
+                    f"a move of {name!r} did not end within {seconds_text(self._options.timeout_s)}; nothing was sent: "
+                    "publish again",
                     context=name,
                     move_id=placement.move_id,
                 )
             if self._clock() >= take_over_at:
                 self._world.take_over(deadline - self._clock())
-                take_over_at = self._clock() + WAITED_S
+                take_over_at = self._clock() + TAKE_OVER_S
             self._world.sleep(POLL_S)
-            must_look = True
+            must_refresh = True
 
     def _place(self, name: str, stream: str | None, deadline: float) -> Placement:
-        """Read or make the placement of a name that is not cached; this needs the database."""
+        """Read the placement of a name that is not cached from the database, or create it there."""
         while True:
             if self.cache.generation is None:
                 self._look(deadline, must=True)
@@ -216,11 +217,11 @@ class Publications:
             self.cache.add(placement, as_of)
             return placement
 
-    def _comes_first(self, name: str, placement: Placement) -> bool:
-        """Whether messages of a name must be settled before another one is sent with a placement.
+    def _must_settle_first(self, name: str, placement: Placement) -> bool:
+        """Return whether messages of a name must be settled before another one is sent under `placement`.
 
-        These are messages that a query left unchecked, adoptions that may not have arrived, and all messages with
-        another placement: after its end they are strays, which the next message would overtake.
+        These are messages that a refresh left unchecked, adoptions that may not have arrived, and all messages under
+        another placement: behind its end they are strays, which the next message would overtake.
         """
         unchecked = self.unchecked.of(name)
         return bool(unchecked) and (
@@ -229,9 +230,9 @@ class Publications:
         )
 
     def _look(self, deadline: float, *, must: bool = False) -> bool:
-        """Read the generation and the changes; False if the database is unavailable (unless `must`)."""
-        may_be_away = self._options.when_database_away == "known" and not must
-        if may_be_away and self._clock() < self._away_until:
+        """Refresh the cache. Returns False if the database is unavailable and the message can be sent without it."""
+        is_optional = self._options.when_database_away == "known" and not must
+        if is_optional and self._clock() < self._away_until:
             return False
         while True:
             mark, began = self.unchecked.mark(), self._clock()
@@ -240,7 +241,7 @@ class Publications:
             except DatabaseUnavailable:
                 if self._options.when_database_away == "known":
                     self._away_until = self._clock() + AWAY_S
-                if may_be_away:
+                if is_optional:
                     return False
                 if self._options.when_database_away != "wait" or self._clock() >= deadline:
                     raise
@@ -252,13 +253,13 @@ class Publications:
             return True
 
     def _settle_all(self, name: str, deadline: float, *, must: bool = False) -> None:
-        """Return once all messages of a name are valid, in order, or may stay unchecked for now."""
+        """Make all messages of a name valid, in order, unless they may stay unchecked for now."""
         if self._look(deadline, must=must):
             for sent in self.unchecked.of(name, self._checked_mark):
                 self._settle(sent, deadline)
 
     def _settle(self, sent: Sent, deadline: float) -> None:
-        """Return once a message is valid, here or as an adoption elsewhere. Call this after a query."""
+        """Make a message valid, in its partition or by an adoption in another one. Call this after a refresh."""
         if sent.is_doubtful and not self._is_there(sent):
             sent = self._adopt(sent, None, deadline)
         while (at := self._stray(sent)) is not None:
@@ -266,15 +267,15 @@ class Publications:
         self.unchecked.remove(sent)
 
     def _adopt(self, sent: Sent, at: int | None, deadline: float) -> Sent:
-        """Adopt a stray into its context's present partition; the adoption is then the unchecked message."""
-        placement = self._placed(sent.name, deadline)
+        """Adopt a stray into its context's current partition. The adoption replaces it among the unchecked messages."""
+        placement = self._open_placement(sent.name, deadline)
         if isinstance(sent.wanted, Adoption):
             adoption = replace(sent.wanted, epoch=placement.epoch)
         else:
-            assert at is not None, "only an adoption may be missing"
+            assert at is not None, "only an adoption can be missing from its partition"
             adoption = Adoption(sent.name, placement.epoch, sent.stream, at)
         adopted = Sent(sent.name, placement.stream, adoption)
-        # Remember it before publishing: without a confirm, search for it before the next attempt.
+        # Add the adoption before publishing it: without a confirm, the next attempt first searches for it.
         doubtful = replace(adopted, is_doubtful=True)
         self.unchecked.replace(sent, doubtful)
         self._world.adopt(placement.stream, adoption)
@@ -285,13 +286,13 @@ class Publications:
         return adopted
 
     def _is_there(self, sent: Sent) -> bool:
-        """Whether an unconfirmed adoption is in its partition, after the marker of its epoch."""
+        """Return whether an unconfirmed adoption is in its partition, behind the marker of its epoch."""
         move = self._world.fence_after(sent.name, sent.wanted.epoch - 1, sent.stream)
         from_offset = 0 if move is None else _scan_from(move, sent.stream)
         return self._world.search(sent, from_offset, True) is not None
 
     def _stray(self, sent: Sent) -> int | None:
-        """The offset of a message after the end of its placement; None if it is valid. Call this after a query."""
+        """Return the offset of a message behind the end of its placement; None: valid. Call this after a refresh."""
         if self.cache.still(sent):
             return None
         move = self._world.fence_after(sent.name, sent.wanted.epoch, sent.stream)
@@ -299,12 +300,12 @@ class Publications:
             return None
         is_out = move.source == sent.stream and move.fence_epoch > sent.wanted.epoch
         end = move.fence_offset if is_out else move.marker_offset
-        # Prefer the known offset of the fence or marker: retention may have dropped it.
+        # If the offset of the fence or marker is known, start there: retention may have dropped that message.
         from_offset = _scan_from(move, sent.stream) if end is None else end
         return self._world.search(sent, from_offset, end is not None)
 
 
 def _scan_from(move: Move, stream: str) -> int:
-    """The offset at which to begin to read all that a move wrote to a stream."""
+    """Return the offset from which a read of the stream finds everything that the move wrote to it."""
     offsets = [at for end, at in ((move.source, move.scan_from), (move.target, move.target_scan_from)) if end == stream]
     return min(offsets)

@@ -1,4 +1,4 @@
-"""The core of blocking and asyncio routers: options, and the placements in the database."""
+"""The core of blocking and asyncio routers: their state, and their calls of the database and the broker."""
 
 import itertools
 import logging
@@ -18,7 +18,7 @@ from relatum.contexts._mover import resume_abandoned
 from relatum.contexts._partition_log import Adoption
 from relatum.contexts._placement_cache import Sent
 from relatum.contexts._placements import Move, PartitionRow, PartitionState, Placement, check_name
-from relatum.contexts._publication import AWAY_S, WAITED_S, Publications, elapsed_s
+from relatum.contexts._publication import AWAY_S, TAKE_OVER_S, Publications, elapsed_s
 from relatum.errors import (
     ConfigurationError,
     DatabaseUnavailable,
@@ -37,34 +37,34 @@ from relatum.superstreams.layout import checked_stream_name as checked_super_str
 END_S: Final = 1.0
 """Seconds that running database calls get when a router is closed."""
 
-KNOWN_LOOK_S: Final = 1.0
-"""Seconds for a query if publishing can continue without it."""
+OPTIONAL_REFRESH_S: Final = 1.0
+"""Seconds for a refresh that publishing can continue without."""
 
-TURN_S: Final = 0.1
-"""Seconds to wait for a running query before another one is begun."""
+REFRESH_TURN_S: Final = 0.1
+"""Seconds to wait for a running refresh before another one starts."""
 
 CLOSED: Final = "the router is closed: open another"
 
-LOOKING: Final = "looking for changed placements"
-"""What the thread does, in the log."""
+REFRESHING: Final = "refreshing placements"
+"""The refresh thread's task in the log."""
 
 LOOK_EVERY_S: Final = 0.05
-"""Seconds between two queries of the thread: a quarter of the time that one is valid, so some may fail or be late."""
+"""Seconds between two refreshes of the thread: a quarter of their validity, so that some may fail or be late."""
 
 RESTS_AFTER_S: Final = 5.0
-"""Seconds without messages after which the thread ends."""
+"""Seconds without messages after which the refresh thread ends."""
 
-BUSY: Final = 2
-"""Messages between two queries from which a query in the background pays off."""
+BUSY_MESSAGES: Final = 2
+"""Messages between two refreshes from which a background refresh saves time."""
 
 
 class RouterCore:
     """The placements of one router, and the calls that its publications make. Thread-safe."""
 
     store: MoveStore
-    """The placements and moves in the database. Known after `open`."""
+    """The placements and moves in the database. Set by `open`."""
     control_streams: ControlStreams
-    """Reads partitions, and publishes control messages. Known after `open`."""
+    """Reads partitions, and publishes control messages. Set by `open`."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class RouterCore:
         self.rule, self._unnamed_rule = options.rules()
         self.publications = Publications(self, elapsed_s, options)
         self._looks: Keeper | None = None
-        self._away_until = self._rests_at = 0.0
+        self._away_until = self._idle_at = 0.0
         self._outages = Outages(logger)
-        # Made here, so that a wrong URL is an error of the constructor.
+        # Created here: the constructor raises the error of a wrong URL.
         self._ending = Deadline(None)
         self._database = Database(database, ending=self._ending, refusing=CLOSED, writes=True, idle_s=LEASE_S)
         self._broker = broker
@@ -94,10 +94,10 @@ class RouterCore:
         self.has_layout = False
         """Whether messages without a name can be published."""
         self._take_over_at = 0.0
-        self._reading = threading.Lock()
-        self._asked = itertools.count(1)
-        self._read: tuple[int, tuple[int, Sequence[Placement] | None]] = 0, (0, None)
-        self._published = self._looked_after = self._unnamed = 0
+        self._refresh_lock = threading.Lock()
+        self._tickets = itertools.count(1)
+        self._last_refresh: tuple[int, tuple[int, Sequence[Placement] | None]] = 0, (0, None)
+        self._published = self._published_at_refresh = self._unnamed = 0
         if broker is not None:
             address_of(broker)
         metrics.report(self, super_stream=self.super_stream, kind=options.kind)
@@ -115,13 +115,13 @@ class RouterCore:
         )
 
     def open(self, source: Any = None, *, with_database: bool = True) -> None:
-        """Read the partitions from the broker, and open the database's rows; see `Router.open`. Idempotent."""
+        """Read the partitions from the broker, and open the rows in the database; see `Router.open`. Idempotent."""
         with self._lock:
             if self._is_closed:
                 raise UsedAfterClose(CLOSED)
             source = self._broker if self._broker is not None else source
             if source is None:
-                raise ConfigurationError("give the router broker=URL, or publish with it first")
+                raise ConfigurationError("the router has no broker: pass broker=URL to it, or a source to open()")
             needs_database = with_database and not self.is_open
             if self.has_layout and not needs_database:
                 return
@@ -140,16 +140,16 @@ class RouterCore:
                 self.is_open = True
 
     def check_vhost(self, vhost: str) -> None:
-        """Refuse a channel of another virtual host, where the name means another super stream."""
+        """Refuse a channel of another virtual host: its super stream of this name is a different one."""
         if vhost != self._vhost:
             raise ConfigurationError(
-                f"the router publishes in the virtual host {self._vhost!r}, and the channel is in {vhost!r}: open "
-                "another router for it; nothing was sent"
+                f"the router publishes in the virtual host {self._vhost!r}, but the channel is in {vhost!r}: open "
+                "another router for that; nothing was sent"
             )
 
     def forget_layout(self) -> None:
-        """Read the layout again before the next message without a name, since a partition was missing."""
-        # Keep the partitions until then, for threads that are choosing among them.
+        """Mark the layout as outdated: the next message without a name reads it again."""
+        # Keep the partitions until then: other threads may be choosing among them.
         self.has_layout = False
 
     def close(self) -> None:
@@ -166,31 +166,31 @@ class RouterCore:
         metrics.retire(self)
 
     def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:
-        """The generation, and the placements changed since another generation; None if they are unknown.
+        """Return the generation, and the placements changed since another generation; None if they are unknown.
 
-        One query serves all calls made before it began.
+        One query serves all calls that were made before it began.
         """
-        asked = next(self._asked)
-        has_turn = self._reading.acquire(timeout=TURN_S)
+        ticket = next(self._tickets)
+        has_lock = self._refresh_lock.acquire(timeout=REFRESH_TURN_S)
         try:
-            if self._read[0] < asked:
-                began = next(self._asked)
-                with self._in_time(is_look=True):
-                    self._read = began, self.store.changes(since)
-            return self._read[1]
+            if self._last_refresh[0] < ticket:
+                began = next(self._tickets)
+                with self._in_time(is_refresh=True):
+                    self._last_refresh = began, self.store.changes(since)
+            return self._last_refresh[1]
         finally:
-            if has_turn:
-                self._reading.release()
+            if has_lock:
+                self._refresh_lock.release()
 
     def place(self, name: str, stream: str | None) -> Placement:
-        """The placement of a name, open or moving; a name without one gets one in this stream, or by the rule."""
+        """Return the placement of a name, open or moving. A new name is placed in `stream`, or by the balance rule."""
 
         def choose(name: str, partitions: Sequence[PartitionRow]) -> PartitionRow:
             self._candidates = partitions
             preferred = next((each for each in partitions if each.stream == stream), None)
             return preferred or partitions[self.rule(name, _candidates(partitions))]
 
-        # An affinity set that is not cached has usually not been placed yet.
+        # An affinity set that is not cached is usually new.
         are_new, most = self.options.kind == "affinity", self.options.open_sets_max
         with self._in_time():
             return self.store.place([name], choose, open_sets_max=most, are_new=are_new)[name]
@@ -204,85 +204,85 @@ class RouterCore:
             return self.control_streams.search(sent, from_offset, anywhere)
 
     def adopt(self, stream: str, adoption: Adoption) -> None:
-        """Publish an adoption, with its own time limit: a cancelled call does not leave it half done."""
+        """Publish an adoption with its own time limit, so that a cancelled call still completes it."""
         self._database.check_open()
         with within(Deadline(max(self.options.timeout_s, LEAST_S))):
             self.control_streams.publish(stream, adoption)
 
     def take_over(self, seconds: float) -> None:
-        """Complete abandoned moves for this many seconds at most, in one thread at a time; errors are logged."""
+        """Complete abandoned moves for at most this many seconds, in one thread at a time. Errors are logged."""
         with self._lock:
             if time.monotonic() < self._take_over_at:
                 return
-            self._take_over_at = time.monotonic() + WAITED_S
-        who = f"resuming abandoned moves of {self.super_stream!r}"
+            self._take_over_at = time.monotonic() + TAKE_OVER_S
+        task = f"resuming abandoned moves of {self.super_stream!r}"
         with within(seconds) as time_left:
             try:
                 resume_abandoned(self.store, self.control_streams)
             except Exception as error:  # noqa: BLE001 - it is logged, and the message keeps waiting
                 if time_left.has_passed:
-                    # This error does not mean that a server is unavailable.
-                    log_failure(logger, error, who, level=logging.INFO)
+                    # The time was over: the error does not mean that a server is unavailable.
+                    log_failure(logger, error, task, level=logging.INFO)
                 else:
-                    self.store.outages.failed(who, error)
+                    self.store.outages.failed(task, error)
             else:
-                self.store.outages.over(who)
+                self.store.outages.over(task)
 
     def sleep(self, seconds: float) -> None:
-        """Sleep, unless the waiting task was cancelled."""
+        """Sleep. Raises `Transient` if the call was cancelled or its time is over."""
         pause(seconds)
         if has_passed():
             raise Transient("the call was cancelled or timed out while it waited for a move or a server")
 
-    def _in_time(self, *, is_look: bool = False) -> within:
+    def _in_time(self, *, is_refresh: bool = False) -> within:
         seconds = self.options.timeout_s
-        if is_look and self.options.when_database_away == "known":
-            # Publishing that can continue without the database must not wait for it.
-            seconds = min(seconds, KNOWN_LOOK_S)
+        if is_refresh and self.options.when_database_away == "known":
+            # If publishing can continue without the database, it must not wait for the database.
+            seconds = min(seconds, OPTIONAL_REFRESH_S)
         return within(max(seconds, LEAST_S))
 
     def published(self) -> None:
-        """Count a message with a name. The first one, and one after a pause, starts the thread that queries."""
+        """Count a message with a name. The first message, and the first after a pause, starts the refresh thread."""
         with self._lock:
             self._published += 1
             if self._looks is None and self.options.trust_clock and not self._is_closed:
-                self._looks = Keeper(self, RouterCore._look, every_s=LOOK_EVERY_S, name="relatum looks")
+                self._looks = Keeper(self, RouterCore._refresh, every_s=LOOK_EVERY_S, name="relatum looks")
 
     def published_unnamed(self) -> None:
         with self._lock:
             self._unnamed += 1
 
-    def _look(self) -> None:
-        """Query after several messages, for later ones, and while some are unchecked: this saves them a round trip."""
+    def _refresh(self) -> None:
+        """Refresh if several messages were published or some are unchecked: this saves the next ones a round trip."""
         now, unchecked = time.monotonic(), len(self.publications.unchecked)
-        published, self._looked_after = self._published - self._looked_after, self._published
+        published, self._published_at_refresh = self._published - self._published_at_refresh, self._published
         if published or unchecked:
-            self._rests_at = now + RESTS_AFTER_S
-        elif now >= self._rests_at:
+            self._idle_at = now + RESTS_AFTER_S
+        elif now >= self._idle_at:
             with self._lock:
-                if self._looks is not None and self._published == self._looked_after:
+                if self._looks is not None and self._published == self._published_at_refresh:
                     self._looks.end()
                     self._looks = None
-        if (published < BUSY and not unchecked) or now < self._away_until:
+        if (published < BUSY_MESSAGES and not unchecked) or now < self._away_until:
             return
         try:
             self.publications.look()
         except Exception as error:  # noqa: BLE001 it is logged, and the thread continues
             self._away_until = time.monotonic() + AWAY_S
             if isinstance(error, DatabaseUnavailable):
-                logger.debug("cannot look for changed placements: %s", ended(error))  # publishers see it themselves
+                logger.debug("cannot refresh placements: %s", ended(error))  # Publishers get the same error.
             elif not self._is_closed:
-                self._outages.failed(LOOKING, error)
+                self._outages.failed(REFRESHING, error)
         else:
-            self._outages.over(LOOKING)
+            self._outages.over(REFRESHING)
 
     def unnamed(self, routing_key: str) -> PartitionRow:
-        """Choose the partition of a message without a name: by its routing key, if any. Never waits."""
+        """Choose the partition of a message without a name, by its routing key if it has one. No I/O."""
         partitions = self._candidates
         return partitions[self._unnamed_rule(routing_key or None, _candidates(partitions))]
 
     def active(self, stream: str) -> PartitionRow | None:
-        """The partition of this stream; None if it is retired or unknown, or the layout must be read again."""
+        """Return the partition of a stream; None if it is retired or unknown, or the layout must be read again."""
         partitions = self._candidates if self.has_layout else ()
         return next((each for each in partitions if each.stream == stream), None)
 
@@ -298,15 +298,15 @@ def _candidates(partitions: Sequence[PartitionRow]) -> list[Candidate]:
 
 
 @contextmanager
-def unsettled(name: str, settle: Callable[..., Any]) -> Iterator[None]:
-    """After the confirm of a message, an error leaves the outcome unknown; `settle` finds the outcome."""
+def outcome_unknown(name: str, settle: Callable[..., Any]) -> Iterator[None]:
+    """Raise errors after a message's confirm as `PublishOutcomeUnknown`; its `settle` finds the outcome."""
     try:
         yield
     except RelatumError as error:
-        away = " PostgreSQL is unavailable;" if isinstance(error, DatabaseUnavailable) else ""
+        away = " while PostgreSQL is unavailable" if isinstance(error, DatabaseUnavailable) else ""
         raise PublishOutcomeUnknown(
-            f"the broker has the message of {name!r};{away} whether it is in order is unknown; call the error's "
-            f"settle(): {error}",
+            f"the broker confirmed the message of {name!r}, but its order is unknown{away}; call the error's settle(): "
+            f"{error}",
             in_stream=None,
             settle=settle,
         ) from error

@@ -1,7 +1,7 @@
 """How a router publishes a message, with pika or aio-pika.
 
-The flow is written once, as coroutines. The asyncio router awaits them. The blocking router runs them by hand: they
-await only blocking code there, so they never suspend.
+Coroutines define the flow once. The asyncio router awaits them. The blocking router runs them without an event loop:
+there they await only blocking code, so they never suspend.
 """
 
 import copy
@@ -24,8 +24,8 @@ from relatum.common.processes import of_one_process
 from relatum.contexts._context_options import AffinityOptions, ContextOptions, RouterOptions, RouterStatistics
 from relatum.contexts._placement_cache import NameLocks, Sent
 from relatum.contexts._placements import PartitionRow, Placement
-from relatum.contexts._router_core import RouterCore, unsettled
-from relatum.contexts._router_sets import Found, Predecessors, SetKeeper, set_request_of
+from relatum.contexts._router_core import RouterCore, outcome_unknown
+from relatum.contexts._router_sets import Predecessors, SetLifecycle, SetPlace, set_request_of
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishRejected, PublishUnroutable
 from relatum.publishing import OwnProperties, copy_with
 from relatum.reading import Broker
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class PikaSending:
+class PikaCall:
     channel: Any
     body: bytes | str
     properties: BasicProperties | None
@@ -91,8 +91,8 @@ class PikaSending:
 
 
 @dataclass(frozen=True, slots=True)
-class AioPikaSending:
-    """The arguments of aio-pika's `Exchange.publish`; the methods are those of `PikaSending`."""
+class AioPikaCall:
+    """A publish through aio-pika: the arguments of `Exchange.publish`, and the methods of `PikaCall`."""
 
     target: "AbstractChannel | AbstractExchange"
     message: "AbstractMessage"
@@ -123,7 +123,7 @@ class AioPikaSending:
         result = await self._publish(core, own, placement.binding_key, {**self.kwargs, "mandatory": True})
         if publishing.was_returned(result):
             raise PublishUnroutable(
-                f"the message of {placement.name!r} came back: {placement.stream!r} is not bound any more",
+                f"the message of {placement.name!r} was returned: {placement.stream!r} is not bound; bind it again",
                 in_stream=False,
             )
         return result
@@ -141,11 +141,11 @@ class AioPikaSending:
         return await exchange.publish(message, binding_key, **kwargs)
 
 
-Sending: TypeAlias = PikaSending | AioPikaSending
+Call: TypeAlias = PikaCall | AioPikaCall
 
 
-def at_once(flow: Callable[..., Coroutine[Any, Any, T]], *args: Any, **options: Any) -> T:
-    """Call a coroutine function that never suspends, and return its result."""
+def run_blocking(flow: Callable[..., Coroutine[Any, Any, T]], *args: Any, **options: Any) -> T:
+    """Run a coroutine that never suspends, and return its result."""
     try:
         flow(*args, **options).send(None)
     except StopIteration as ended:
@@ -155,7 +155,7 @@ def at_once(flow: Callable[..., Coroutine[Any, Any, T]], *args: Any, **options: 
 
 
 class ThreadLock:
-    """A lock of threads that flows hold by `async with`. It blocks, and never suspends."""
+    """A thread lock for `async with`, which blocks and never suspends."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -168,7 +168,7 @@ class ThreadLock:
 
 
 class RouterBase(Generic[Options]):
-    """The flow of a message through a blocking router; the asyncio router overrides some methods."""
+    """The flow of a message through a blocking router. The asyncio router overrides some methods."""
 
     _options_class: Any
 
@@ -184,11 +184,11 @@ class RouterBase(Generic[Options]):
         if not isinstance(self._options, self._options_class):
             raise ConfigurationError(f"options= takes {self._options_class.__name__}, not {shown(options)}")
         self._core = RouterCore(super_stream, database, self._options, broker=broker)
-        self._set_up()
+        self._create_parts()
         of_one_process(self, "a router")
 
-    def _set_up(self) -> None:
-        """Create what this kind of router has besides its core."""
+    def _create_parts(self) -> None:
+        """Create the objects that this kind of router needs in addition to its core."""
         self._locks = NameLocks(ThreadLock)
 
     def __repr__(self) -> str:
@@ -200,90 +200,90 @@ class RouterBase(Generic[Options]):
         return self._core.publications.name
 
     def statistics(self) -> RouterStatistics:
-        """Return the counts since the router was opened, without input or output."""
+        """Return the counts since the router was opened. No I/O."""
         return self._core.statistics()
 
-    # --- what the asyncio router does in other ways -----------------------------------------------------------------
+    # --- methods that the asyncio router overrides ------------------------------------------------------------------
 
     async def _call(self, function: Callable[..., T], *args: Any, to_end: bool = True) -> T:
-        """Make a blocking call. If later messages of the name must not overtake it, it completes even if cancelled."""
+        """Make a blocking call. `to_end`: it completes even if cancelled, as later messages must not overtake it."""
         return function(*args)
 
     async def _end(self, function: Callable[[], None]) -> None:
         function()
 
-    def _faced(self, flow: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Callable[..., Any]:
-        """Return a flow in the form in which the application calls it."""
-        return partial(at_once, flow, *args)
+    def _for_application(self, flow: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Callable[..., Any]:
+        """Return a flow as a function that the application can call, or await."""
+        return partial(run_blocking, flow, *args)
 
     def _settle_set(self, name: str) -> None:
-        """Settle a name in the keeper's thread."""
-        at_once(self._settle_name, name)
+        """Settle a name. The thread of `SetLifecycle` calls this."""
+        run_blocking(self._settle_name, name)
 
     # --- the flow ---------------------------------------------------------------------------------------------------
 
-    async def _connect(self, sending: Sending, *, with_database: bool = True) -> None:
-        source = await sending.source()
+    async def _connect(self, call: Call, *, with_database: bool = True) -> None:
+        source = await call.source()
         await self._call(partial(self._core.open, source, with_database=with_database), to_end=False)
 
-    async def _publish(self, sending: Sending) -> Any:
+    async def _publish(self, call: Call) -> Any:
         raise NotImplementedError
 
-    async def _publish_locked(self, sending: Sending, name: str, *, stream: str | None = None) -> tuple[Placement, Any]:
-        """Publish a message while the name's lock is held; return its placement and the client's result.
+    async def _publish_locked(self, call: Call, name: str, *, stream: str | None = None) -> tuple[Placement, Any]:
+        """Publish a message, and return its placement and the client's result. The caller holds the name's lock.
 
-        - `stream`: Where to place the name if it has no placement yet.
+        `stream`: The partition to place a new name in; None: the balance rule chooses.
         """
-        sending.require_confirms()
+        call.require_confirms()
         core, publications = self._core, self._core.publications
         if not core.is_open:
-            await self._connect(sending)
-        core.check_vhost(vhost_of(await sending.source()))
+            await self._connect(call)
+        core.check_vhost(vhost_of(await call.source()))
         placement = publications.at_hand(name)
         if placement is None:
             placement = await self._call(publications.place, name, stream)
         sent = publications.next_of(placement)
         try:
-            headers = {**(sending.headers or {}), core.options.header: sent.name, PLACED_HEADER: str(sent.wanted)}
-            result = await sending.send_named(core, placement, headers)
+            headers = {**(call.headers or {}), core.options.header: sent.name, PLACED_HEADER: str(sent.wanted)}
+            result = await call.send_named(core, placement, headers)
         except PublishOutcomeUnknown as error:
-            error.settle = self._faced(self._settle_unknown, error.settle, sent)
+            error.settle = self._for_application(self._settle_unknown, error.settle, sent)
             raise
-        with unsettled(name, self._faced(self._settle, name)):
+        with outcome_unknown(name, self._for_application(self._settle, name)):
             if not publications.counts_at_once(sent):
                 await self._call(partial(publications.settle, name, must=False))
         core.published()
         return placement, result
 
-    async def _unnamed_partition(self, sending: Sending) -> PartitionRow:
-        """Choose the partition of a message without a name, without waiting for the database."""
+    async def _unnamed_partition(self, call: Call) -> PartitionRow:
+        """Choose the partition of a message without a name. Needs no database."""
         core = self._core
         if not core.has_layout:
-            await self._connect(sending, with_database=False)
-        core.check_vhost(vhost_of(await sending.source()))
-        return core.unnamed(sending.routing_key)
+            await self._connect(call, with_database=False)
+        core.check_vhost(vhost_of(await call.source()))
+        return core.unnamed(call.routing_key)
 
     async def _settle_name(self, name: str, timeout_s: float | None = None) -> None:
         async with self._locks(name):
             await self._call(self._core.publications.settle, name, timeout_s)
 
     async def _settle(self, name: str, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[()]:
-        """Wait until a confirmed message is valid; return no places, since its partition is known."""
-        with unsettled(name, self._faced(self._settle, name)):
+        """Wait until a confirmed message is valid. Returns no places: its partition is known."""
+        with outcome_unknown(name, self._for_application(self._settle, name)):
             await self._settle_name(name, timeout_s)
         return ()
 
     async def _settle_unknown(
         self, settle: Callable[..., Any], sent: Sent, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()
     ) -> tuple[MessageId, ...]:
-        """Settle a message without a confirm: it must be in a stream, and be valid there."""
+        """Settle a message without a confirm: return its places, or raise `PublishRejected` if it is not valid."""
         found = settle(timeout_s, streams=streams or (sent.stream,))
         places: tuple[MessageId, ...] = await found if isawaitable(found) else found
         if await self._call(self._core.publications.counts, sent):
             return places
         raise PublishRejected(
-            f"the message of {sent.name!r} reached {sent.stream!r} after its context had moved, so no serial consumer "
-            "reads it there: publish it again",
+            f"the message of {sent.name!r} reached {sent.stream!r} after its context had moved, so serial consumers "
+            "skip it: publish it again",
             in_stream=False,
         )
 
@@ -304,46 +304,46 @@ class RouterBase(Generic[Options]):
 class ContextFlow(RouterBase[ContextOptions]):
     _options_class = ContextOptions
 
-    async def _publish(self, sending: Sending) -> Any:
-        name = self._core.name_of(sending.headers)
+    async def _publish(self, call: Call) -> Any:
+        name = self._core.name_of(call.headers)
         if name is None:
-            return await sending.send_unnamed(self._core, await self._unnamed_partition(sending))
-        # Nothing suspends before the lock: messages of a name are published in the order of the calls.
+            return await call.send_unnamed(self._core, await self._unnamed_partition(call))
+        # Do not suspend before the lock: messages of a name are published in the order of the calls.
         async with self._locks(name):
-            return (await self._publish_locked(sending, name))[1]
+            return (await self._publish_locked(call, name))[1]
 
 
 class AffinityFlow(RouterBase[AffinityOptions]):
     _options_class = AffinityOptions
 
-    def _set_up(self) -> None:
-        super()._set_up()
+    def _create_parts(self) -> None:
+        super()._create_parts()
         self._predecessors = Predecessors(self._core, self._options.predecessors_max)
-        self._sets = SetKeeper(self._core, self._settle_set)
+        self._sets = SetLifecycle(self._core, self._settle_set)
 
-    async def _publish(self, sending: Sending) -> Any:
+    async def _publish(self, call: Call) -> Any:
         core, sets, predecessors = self._core, self._sets, self._predecessors
-        request = set_request_of(sending.headers, core.options.header)
-        # If it is known, nothing suspends before the set's lock: its messages are published in the order of the calls.
-        place = predecessors.known(request)
+        request = set_request_of(call.headers, core.options.header)
+        # For a cached set, do not suspend before its lock: its messages are published in the order of the calls.
+        place = predecessors.cached(request)
         if place is None:
-            await self._connect(sending)
+            await self._connect(call)
             place = await self._call(predecessors.find, request.predecessor, to_end=False)
         if place.name is None:
-            return await self._publish_of_none(sending, core.active(place.stream or ""))
+            return await self._publish_without_set(call, core.active(place.stream or ""))
         async with self._locks(place.name):
             if sets.is_ending(place.name):
-                await self._call(sets.end_now, place.name)
-            placement, result = await self._publish_locked(sending, place.name, stream=place.stream)
-            predecessors.published(Found(placement.name, placement.stream), sending.message_id)
-            sets.used(placement.name, placement.epoch, is_last=request.is_last)
+                await self._call(sets.close_ended, place.name)
+            placement, result = await self._publish_locked(call, place.name, stream=place.stream)
+            predecessors.remember(SetPlace(placement.name, placement.stream), call.message_id)
+            sets.record_use(placement.name, placement.epoch, is_last=request.is_last)
         return result
 
-    async def _publish_of_none(self, sending: Sending, partition: PartitionRow | None = None) -> Any:
+    async def _publish_without_set(self, call: Call, partition: PartitionRow | None = None) -> Any:
         """Publish a message without a set to its predecessor's partition, or by the balance rule."""
-        partition = partition or await self._unnamed_partition(sending)
-        result = await sending.send_unnamed(self._core, partition)
-        self._predecessors.published(Found(None, partition.stream), sending.message_id)
+        partition = partition or await self._unnamed_partition(call)
+        result = await call.send_unnamed(self._core, partition)
+        self._predecessors.remember(SetPlace(None, partition.stream), call.message_id)
         return result
 
     async def _close(self) -> None:

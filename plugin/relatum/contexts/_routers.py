@@ -13,13 +13,13 @@ from relatum.contexts._context_options import AffinityOptions, ContextOptions
 from relatum.contexts._placement_cache import NameLocks
 from relatum.contexts._router_flow import (
     AffinityFlow,
-    AioPikaSending,
+    AioPikaCall,
     ContextFlow,
     Options,
-    PikaSending,
+    PikaCall,
     RouterBase,
     T,
-    at_once,
+    run_blocking,
 )
 from relatum.superstreams import Target
 from relatum.superstreams.targets import TargetExchange
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
 
 THREADS: Final = 32
-"""The most threads for blocking calls of an asyncio router: placing, querying, waiting for moves."""
+"""The most threads for blocking calls of an asyncio router: placements, refreshes, waits for moves."""
 
 
 class Router(RouterBase[Options], Target, Closing):
     """Publishes messages with pika: by placement if they have a name, else by the balance rule. Thread-safe."""
 
     def open(self, source: Any = None) -> None:
-        """Connect eagerly. Idempotent.
+        """Connect before the first message. Idempotent.
 
         Args:
-            source: A URL, or a channel or connection of the client, if the router was given no URL.
+            source: A URL, or a channel or connection of the client. None (default): the router's `broker`.
 
         Raises:
-            ConfigurationError: no broker was given, or the router is closed.
+            ConfigurationError: the router has no broker, or is closed.
             SuperStreamNotFound: the broker has no such super stream.
-            SuperStreamConflict: another header names its contexts or sets.
+            SuperStreamConflict: another header names the super stream's contexts or sets.
             BrokerUnavailable, DatabaseUnavailable, AccessRefused, SchemaMissing: a server cannot be used.
         """
         self._core.open(source)
@@ -56,17 +56,17 @@ class Router(RouterBase[Options], Target, Closing):
 
         Raises:
             ContextMoving: a move did not end in time.
-            DatabaseUnavailable, BrokerUnavailable: the order is not known yet; call `check` again.
+            DatabaseUnavailable, BrokerUnavailable: some messages are not checked yet; call `check` again.
         """
-        at_once(self._check, timeout_s)
+        run_blocking(self._check, timeout_s)
 
     def close(self) -> None:
-        """Call `check`, and close the connections. An affinity router closes the sets that have ended first.
+        """Call `check`, and close the connections. An affinity router first closes the sets that have ended.
 
         Raises:
             ContextMoving, DatabaseUnavailable, BrokerUnavailable: see `check`; the connections are closed.
         """
-        at_once(self._close)
+        run_blocking(self._close)
 
     def publish(
         self,
@@ -79,16 +79,16 @@ class Router(RouterBase[Options], Target, Closing):
     ) -> Any:
         """Publish a message to the partition of its context or affinity set.
 
-        For a context, return once the message is known to be in order.
+        For a context, the call returns when the message is known to be in order.
 
         Args:
             channel: A BlockingChannel of pika in confirm mode, intercepted or not. Messages without a context or set
                 may use any channel of pika.
             body: The body.
             properties: The properties, whose headers name the context or set. They are not changed.
-            routing_key: For messages without a context or set: a key to balance by, or "".
-            mandatory: For messages without a context or set: whether unroutable messages are returned. Other messages
-                always are.
+            routing_key: For messages without a context or set: a key for the balance rule, or "" (default).
+            mandatory: For messages without a context or set: whether the broker returns unroutable messages. It always
+                returns others. Default: True.
 
         Returns:
             The result of `basic_publish`.
@@ -98,16 +98,17 @@ class Router(RouterBase[Options], Target, Closing):
                 was sent.
             InvalidInput: the headers contradict each other, or the name is not text of 1 to 1,024 bytes; nothing was
                 sent.
-            PredecessorNotFound: the predecessor is not known, or not yet; nothing was sent.
+            PredecessorNotFound: the predecessor is unknown, or not recorded yet; nothing was sent.
             ContextMoving: a move did not end within `timeout_s`; nothing was sent; safe to repeat.
             TooManyOpenSets: nothing was sent; safe to repeat.
-            DatabaseUnavailable, BrokerUnavailable: nothing was sent.
+            DatabaseUnavailable, BrokerUnavailable: nothing was sent; safe to repeat.
             SuperStreamNotFound, SuperStreamConflict: nothing was sent.
-            PublishOutcomeUnknown: the message may be in its context or set. `settle(timeout_s)` finds out, and adopts
-                the message if a move overtook it. Until then, this router publishes nothing else with that name.
+            PublishOutcomeUnknown: the message may be in its context or set. `error.settle(timeout_s)` finds the
+                outcome, and adopts the message if a move overtook it. Until then, this router publishes nothing else of
+                that context or set.
             Exception: errors of `basic_publish`.
         """
-        return at_once(self._publish, PikaSending(channel, body, properties, routing_key, mandatory))
+        return run_blocking(self._publish, PikaCall(channel, body, properties, routing_key, mandatory))
 
 
 class ContextRouter(ContextFlow, Router[ContextOptions]):
@@ -118,20 +119,21 @@ class ContextRouter(ContextFlow, Router[ContextOptions]):
         with relatum.ContextRouter("orders", DATABASE_URL) as router:
             router.publish(channel, body, BasicProperties(headers={"serialization_context": account}))
 
-    When `publish` returns, the message is in its context's order, after all earlier messages, and every serial consumer
-    sees it there exactly once, wherever the context moves, and even if this process was suspended in between. While
-    messages are published, a thread queries the database, and each query validates the messages of a short time. If the
-    last query is too old, the router queries after the broker's confirm, which costs a round trip to PostgreSQL.
+    When `publish` returns, the message is in its context's order, after all earlier messages. Every serial consumer
+    gets it there exactly once, wherever the context moves, even if this process was suspended during the call. While
+    messages are published, a thread refreshes the cached placements from the database. A refresh validates the messages
+    confirmed within 0.2 s of its start. Without a recent one, the router refreshes after the broker's confirm, which
+    costs a round trip to PostgreSQL.
 
-    A router can take the exchange's place on an intercepted channel: `channel.basic_publish(router, "", body, ...)`.
-    Messages of one context are published one at a time; threads with their own channels publish different contexts
-    at the same time. A message without the header is published to any partition, without the database.
+    On an intercepted channel, a router can replace the exchange: `channel.basic_publish(router, "", body, ...)`. The
+    router publishes messages of one context one at a time. Threads with their own channels publish different contexts
+    at the same time. A message without the header goes to any partition, without the database.
 
     Args:
         super_stream: The super stream's name.
         database: PostgreSQL's URL, or a `Database`, which the caller closes.
-        options: A `ContextOptions`; None for the defaults.
-        broker: The broker's URL, or a `Broker`. None (default): the broker of the channel first published on.
+        options: A `ContextOptions`. None (default): the default options.
+        broker: The broker's URL, or a `Broker`. None (default): the broker of the first channel published on.
 
     Raises:
         ConfigurationError: an option or a URL is invalid.
@@ -142,25 +144,25 @@ class ContextRouter(ContextFlow, Router[ContextOptions]):
 class AffinityRouter(AffinityFlow, Router[AffinityOptions]):
     """Publishes all messages of an affinity set to the partition of its first message.
 
-    A context manager; threads may share one, each with a channel of its own.
+    A context manager; threads may share one, each with its own channel.
 
         with relatum.AffinityRouter("invoices", DATABASE_URL, AffinityOptions(balance="least_loaded")) as router:
             router.publish(channel, body, BasicProperties(headers={"affinity_set": "invoice 17"}))
 
-    A header names the set. The balance rule chooses the partition of its first message, and the database stores it
-    atomically, so that all publishers agree. Further messages use the cached partition. A message with the header
-    `affinity_last: True` ends its set, and one with `affinity_predecessor` joins the set of another message. Messages
-    with none of these headers are balanced by the rule and never wait for PostgreSQL.
+    A header names the set. The balance rule chooses the partition of the set's first message, and the database stores
+    the choice atomically, so that all publishers agree. Later messages use the cached partition. A message with the
+    header `affinity_last: True` ends its set. A message with `affinity_predecessor` joins the set of another message.
+    The balance rule places messages without these headers; they never wait for PostgreSQL.
 
-    A router can take the exchange's place on an intercepted channel: `channel.basic_publish(router, "", body, ...)`.
+    On an intercepted channel, a router can replace the exchange: `channel.basic_publish(router, "", body, ...)`.
     Arguments and errors are those of `ContextRouter`; `options` are `AffinityOptions`.
     """
 
 
 class AsyncRouter(RouterBase[Options], AsyncClosing):
-    """`Router` for aio-pika's channels, used in one event loop. Blocking calls run in threads; queries are shared."""
+    """`Router` for aio-pika's channels, for one event loop. Blocking calls run in threads; messages share refreshes."""
 
-    def _set_up(self) -> None:
+    def _create_parts(self) -> None:
         self._locks = NameLocks(asyncio.Lock)
         self._threads = Threads(THREADS, "relatum-router")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -169,19 +171,19 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         return await in_thread(self._threads, function, *args, to_end=to_end)
 
     async def _end(self, function: Callable[[], None]) -> None:
-        # In other threads: closing does not queue behind messages that wait for moves.
+        # Use other threads than `_call`: closing must not queue behind messages that wait for moves.
         await in_thread(None, function)
 
-    def _faced(self, flow: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Callable[..., Any]:
+    def _for_application(self, flow: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Callable[..., Any]:
         return partial(flow, *args)
 
     def _settle_set(self, name: str) -> None:
-        # In the loop, which has the names' locks.
+        # Only the loop can take the locks of names.
         if self._loop is not None:
             asyncio.run_coroutine_threadsafe(self._settle_name(name), self._loop).result()
 
     async def open(self, source: Any = None) -> None:
-        """Connect eagerly; see `ContextRouter.open`. `source` may be an aio-pika connection or channel. Idempotent."""
+        """Connect before the first message; see `ContextRouter.open`. `source`: aio-pika's connection or channel."""
         if hasattr(source, "get_underlay_channel"):
             source = (await source.get_underlay_channel()).connection
         elif getattr(source, "transport", None) is not None:
@@ -205,13 +207,13 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
     ) -> Any:
         """Publish a message to the partition of its context or affinity set.
 
-        For a context, return once the message is known to be in order. If the call is cancelled, the message may or may
-        not have been published.
+        For a context, the call returns when the message is known to be in order. If the call is cancelled, the message
+        may or may not have been published.
 
         Args:
             channel: An aio-pika channel with publisher confirms, or an exchange of one; intercepted or not.
             message: The message, whose headers name the context or set. It is not changed.
-            routing_key: For messages without a context or set: a key to balance by, or "".
+            routing_key: For messages without a context or set: a key for the balance rule, or "" (default).
             kwargs: Further arguments of `Exchange.publish`, such as `timeout`.
 
         Returns:
@@ -220,13 +222,13 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         Raises: the errors of `ContextRouter.publish`. After `PublishOutcomeUnknown`, `await error.settle()`.
         """
         self._loop = asyncio.get_running_loop()
-        return await self._publish(AioPikaSending(channel, message, routing_key, kwargs))
+        return await self._publish(AioPikaCall(channel, message, routing_key, kwargs))
 
     publish_async = publish
     destination_async = Target.destination_async
 
     def exchange(self, channel: "AbstractChannel") -> TargetExchange:
-        """Return an exchange-like object for one channel: it has `publish(message, routing_key)`."""
+        """Return an object for one channel with an exchange's `publish(message, routing_key)`."""
         return TargetExchange(self, channel)
 
 
@@ -236,8 +238,8 @@ class AsyncContextRouter(ContextFlow, AsyncRouter[ContextOptions]):
         async with relatum.AsyncContextRouter("orders", DATABASE_URL) as router:
             await router.publish(channel, Message(body, headers={"serialization_context": account}))
 
-    Tasks publish at the same time; messages of one context are published one at a time, in the order of the calls. One
-    query of the database validates all messages confirmed before it. The arguments are those of `ContextRouter`.
+    Tasks publish at the same time; the router publishes messages of one context one at a time, in the order of the
+    calls. One refresh validates all messages confirmed before it. The arguments are those of `ContextRouter`.
     """
 
 
@@ -247,6 +249,6 @@ class AsyncAffinityRouter(AffinityFlow, AsyncRouter[AffinityOptions]):
         async with relatum.AsyncAffinityRouter("invoices", DATABASE_URL) as router:
             await router.publish(channel, Message(body, headers={"affinity_set": "invoice 17"}))
 
-    Tasks publish at the same time; messages of one set are published one at a time, in the order of the calls. The
-    arguments are those of `AffinityRouter`.
+    Tasks publish at the same time; the router publishes messages of one set one at a time, in the order of the calls.
+    The arguments are those of `AffinityRouter`.
     """

@@ -1,4 +1,4 @@
-"""The serial consumer for threads, its batches, and the part that it shares with the serial consumer for tasks."""
+"""The blocking serial consumer, its batches, and the base that it shares with the asyncio one."""
 
 import asyncio
 import logging
@@ -28,21 +28,20 @@ from relatum.reading import Broker, BrokerAddress, Message, StreamReader
 from relatum.store.database import AnyDatabase
 
 CLOSE_S: Final = 10.0
-"""Default seconds that `close` waits for the threads."""
+"""Seconds that `close` waits for the threads by default."""
 
-LOOK_S: Final = 0.25
-"""How often an idle `run` checks whether to stop, in seconds."""
+POLL_S: Final = 0.25
+"""Seconds between two checks of an idle `run` whether to stop."""
 
 
 class BatchBase:
     """Messages of one partition, in the order to consume them. Iterable.
 
-    A partition delivers one batch at a time: acknowledge the batch to get the next one, or give it back to get it
-    again.
+    A partition delivers one batch at a time: acknowledge the batch to get the next one, or give the batch back to get
+    it again.
 
     Attributes:
-        partition: The stream the messages were consumed from. An adopted message is stored in another stream, which
-            `message.stream` names.
+        partition: The partition's stream. An adopted message is stored in another stream, which `message.stream` names.
         messages: The messages, at least one.
         is_acknowledged: Whether the position after these messages is stored.
     """
@@ -61,13 +60,13 @@ class BatchBase:
         return context if isinstance(context, str) else None
 
     def give_back(self) -> None:
-        """Return the batch: its messages are delivered again, as the partition's next batch."""
+        """Give the batch back: the partition delivers its messages again, as the next batch."""
         self._is_given_back = True
         self._source.give_back(self._step)
 
     def _check(self) -> None:
         if self.is_acknowledged:
-            raise InvalidInput(f"this batch of {self.partition!r} is acknowledged already")
+            raise InvalidInput(f"this batch of {self.partition!r} was acknowledged already: take the next one")
         if self._is_given_back:
             raise lost(self.partition, self._source.member.store.name)
         self._source.check(self._step)
@@ -102,30 +101,30 @@ class SerialBatch(BatchBase):
         """Store that these messages are consumed.
 
         Raises:
-            PartitionLost: Another member took the partition over, and receives these messages.
-            DatabaseUnavailable: PostgreSQL does not answer; call `acknowledge` again, or the messages may be delivered
-                again.
-            InvalidInput: The batch is acknowledged already.
+            PartitionLost: Another member took over the partition, and gets these messages; nothing was written.
+            DatabaseUnavailable: PostgreSQL does not answer. Call `acknowledge` again; otherwise the messages may be
+                delivered again.
+            InvalidInput: The batch was acknowledged already.
         """
         self._acknowledge()
 
     def transaction(self) -> AbstractContextManager[sa.Connection]:
         """Open a transaction that acknowledges the batch when it commits: each message is consumed exactly once.
 
-        The rows you write through the connection and the position are committed together. If the block raises,
-        everything is rolled back, and the batch remains to be acknowledged or given back.
+        The rows you write through the connection and the position are committed together. If the block raises, all is
+        rolled back: consume the batch again, or give it back.
 
         Raises:
-            PartitionLost: Another member took the partition over; nothing was written.
+            PartitionLost: Another member took over the partition; nothing was written.
             DatabaseUnavailable: PostgreSQL does not answer; nothing was written. If the commit got no answer for ten
-                seconds, the outcome is unknown: the partition is then opened again at its stored position.
+                seconds, the outcome is unknown: the member then reopens the partition at its stored position.
             ConfigurationError: The block ended the transaction itself.
-            InvalidInput: The batch is acknowledged already.
+            InvalidInput: The batch was acknowledged already.
         """
         return self._transaction()
 
 
-def consuming(super_stream: str, consumer: str, batch: BatchBase) -> AbstractContextManager[Any]:
+def processing_span(super_stream: str, consumer: str, batch: BatchBase) -> AbstractContextManager[Any]:
     """Return a span around the processing of a batch, if tracing is on."""
 
     def describe() -> Description:
@@ -167,48 +166,48 @@ class ConsumerBase:
 
     def _check_startable(self) -> None:
         if self._is_started or self._is_closed:
-            raise ConfigurationError("a consumer is started once")
+            raise ConfigurationError("a consumer can be started only once: create another one")
 
-    def _until(self, timeout_s: float | None) -> float | None:
-        """The deadline of a wait for a batch; None waits forever."""
+    def _deadline(self, timeout_s: float | None) -> float | None:
+        """Return the deadline of a wait for a batch; None: no deadline."""
         self._check_running()
         return None if timeout_s is None else time.monotonic() + checked_seconds("timeout_s", timeout_s)
 
     def _check_running(self) -> None:
         if not self._is_started:
-            raise ConfigurationError("the consumer does not run: start it")
+            raise ConfigurationError("the consumer is not running: call start(), or use it as a context manager")
 
     def _is_ending(self, stop: threading.Event | asyncio.Event | None) -> bool:
         return self._member.stopping.is_set() or (stop is not None and stop.is_set())
 
     def _acknowledge(self, batch: BatchBase, stop: threading.Event | asyncio.Event | None = None) -> None:
-        """Acknowledge a batch once PostgreSQL is available; after a stop it is given back, and delivered again later.
+        """Acknowledge a batch, and retry while PostgreSQL is unavailable. After `stop`, give the batch back instead.
 
-        A batch that another member took over is skipped.
+        If another member took over the partition, log that and return.
         """
-        outages, who = self._member.outages, f"acknowledging a batch of {batch.partition!r}"
+        outages, task = self._member.outages, f"acknowledging a batch of {batch.partition!r}"
         pauses, stopping = backoff(), self._member.stopping
         while not stopping.is_set():
             try:
                 with within(None if stop is None else AfterStop(stop)):
                     batch._acknowledge()
             except PartitionLost as error:
-                outages.forget(who)
+                outages.forget(task)
                 return log_failure(logger, error, "batch not acknowledged", level=logging.INFO)
             except DatabaseUnavailable as error:
-                outages.failed(who, error)
+                outages.failed(task, error)
             else:
-                return outages.over(who)
+                return outages.over(task)
             until = time.monotonic() + next(pauses)
             while (left_s := until - time.monotonic()) > 0 and not stopping.is_set():
                 if self._is_ending(stop):
-                    outages.forget(who)
+                    outages.forget(task)
                     return batch.give_back()
-                stopping.wait(min(left_s, LOOK_S))
+                stopping.wait(min(left_s, POLL_S))
 
     @contextmanager
-    def _handling(self, batch: BatchBase) -> Iterator[None]:
-        """Give a batch back if the block raises; continue if another member has taken over its partition."""
+    def _give_back_on_error(self, batch: BatchBase) -> Iterator[None]:
+        """Give a batch back if the block raises. Suppress `PartitionLost`: another member gets the messages."""
         try:
             yield
         except PartitionLost as error:
@@ -227,30 +226,30 @@ class ConsumerBase:
             return read_status(self._store.database, self._store.consumer_id, reader)
 
     def statistics(self) -> SerialStatistics:
-        """Return this member's counts, without input or output."""
+        """Return this member's counts. No I/O."""
         return self._member.statistics()
 
     @property
     def partitions(self) -> tuple[str, ...]:
-        """The streams this member reads now."""
+        """The streams that this member reads now."""
         return tuple(sorted(following.stream for following in self._member.followings))
 
 
 class SerialConsumer(ConsumerBase, Closing):
-    """Consumes a super stream; the messages of each serialization context are delivered in the order of publishing.
+    """Consumes a super stream; delivers the messages of each serialization context in the order of publishing.
 
-    Consumers with the same name, in any number of processes, are members that share the partitions; one member reads a
-    partition at a time. Positions are stored in PostgreSQL. Contexts may move between partitions at any time: messages
-    in the new partition are held back until all earlier messages in the old partition are consumed. Contexts that do
-    not move never wait.
+    Consumers with the same name, in any number of processes, are members that share the partitions; one member at a
+    time reads a partition. PostgreSQL stores the positions. Contexts may move between partitions at any time: the
+    consumer holds back messages in the new partition until all earlier messages in the old one are consumed. Contexts
+    that do not move never wait.
 
-    A context manager: entering starts it, leaving closes it. Thread-safe; batches of different partitions can be
-    processed at the same time.
+    A context manager: entering starts the consumer, leaving closes it. Thread-safe; threads can process batches of
+    different partitions at the same time.
 
     Args:
         super_stream: The super stream's name.
         name: The consumer's name. Each name consumes every message.
-        options: The `SerialOptions`.
+        options: The `SerialOptions`. Default: their defaults.
         broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`, which the caller closes.
 
@@ -264,14 +263,14 @@ class SerialConsumer(ConsumerBase, Closing):
         return self
 
     def start(self) -> None:
-        """Join the members with this name and begin to read.
+        """Join the members of this name and start to read.
 
         Raises:
             SuperStreamNotFound: The super stream does not exist.
-            SuperStreamConflict: Another header names its contexts.
+            SuperStreamConflict: Another header names the super stream's contexts.
             DatabaseUnavailable: PostgreSQL does not answer.
-            SchemaMissing: Run `relatum migrate`.
-            BrokerUnavailable: The broker does not answer; a new name needs it to find where to begin.
+            SchemaMissing: The database has no schema; run `relatum migrate`.
+            BrokerUnavailable: The broker does not answer. A new name needs it to find its start positions.
             ConfigurationError: The consumer was started before.
         """
         self._check_startable()
@@ -279,12 +278,12 @@ class SerialConsumer(ConsumerBase, Closing):
         self._is_started = True
 
     def close(self, timeout_s: float = CLOSE_S) -> bool:
-        """Stop reading and release the partitions to other members at once. Idempotent.
+        """Stop reading and immediately release the partitions to other members. Idempotent.
 
-        Unacknowledged messages are delivered again, to the next member that reads the partition.
+        The next member that reads a partition gets its unacknowledged messages again.
 
         Args:
-            timeout_s: Seconds to wait for the threads.
+            timeout_s: Seconds to wait for the threads. Default: 10.
 
         Returns:
             False if a thread is still running.
@@ -299,13 +298,13 @@ class SerialConsumer(ConsumerBase, Closing):
         """Return the next batch of any partition; None after `timeout_s`, or if the consumer is closed.
 
         Args:
-            timeout_s: Seconds to wait. None waits forever, 0 does not wait.
+            timeout_s: Seconds to wait. None (default) waits forever, 0 does not wait.
 
         Raises:
-            TlsRefused, AccessRefused, ConfigurationError: The broker refuses this consumer. The consumer keeps trying:
-                call again once that is fixed.
+            TlsRefused, AccessRefused, ConfigurationError: The broker refuses this consumer, which keeps retrying. Mend
+                the cause, then call again.
         """
-        until, member = self._until(timeout_s), self._member
+        until, member = self._deadline(timeout_s), self._member
         while not member.stopping.is_set():
             left_s = None if until is None else max(0.0, until - time.monotonic())
             waiting = member.wait(at_once=left_s == 0)
@@ -325,29 +324,29 @@ class SerialConsumer(ConsumerBase, Closing):
     def batches(self, timeout_s: float | None = None) -> Iterator[SerialBatch]:
         """Iterate over batches; acknowledge each of them.
 
-        A partition delivers no further batch until its last one is acknowledged; other partitions do.
+        A partition delivers its next batch after the last one is acknowledged. Other partitions do not wait for it.
 
         Args:
-            timeout_s: Stop after this many seconds without a batch. None continues until the consumer is closed.
+            timeout_s: Stop after this many seconds without a batch. None (default): stop when the consumer is closed.
         """
         while (batch := self.next_batch(timeout_s)) is not None:
             yield batch
 
     def messages(self, timeout_s: float | None = None) -> Iterator[Message]:
-        """Iterate over messages. A batch is acknowledged when the loop asks for the message after its last one.
+        """Iterate over messages. Requesting the message after a batch's last one acknowledges the batch.
 
         If this process dies before that, the messages of the batch are delivered again. While PostgreSQL is
         unavailable, the iterator waits.
 
         Args:
-            timeout_s: Stop after this many seconds without a batch. None continues until the consumer is closed.
+            timeout_s: Stop after this many seconds without a batch. None (default): stop when the consumer is closed.
 
         Raises:
             TlsRefused, AccessRefused, ConfigurationError: See `next_batch`.
         """
         for batch in self.batches(timeout_s):
             # If the loop ends inside a batch, the whole batch is delivered again.
-            with self._handling(batch):
+            with self._give_back_on_error(batch):
                 yield from batch.messages
                 self._acknowledge(batch)
 
@@ -355,27 +354,27 @@ class SerialConsumer(ConsumerBase, Closing):
         return self.messages()
 
     def run(self, handler: Callable[[SerialBatch], object], stop: threading.Event | None = None) -> None:
-        """Call a function with one batch after the other, and acknowledge each batch after it.
+        """Call a function with one batch after the other, and acknowledge each batch after the call.
 
         Args:
             handler: Called with each batch; it may use `batch.transaction()`. If it raises, the batch is given back
-                and the error is raised here.
-            stop: If set, `run` returns after the current batch; if PostgreSQL is unavailable then, that batch is
-                delivered again later. None runs until the consumer is closed.
+                and `run` raises the error.
+            stop: When this event is set, `run` returns after the current batch; if PostgreSQL is unavailable then, that
+                batch is delivered again later. None (default): run until the consumer is closed.
         """
         checked_callable("handler", handler)
         while not self._is_ending(stop):
-            batch = self.next_batch(LOOK_S)
+            batch = self.next_batch(POLL_S)
             if batch is None:
                 continue
-            with self._handling(batch):
-                with consuming(self.super_stream, self.name, batch):
+            with self._give_back_on_error(batch):
+                with processing_span(self.super_stream, self.name, batch):
                     handler(batch)
                 if not batch.is_acknowledged:
                     self._acknowledge(batch, stop)
 
     def status(self) -> SerialStatus:
-        """Return the position, the lag and the held messages of each partition, over all members.
+        """Return the position, the lag and the held messages of each partition, for all members.
 
         Raises:
             DatabaseUnavailable: PostgreSQL does not answer.

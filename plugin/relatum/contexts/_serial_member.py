@@ -1,9 +1,9 @@
-"""One member of a serial consumer: its lease, its share of the partitions, and its batches, in one loop.
+"""One member of a serial consumer: its lease, its share of the partitions, and its batches, in one event loop.
 
-The loop hands batches out; the application's threads wait for them.
+The loop hands out batches; the application's threads wait for them.
 
 A process that was frozen for longer than its lease delivers nothing before it has renewed the lease, whichever timer
-fires first. Its writes until then are fenced.
+fires first. PostgreSQL refuses its writes until then.
 """
 
 import asyncio
@@ -33,19 +33,19 @@ from relatum.reading.following import BrokerReach, Event, Failed, StreamFollower
 from relatum.store.members import Share
 
 LEAVE_S: Final = 1.0
-"""The minimum seconds to release partitions, however short the close."""
+"""The minimum seconds to release partitions, even with a shorter time limit of `close`."""
 
-GIVE_UP_S: Final = 10.0
+CLEAN_UP_S: Final = 10.0
 """Seconds that a failed start has to clean up."""
 
-BROKER_ASKS_MAX: Final = 3
-"""How many partitions query the broker at the same time; PostgreSQL has other threads."""
+BROKER_QUERIES_MAX: Final = 3
+"""How many partitions query the broker at the same time; calls of PostgreSQL have other threads."""
 
 POLL_S: Final = 0.01
-"""Seconds between queries whether a hold is complete; longer for old holds."""
+"""Seconds between two queries whether holds are complete; more for old holds."""
 
-POLL_SLOWEST_S: Final = 0.1
-"""The longest such interval."""
+POLL_S_MAX: Final = 0.1
+"""The most seconds between two such queries."""
 
 Taken: TypeAlias = tuple[Partition, Step]
 """A batch that was handed out."""
@@ -53,9 +53,9 @@ Taken: TypeAlias = tuple[Partition, Step]
 
 class Member:
     surplus: Duty
-    """Releases partitions that other members should have."""
+    """Releases partitions above this member's share."""
     holds: Duty
-    """Delivers messages that moves held back."""
+    """Releases the messages of complete holds."""
 
     def __init__(
         self, super_stream: str, store: ConsumerStore, address: BrokerAddress, *, options: SerialOptions
@@ -72,30 +72,30 @@ class Member:
         self._address = address
         self._partitions: dict[str, Partition] = {}
         self._waiting: deque[Future[Taken]] = deque()
-        self._counting = threading.Lock()
+        self._count_lock = threading.Lock()
         self._served = self._delivered = self._acknowledged = 0
         self.pause_s = Histogram()
-        self._of = f"of a member of {store.name!r}"
+        self._log_name = f"of a member of {store.name!r}"
         self._streams: set[str] = set()
         self._begin()
 
     def _begin(self) -> None:
         name = f"relatum-{self.store.name}"
         self.loop = ComponentLoop(name, logger, ending=self.store.ending)
-        # The lease has its own thread and connection, so that renewing never queues.
+        # The lease has its own thread and connection, so that a renewal never queues.
         self._lease_thread = Threads(1, f"{name}-lease")
-        self._broker_threads = Threads(BROKER_ASKS_MAX, f"{name}-reads")
-        self._ask_for_lease = partial(self.loop.ask, threads=self._lease_thread)
+        self._broker_threads = Threads(BROKER_QUERIES_MAX, f"{name}-reads")
+        self._call_for_lease = partial(self.loop.ask, threads=self._lease_thread)
         self.ask_broker = partial(self.loop.ask, threads=self._broker_threads)
         self._ended = threading.Event()
         self._duties: list[Duty] = []
         self._partitions.clear()
         self._holder: str | None = None
         self._surplus = 0
-        self._leased_until = self._renews_at = -math.inf
+        self._leased_until = self._renew_at = -math.inf
 
     def start(self) -> None:
-        """Join, take free partitions, and begin to read. A failed start leaves nothing behind."""
+        """Join, take free partitions, and start to read. A failed start releases everything."""
         if self.stopping.is_set():
             self._begin()
         self.stopping.clear()
@@ -104,30 +104,30 @@ class Member:
             self._placements = PlacementStore(self.store.database, self._address.vhost, self._super_stream)
             self._placements.open_or_add(self.options.header, self._address)
             self.header = self._placements.header
-            self.store.ensure(self._placements.super_stream_id, self._beginnings)
+            self.store.ensure(self._placements.super_stream_id, self._start_positions)
             self._streams = {row.stream for row in self._placements.partitions()}
             self.loop.start()
             joined = self.loop.run(self._join)
             if joined is not None:
                 joined.result()
         except BaseException:
-            self.close(GIVE_UP_S)
+            self.close(CLEAN_UP_S)
             raise
 
-    def _beginnings(self, streams: Sequence[str]) -> Mapping[str, int]:
+    def _start_positions(self, streams: Sequence[str]) -> Mapping[str, int]:
         if self.options.start == "first":
-            # Not the first retained offset: dropped fences and markers matter, too.
+            # The start is 0, not the first retained offset: dropped fences and markers also count.
             return {}
         ends = {}
         with StreamReader.open(self._address) as reader:
             for stream in streams:
-                # The stream of a retired partition may be deleted.
+                # The stream of a retired partition may have been deleted.
                 with suppress(StreamNotFound):
                     ends[stream] = reader.bounds(stream).end
         return ends
 
     async def _join(self) -> None:
-        self._sharing = asyncio.Lock()
+        self._share_lock = asyncio.Lock()
         self.follower = StreamFollower(
             self.loop,
             self._address,
@@ -138,17 +138,17 @@ class Member:
         )
         self._reach = BrokerReach(self.follower, self.outages, lambda: min(self._streams))
         repeat = partial(self.loop.repeat, outages=self.outages)
-        self.surplus = repeat(self._give_surplus, f"releasing partitions {self._of}")
-        self.holds = repeat(self._release_holds, f"looking at moves {self._of}")
+        self.surplus = repeat(self._give_surplus, f"releasing partitions {self._log_name}")
+        self.holds = repeat(self._release_holds, f"checking holds {self._log_name}")
         self._duties += self.surplus, self.holds
         await self._keep_lease()
-        lease = repeat(self._keep_lease, f"keeping the lease {self._of}", longest_s=self.store.renewal_s)
+        lease = repeat(self._keep_lease, f"keeping the lease {self._log_name}", longest_s=self.store.renewal_s)
         self._duties.append(lease)
 
     def close(self, timeout_s: float) -> bool:
-        """Stop reading and release the partitions; False if that took too long."""
+        """Stop reading and release the partitions. Returns False if this took too long."""
         until = time.monotonic() + timeout_s
-        # Half of the time is for an available database; after it, the threads stop waiting.
+        # Calls of the database get half of the time. After it, the threads stop waiting.
         self.store.ending.end_in(max(LEAVE_S, timeout_s / 2))
         self.stopping.set()
         for waiting in list(self._waiting):
@@ -161,16 +161,16 @@ class Member:
         return has_ended
 
     async def _end(self) -> None:
-        """Leave, in the loop, so that closing does not wait for an unavailable database."""
+        """End the membership. This runs in the loop: closing must not wait for an unavailable database."""
         try:
             for duty in self._duties:
                 duty.cancel()
             for each in list(self._partitions.values()):
                 self.leave(each)
             try:
-                await self._ask_for_lease(self.store.leave)
-            except Exception as error:  # noqa: BLE001 - the lease expires by itself
-                what = f"partitions {self._of} were not released"
+                await self._call_for_lease(self.store.leave)
+            except Exception as error:  # noqa: BLE001 - without a release, the lease expires
+                what = f"partitions {self._log_name} were not released; others take them when the lease expires"
                 log_failure(logger, error, what, level=logging.INFO)
             closing = self.loop.spawn(self.follower.close())
             await asyncio.wait([closing], timeout=max(0.0, self.store.ending.left_s()))
@@ -185,27 +185,27 @@ class Member:
         self._ended.set()
 
     async def _keep_lease(self) -> float:
-        """Renew the lease; open gained partitions, and drop lost partitions."""
-        if (early_s := self._renews_at - time.monotonic()) > 0:
+        """Renew the lease; open new partitions, and drop lost ones. Returns the seconds until the next renewal."""
+        if (early_s := self._renew_at - time.monotonic()) > 0:
             return early_s
         reach = self._reach
-        # No partition may be released while their holders are being read.
-        async with self._sharing:
+        # Do not release partitions while the database's holders are being read.
+        async with self._share_lock:
             reach.look()
             began = time.monotonic()
-            is_busy = reach.is_cut_off and self._halt()
-            share, partitions = await self._ask_for_lease(partial(self.store.share, reach, is_busy=is_busy))
-            self._has(share, partitions)
+            is_busy = reach.is_cut_off and self._stop_delivery()
+            share, partitions = await self._call_for_lease(partial(self.store.share, reach, is_busy=is_busy))
+            self._apply_share(share, partitions)
         if not reach.is_cut_off:
-            # Not earlier: while this member was cut off, others may have taken and consumed its partitions.
+            # Extend the lease only now: while this member was cut off, others may have consumed its partitions.
             self._leased_until = began + self.options.lease_s
             self.hand_out()
-        self._renews_at = time.monotonic() + self.store.renewal_s
+        self._renew_at = time.monotonic() + self.store.renewal_s
         return self.store.renewal_s
 
-    def _has(self, share: Share, partitions: Mapping[int, str]) -> None:
+    def _apply_share(self, share: Share, partitions: Mapping[int, str]) -> None:
         if share.holder != self._holder and self._partitions:
-            # The lease had expired: drop every partition, and reopen those still ours at their stored positions.
+            # The lease had expired: drop all partitions, and reopen the remaining ones at their stored positions.
             logger.info("the lease of a member of %r expired: its partitions are reopened", self.store.name)
             for each in list(self._partitions.values()):
                 self.leave(each)
@@ -217,7 +217,7 @@ class Member:
             if stream not in self._partitions:
                 self._partitions[stream] = Partition(self, partition_id, stream)
         self._surplus = share.surplus
-        # Batches of partitions that other members should have are not handed out: those chosen before, then the last.
+        # Surplus partitions hand out no batches. Prefer those that are already leaving, then the last ones.
         ranked = sorted(self.followings, key=lambda each: each.is_leaving)
         for place, following in enumerate(ranked):
             following.is_leaving = place >= len(ranked) - share.surplus
@@ -229,21 +229,21 @@ class Member:
             del self._partitions[partition.stream]
 
     async def _give_surplus(self) -> float:
-        """Release surplus partitions without a batch in use.
+        """Release surplus partitions that have no unacknowledged batch.
 
-        If a release fails, the partition remains this member's, and is released the next time.
+        If a release fails, this member keeps the partition, and releases it the next time.
         """
-        async with self._sharing:
+        async with self._share_lock:
             for partition in list(self._partitions.values()):
                 following = partition.following
                 if following is not None and following.is_leaving and following.outstanding is None:
                     self.leave(partition)
                     self._surplus = max(0, self._surplus - 1)
-                    await self._ask_for_lease(self.store.release, partition.partition_id)
+                    await self._call_for_lease(self.store.release, partition.partition_id)
         return math.inf
 
     def is_partition(self, stream: str) -> bool:
-        """Whether a stream is or was a partition of this super stream. Thread-safe; may query the database."""
+        """Return whether a stream is or was a partition of this super stream. Thread-safe; may query the database."""
         if stream not in self._streams:
             self._streams = {row.stream for row in self._placements.partitions()}
         return stream in self._streams
@@ -253,19 +253,19 @@ class Member:
         if event.stream is not None:
             self.refused = None
         elif isinstance(event, Failed) and isinstance(event.error, AccessRefused | ConfigurationError):
-            # Callers that wait for messages raise it, too.
+            # Calls that wait for a batch raise this error.
             self.refused = event.error
             self.hand_out()
         partition = self._partitions.get(event.stream or "")
-        if partition is not None and partition.number == event.following:
+        if partition is not None and partition.subscription == event.following:
             partition.receive(event)
         else:
             self.follower.done(event)
 
-    # --- batches: waiting for one, in any thread --------------------------------------------------------------------
+    # --- batches: waits, in any thread ------------------------------------------------------------------------------
 
     def wait(self, *, at_once: bool) -> "Future[Taken]":
-        """Return a future of a batch, to be ended by `taken` or `give_up`; `at_once` cancels it if none is ready."""
+        """Return a future of a batch; end the wait by `taken` or `give_up`. `at_once`: do not wait for a batch."""
         waiting: Future[Taken] = Future()
         self._waiting.append(waiting)
         if self.stopping.is_set() or not self.loop.call(self._begin_wait, waiting, at_once):
@@ -273,19 +273,19 @@ class Member:
         return waiting
 
     def taken(self, waiting: "Future[Taken]") -> Taken | None:
-        """End a wait and return its batch, if any; raise if the broker refuses this member."""
+        """End a wait and return its batch or None. Raises the error if the broker refuses this member."""
         if waiting.cancel():
             self.loop.call(self._end_wait, waiting)
             return None
         partition, step = waiting.result()
         if time.monotonic() < self._leased_until:
             return partition, step
-        # The lease expired in the meantime.
+        # The lease has expired since the batch was handed out.
         partition.give_back(step)
         return None
 
     def give_up(self, waiting: "Future[Taken]") -> None:
-        """End a wait; if it has a batch, hand it out again."""
+        """End a wait, and give its batch back if it has one."""
         with suppress(AccessRefused, ConfigurationError):
             taken = self.taken(waiting)
             if taken is not None:
@@ -293,7 +293,7 @@ class Member:
                 partition.give_back(step)
 
     def acknowledged(self, step: Step) -> None:
-        with self._counting:
+        with self._count_lock:
             self._acknowledged += step.count
 
     def statistics(self) -> SerialStatistics:
@@ -313,7 +313,7 @@ class Member:
         found = [each.following for each in list(self._partitions.values())]
         return [following for following in found if following is not None and not following.is_over]
 
-    # --- batches: handing them out, in the loop ---------------------------------------------------------------------
+    # --- batches: delivery, in the loop -----------------------------------------------------------------------------
 
     def _begin_wait(self, waiting: "Future[Taken]", at_once: bool) -> None:
         self.hand_out()
@@ -325,8 +325,8 @@ class Member:
             self._waiting.remove(waiting)
 
     def hand_out(self) -> None:
-        """Complete waits with batches while the lease is valid; partitions take turns."""
-        while self._waiting and (partition := self._next_due()) is not None:
+        """Complete waits with batches if the lease is valid. Partitions take turns."""
+        while self._waiting and (partition := self._next_partition()) is not None:
             step = partition.take()
             waiting = self._waiting.popleft()
             if not waiting.set_running_or_notify_cancel():
@@ -341,7 +341,7 @@ class Member:
                 error.__cause__ = self.refused
                 waiting.set_exception(error)
 
-    def _next_due(self) -> Partition | None:
+    def _next_partition(self) -> Partition | None:
         now = time.monotonic()
         due = [each for each in self._partitions.values() if each.is_due(now)] if now < self._leased_until else ()
         partition = min(due, key=lambda each: each.served, default=None)
@@ -350,21 +350,21 @@ class Member:
             partition.served = self._served
         return partition
 
-    def _halt(self) -> bool:
-        """Hand out nothing until the next lease; return whether the application has a batch."""
+    def _stop_delivery(self) -> bool:
+        """Stop delivery until the next renewal; return whether the application has an unacknowledged batch."""
         self._leased_until = -math.inf
         steps = [following.outstanding for following in self.followings]
         return any(step is not None and step.count for step in steps)
 
     async def _release_holds(self) -> float:
-        """Release complete holds; return the seconds until the next query."""
+        """Release complete holds. Returns the seconds until the next query."""
         now = time.monotonic()
         waiting = {each.partition_id: each.youngest_wait_s(now) for each in self.followings if each.waiting_holds()}
         if not waiting:
-            return POLL_SLOWEST_S
+            return POLL_S_MAX
         complete = await self.loop.ask(self.store.complete, list(waiting))
         for partition in list(self._partitions.values()):
             for partition_id, move_id in complete:
                 if partition.partition_id == partition_id:
                     partition.change(Following.release, move_id, time.monotonic())
-        return min(POLL_SLOWEST_S, max(POLL_S, min(waiting.values()) / 200))
+        return min(POLL_S_MAX, max(POLL_S, min(waiting.values()) / 200))

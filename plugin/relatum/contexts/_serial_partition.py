@@ -1,10 +1,10 @@
 """One partition of a member: a task opens it at its stored position, reads it, and judges its messages.
 
-Partitions do not block each other: a partition that cannot continue, because its batch is in use, an adopted message
-cannot be read yet, or PostgreSQL is unavailable, keeps its events and retries.
+Partitions do not block each other. A partition keeps its events and retries while its batch is not acknowledged, an
+adopted message cannot be read yet, or PostgreSQL is unavailable.
 
-The loop hands steps out, and the application's threads commit them: PostgreSQL fences the commit, and the loop learns
-of it afterwards. After any failure in the loop, the partition is reopened from its stored state.
+The loop hands out steps, and the application's threads commit them. PostgreSQL refuses the commit of a lost partition;
+the thread reports other commits to the loop. After any failure in the loop, the partition reopens at its stored state.
 """
 
 import asyncio
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("relatum.serial")
 
 REPEATED_S: Final = 120.0
-"""After a stream lost its end, messages are delivered again from this many seconds before the last one read."""
+"""If a stream has lost its tail, delivery resumes this many seconds before the last message read."""
 
 IDLE_S: Final = 10.0
-"""Seconds in which a stream with messages must deliver one."""
+"""Seconds within which a stream that has messages must deliver one."""
 
 
 def reading_of(stream: str) -> str:
@@ -53,16 +53,16 @@ def reading_of(stream: str) -> str:
 
 
 class Partition:
-    """A partition. Only the loop uses it, except for commits."""
+    """One partition. Not thread-safe, except for commits and `give_back`: only the loop calls it."""
 
     def __init__(self, member: "Member", partition_id: int, stream: str) -> None:
         self.member = member
         self.partition_id = partition_id
         self.stream = stream
         self.following: Following | None = None
-        """Its messages and progress; None before it is opened."""
-        self.number = self.served = 0
-        """The number of its subscription, 0 to ignore events; and its last turn."""
+        """The partition's messages and progress; None before it is opened."""
+        self.subscription = self.served = 0
+        """The number of the subscription, 0 to ignore events; and the partition's last turn."""
         self._store = member.store
         self._events: deque[Event] = deque()
         self._opened: Opened | None = None
@@ -87,18 +87,18 @@ class Partition:
         while True:
             self._changed.clear()
             try:
-                await self._go_on()
+                await self._process_events()
             except Exception as error:  # noqa: BLE001 - any failure is retried
                 if not isinstance(error, RelatumError):
-                    # The failure may have come in the middle of a change.
+                    # The failure may have interrupted a change.
                     self._forget()
                 self.member.outages.failed(reading_of(self.stream), error)
                 await asyncio.sleep(next(self._pauses))
             else:
                 await self._changed.wait()
 
-    async def _go_on(self) -> None:
-        """Open the partition at its stored position if needed, and handle its events."""
+    async def _process_events(self) -> None:
+        """Open the partition at its stored position if needed, and handle the events received."""
         while True:
             if self._opened is None or (self.following is not None and self.following.is_over):
                 self._forget()
@@ -106,7 +106,7 @@ class Partition:
                 if opened is None:
                     return self.member.leave(self)
                 self._opened = opened
-                self.number = self.member.follower.follow(self.stream, opened.read_from, known=opened.known_by)
+                self.subscription = self.member.follower.follow(self.stream, opened.read_from, known=opened.known_by)
             if not self._events or not await self._handle(self._events[0]):
                 return
             if self._events:
@@ -114,26 +114,26 @@ class Partition:
             self._pauses = backoff()
 
     def _forget(self) -> None:
-        """Drop the unstored state, and open the partition again."""
+        """Drop the unstored state and the events. The task then opens the partition again."""
         if self.following is not None:
             self.following.is_over = True
         self.following = self._opened = None
-        self.number = 0
+        self.subscription = 0
         self.member.follower.done(*self._events)
         self._events.clear()
 
     async def _handle(self, event: Event) -> bool:
-        """Handle an event; False if it must wait."""
+        """Handle an event. Returns False if the event must wait."""
         if isinstance(event, Records):
-            return await self._put(event)
+            return await self._add_records(event)
         if isinstance(event, Attached):
             self._open()
         elif isinstance(event, Hole):
-            await self._pass_hole(event)
+            await self._skip_hole(event)
         elif isinstance(event, Replaced):
-            # If it was open, perhaps only messages that were read but not stored are missing.
+            # If the partition was open, only messages that were read but not stored may be missing: just reopen it.
             if self.following is None:
-                await self.member.ask_broker(self._go_back)
+                await self.member.ask_broker(self._move_position_back)
             self._forget()
         elif isinstance(event, Failed) and isinstance(event.error, StreamNotFound):
             await self._drain()
@@ -142,14 +142,14 @@ class Partition:
     async def _drain(self) -> None:
         """End a retired partition whose stream was deleted."""
         if await self.member.loop.ask(self._store.drain, self.partition_id):
-            logger.info("partition %r drained: its stream is gone", self.stream, extra={"stream": self.stream})
+            logger.info("partition %r drained: its stream was deleted", self.stream, extra={"stream": self.stream})
             self.member.leave(self)
 
     def _open(self) -> None:
-        """Start handing out: the stream is the expected one. After a lost connection it is open already."""
+        """Start delivery: the follower has checked the stream. After a lost connection, the partition is still open."""
         opened, header = self._opened, self.member.header
-        assert opened is not None, "it is followed from there"
-        assert header is not None, "it was agreed on at the start"
+        assert opened is not None, "events follow the opening"
+        assert header is not None, "the member has started"
         if self.following is not None:
             return
         following = Following(
@@ -159,29 +159,29 @@ class Partition:
         logger.info("partition %r opened", self.stream, extra=extra)
         self.following = following
 
-    async def _put(self, event: Records) -> bool:
+    async def _add_records(self, event: Records) -> bool:
         following = self.following
-        assert following is not None, "it was attached"
+        assert following is not None, "records follow the attachment"
         if not following.has_room:
             return False
         piece = Piece.plain(event.batch)
         if piece is None:
-            # In a thread: adopted messages are read, and names looked up.
+            # This reads adopted messages and looks up names, so it needs a thread.
             piece = await self.member.ask_broker(Piece.of, event.batch, self._read_adopted, self._is_partition)
         following.put(piece, time.monotonic())
         self._look()
         self.member.outages.over(reading_of(self.stream))
         return True
 
-    async def _pass_hole(self, hole: Hole) -> None:
-        """Skip messages that retention dropped; their fences and markers in the database still matter."""
+    async def _skip_hole(self, hole: Hole) -> None:
+        """Skip messages that retention dropped. Read their fences and markers from the database."""
         opened, following = self._opened, self.following
-        assert opened is not None, "it is followed from there"
-        assert following is not None, "it was attached"
+        assert opened is not None, "events follow the opening"
+        assert following is not None, "holes follow the attachment"
         if following.has_read:
-            # A partition that is reopened at its stored position meets the same hole.
+            # Reopened at its stored position, the partition gets the same hole again.
             return self._forget()
-        # Dropped fences and markers matter for the messages after them.
+        # Dropped fences and markers decide about the messages behind them.
         first, of_partition = hole.to_offset, (self._store.database, self.partition_id)
         controls = await self.member.loop.ask(lost_controls, *of_partition, hole.from_offset, first)
         now = time.monotonic()
@@ -191,12 +191,10 @@ class Partition:
         self._look()
         if opened.position < first and opened.position > 0:
             extra = {"stream": self.stream, "from": opened.position, "to": first}
-            lost_ones = (opened.position, first - 1, self.stream)
-            logger.warning(
-                "retention dropped offsets %d to %d of %r before they were consumed", *lost_ones, extra=extra
-            )
+            dropped = opened.position, first - 1, self.stream
+            logger.warning("retention dropped offsets %d to %d of %r before they were consumed", *dropped, extra=extra)
 
-    # --- handing out, and what follows commits ----------------------------------------------------------------------
+    # --- delivery, and the changes after commits --------------------------------------------------------------------
 
     def is_due(self, now: float) -> bool:
         at = None if self.following is None else self.following.due_at()
@@ -204,18 +202,18 @@ class Partition:
 
     def take(self) -> Step:
         """Return the step that is due."""
-        assert self.following is not None, "it is due"
-        with self._or_anew():
+        assert self.following is not None, "only an open partition is due"
+        with self._reopen_on_error():
             step = self.following.take(time.monotonic())
         self._changed.set()
         return step
 
     def change(self, change: Callable[..., object] | None = None, *args: Any) -> None:
-        """Change the open partition, then do what is due for it."""
+        """Change the open partition, then deliver or store the step that is due."""
         following = self.following
         if following is None:
             return
-        with self._or_anew():
+        with self._reopen_on_error():
             if change is not None:
                 change(following, *args)
             self._look()
@@ -224,7 +222,7 @@ class Partition:
             self.member.surplus.wake()
 
     def _look(self) -> None:
-        """Hand out a batch or store the position if that is due; else do so when it is."""
+        """Hand out a batch or store the position, now if it is due, otherwise by a timer."""
         following, now = self.following, time.monotonic()
         if following is None:
             return
@@ -244,7 +242,7 @@ class Partition:
             self._timer = self.member.loop.call_later(at - now, self.change)
 
     @contextlib.contextmanager
-    def _or_anew(self) -> Iterator[None]:
+    def _reopen_on_error(self) -> Iterator[None]:
         following = self.following
         try:
             yield
@@ -261,17 +259,17 @@ class Partition:
             self.member.holds.wake()
 
     async def _store_silent(self, step: Step) -> None:
-        who, pauses = f"storing the position in {self.stream!r}", Pauses()
+        task, pauses = f"storing the position in {self.stream!r}", Pauses()
         while True:
             try:
                 await self.member.loop.ask(self.commit, step)
             except PartitionLost:
-                return self.member.outages.forget(who)  # it is read from the stored position again
+                return self.member.outages.forget(task)  # The partition is read from its stored position again.
             except Exception as error:  # noqa: BLE001 - any failure is retried
-                self.member.outages.failed(who, error)
+                self.member.outages.failed(task, error)
                 await asyncio.sleep(pauses.after(error))
             else:
-                return self.member.outages.over(who)
+                return self.member.outages.over(task)
 
     # --- commits, in the application's threads ----------------------------------------------------------------------
 
@@ -279,14 +277,14 @@ class Partition:
         self.member.loop.call(self.change, Following.give_back, step)
 
     def check(self, step: Step) -> Following:
-        """Return the open partition; raise `PartitionLost` if the step can no longer be committed."""
+        """Return the open partition, or raise `PartitionLost` if the step can no longer be committed."""
         following = self.following
         if following is None or following.is_over or following.outstanding is not step:
             raise lost(self.stream, self._store.name)
         return following
 
     def commit(self, step: Step) -> None:
-        """Store a step that was handed out. Repeat it if PostgreSQL is unavailable."""
+        """Store a step that was handed out. After `DatabaseUnavailable`, repeat the call."""
         following = self.check(step)
         if self._was_committed(following, step):
             return
@@ -300,17 +298,17 @@ class Partition:
             self._drop(following)
             raise lost(self.stream, self._store.name)
         self._store.tokens.committed(token)
-        self._note(step)
+        self._report_commit(step)
 
     def _was_committed(self, following: Following, step: Step) -> bool:
-        """Whether an earlier commit without an answer took effect; False if there was none."""
+        """Return whether an earlier commit without an answer took effect. False: there was no such commit."""
         token = following.in_doubt
         if token is None:
             return False
         was_committed = self._store.was_committed(token)
         following.in_doubt = None
         if was_committed:
-            self._note(step)
+            self._report_commit(step)
         return was_committed
 
     @contextlib.contextmanager
@@ -323,33 +321,33 @@ class Partition:
             with self._store.joined(following, step, stop=self.member.stopping) as connection:
                 yield connection
         except (PartitionLost, CommitInDoubt):
-            # After a commit in doubt the partition is reopened: messages that were not committed are delivered again,
-            # by this member or another.
+            # After a commit with an unknown outcome, the partition reopens at PostgreSQL's position: this member or
+            # another one delivers uncommitted messages again.
             self._drop(following)
             raise
-        self._note(step)
+        self._report_commit(step)
 
     def _drop(self, following: Following) -> None:
         following.is_over = True
         self.member.loop.call(self.change)
 
-    def _note(self, step: Step) -> None:
+    def _report_commit(self, step: Step) -> None:
         self.member.acknowledged(step)
         self.member.loop.call(self.change, self._committed, step)
 
-    # --- called in threads of the loop ------------------------------------------------------------------------------
+    # --- calls in threads of the loop -------------------------------------------------------------------------------
 
-    def _go_back(self) -> None:
-        """Resume two minutes before the last message read, if the stream has such messages; else at its beginning."""
+    def _move_position_back(self) -> None:
+        """Move the position to two minutes before the last message read, or to the start if the stream lost those."""
         opened = self._opened
-        assert opened is not None, "it is followed from there"
-        assert opened.known_by is not None, "only a stream that is known can be another one"
+        assert opened is not None, "events follow the opening"
+        assert opened.known_by is not None, "only a stream that was read before can be replaced"
         reader = self.member.follower.reader()
         bounds = ends_of_known(reader, self.stream)
         last_ms = opened.known_by.chunk_ms
-        at = None if last_ms is None or bounds.last is None else self._first_of_last_minutes(reader, last_ms)
+        at = None if last_ms is None or bounds.last is None else self._first_recent_offset(reader, last_ms)
         if at is None:
-            logger.warning("stream %r replaced", self.stream, extra={"stream": self.stream})
+            logger.warning("stream %r replaced: read from its start", self.stream, extra={"stream": self.stream})
             self._store.restart(self.partition_id, bounds.first or 0, markers_from=0, fences_from=0)
             return
         at = min(at, opened.position)
@@ -357,12 +355,11 @@ class Partition:
         logger.warning("stream %r lost its end: read again from %d", self.stream, at, extra=extra)
         self._store.restart(self.partition_id, at, markers_from=at, fences_from=bounds.end)
 
-    def _first_of_last_minutes(self, reader: StreamReader, last_ms: int) -> int | None:
-        """Find the first offset written in the two minutes before a moment; None if there is none.
+    def _first_recent_offset(self, reader: StreamReader, last_ms: int) -> int | None:
+        """Return the first offset written in the two minutes before a time; None if there is none.
 
-        Messages written after the loss come later in the stream. Their times are later too, or earlier by less than two
-        minutes (nodes' clocks differ), so none of them is before that offset. If all of these minutes were lost, the
-        result is None, and nothing is skipped.
+        No message written after the loss is before that offset: its time is later, or earlier by less than two minutes
+        (nodes' clocks differ). None means that all messages of these minutes were lost; then nothing is skipped.
         """
         since = datetime.fromtimestamp(max(0.0, last_ms / 1_000 - REPEATED_S), UTC)
         found = reader.batches(self.stream, since, follow=False, idle_s=IDLE_S)
@@ -376,14 +373,15 @@ class Partition:
         if self.member.is_partition(stream):
             return True
         extra = {"stream": self.stream, "named": stream}
-        logger.warning("skipped a control message in %r that names %r, no partition", self.stream, stream, extra=extra)
+        text = "skipped a control message in %r: it names %r, which is not a partition of the super stream"
+        logger.warning(text, self.stream, stream, extra=extra)
         return False
 
     def _read_adopted(self, adoption: Adoption) -> Message | None:
-        """Read the message that an adoption names; None if retention dropped it, or its partition was deleted.
+        """Read the message that an adoption names. None: retention has dropped it, or its stream was deleted.
 
-        It was confirmed before it was adopted. If it is not visible, the replica lags, and the read is retried until
-        the stream's leader says that it has no such message: the stream was declared again.
+        The message was confirmed before its adoption. If it is not visible, the replica lags: the read is retried until
+        the stream's leader reports that it has no such message, because the stream was declared again.
         """
         try:
             return self.member.follower.reader().read(adoption.stream, adoption.offset)
@@ -392,7 +390,7 @@ class Partition:
         except OffsetNotFound as error:
             if not error.is_proven:
                 raise StreamUnavailable(
-                    f"An adopted message cannot be read yet: {error}", stream=self.stream
+                    f"an adopted message cannot be read yet: {error}", stream=self.stream
                 ) from error
         extra = {"stream": adoption.stream, "offset": adoption.offset}
         logger.warning("an adopted message, %r at %d, no longer exists", adoption.stream, adoption.offset, extra=extra)

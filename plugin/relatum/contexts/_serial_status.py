@@ -1,4 +1,4 @@
-"""The status of serial consumers: positions, lag and held messages; and forgetting a consumer."""
+"""The status of serial consumers (positions, lag, held messages), and the deletion of a consumer's positions."""
 
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -34,15 +34,15 @@ POSITIONS_SHOWN: Final = sql(f"""
 
 @dataclass(frozen=True, slots=True)
 class HoldStatus:
-    """Moved contexts whose messages are held until earlier messages in another partition are consumed.
+    """A hold: moved contexts whose messages wait until their earlier messages in another partition are consumed.
 
     Attributes:
-        move_id: The move that brought the contexts here.
-        source: The partition they come from.
+        move_id: The move of the contexts.
+        source: The partition that the contexts left.
         fence_offset: The offset in `source` that must be consumed first.
         held: The number of held messages, as last stored.
-        seconds: How long they have been held.
-        is_over: Whether `source` is consumed that far: delivery resumes once a member reads this partition.
+        seconds: The age of the hold.
+        is_over: Whether `source` is consumed that far: delivery resumes when a member reads this partition.
     """
 
     move_id: int
@@ -60,10 +60,10 @@ class PartitionStatus:
     Attributes:
         stream: The partition's stream.
         is_retired: Whether the partition is retired.
-        position: The next offset to consume; None if the stream was deleted after all of it was consumed.
+        position: The next offset to consume; None if all messages were consumed and the stream was then deleted.
         lag: The number of offsets from `position` to the end; not every offset is a message.
         holder: The member that reads the partition (host, process id and a random part), or None.
-        holds: The held contexts.
+        holds: The open holds.
     """
 
     stream: str
@@ -76,7 +76,7 @@ class PartitionStatus:
 
 @dataclass(frozen=True, slots=True)
 class SerialStatus:
-    """The status of a serial consumer, over all its members.
+    """The status of a serial consumer, for all its members.
 
     Attributes:
         partitions: The partitions of the super stream, in order.
@@ -135,18 +135,18 @@ def consumers(super_stream: str, *, broker: str | Broker, database: AnyDatabase)
 
 
 def forget_consumer(super_stream: str, name: str, *, database: AnyDatabase, vhost: str = "/") -> bool:
-    """Delete the stored positions of a serial consumer, so that partitions can be deleted without waiting for it.
+    """Delete the stored positions of a serial consumer, so that retired partitions can be deleted without it.
 
-    A consumer that starts with this name later begins as a new one.
+    A consumer that later starts with this name is new.
 
     Args:
         super_stream: The super stream's name.
         name: The consumer's name.
         database: PostgreSQL's URL, or a `Database`.
-        vhost: The super stream's virtual host.
+        vhost: The super stream's virtual host. Default: "/".
 
     Returns:
-        False if there is no consumer with this name.
+        False if there is no consumer of this name.
 
     Raises:
         NotFound: the consumer belongs to another virtual host, which the error names.
@@ -164,11 +164,11 @@ def forget_consumer(super_stream: str, name: str, *, database: AnyDatabase, vhos
             connection.execute(LOCK_CONSUMER, of_consumer)
             holder = connection.scalar(MEMBERS_UP, of_consumer)
             if holder is not None:
-                raise Conflict(f"{name!r} cannot be forgotten while its member {holder} is up")
+                raise Conflict(f"{name!r} cannot be forgotten while its member {holder} is up: close it first")
             return bool(connection.execute(_FORGET_CONSUMER, of_consumer).rowcount)
     if ids:
         others = ", ".join(map(repr, ids))
-        raise NotFound(f"virtual host {vhost!r} has no consumer {name!r} of {super_stream!r}; {others} has one")
+        raise NotFound(f"virtual host {vhost!r} has no consumer {name!r} of {super_stream!r}; use that of {others}")
     return False
 
 

@@ -1,9 +1,9 @@
 """A serial consumer in PostgreSQL: its name, members, positions and holds. Blocking, thread-safe.
 
-Exactly-once rests on one statement: a position moves only if its row still names this member and the version that it
-wrote last. An application's writes in the same transaction are committed with it, or not at all. If a commit gets no
-answer, only the token that each attempt writes shows its outcome: the row may have changed since, even by this member.
-A member whose lease has expired joins again under another name.
+Exactly-once delivery depends on one statement: a position advances only if its row still has this member and the
+version that this member wrote last. An application's writes in the same transaction are committed with the position, or
+not at all. If a commit gets no answer, only the token that each attempt writes shows its outcome: later commits, even
+of this member, may have changed the row. A member with an expired lease joins again as a new holder.
 """
 
 import threading
@@ -18,7 +18,7 @@ from relatum.common.waiting import Deadline
 from relatum.contexts._move_store import FLOORS, SCANS
 from relatum.contexts._partition_following import Following, Opened, Step
 from relatum.contexts._partition_log import MovedBefore, consistent_starts
-from relatum.contexts._super_stream_rows import Ask, asking, partitions_in
+from relatum.contexts._super_stream_rows import Execute, execute_in, partitions_in
 from relatum.errors import PartitionLost
 from relatum.reading import Position, position_of
 from relatum.reading.following import BrokerReach
@@ -27,10 +27,10 @@ from relatum.store.members import Member, Share, Sharing
 from relatum.store.settling import Tokens, forget_settlements, marked
 
 POOL: Final = 4
-"""Connections to keep. More are opened on demand: each transaction of an application holds one."""
+"""Connections to keep open. More are opened on demand: each transaction of an application holds one."""
 
 DRAINED: Final = 2**63 - 1
-"""The position in a deleted stream: after everything."""
+"""The position in a deleted stream: above all offsets."""
 
 PARTITIONS: Final = Sharing(
     "serial_members",
@@ -43,7 +43,7 @@ PARTITIONS: Final = Sharing(
     # This fences off pending writes of the previous holder.
     taken="version = version + 1",
 )
-"""Partitions, shared by the members of one consumer name."""
+"""The members of one consumer name share its partitions."""
 
 SHARED: Final = sql(f"""
     SELECT p.partition_id, s.stream
@@ -85,25 +85,25 @@ ADD_NEW_PARTITIONS: Final = sql("""
         WHERE p.consumer_id = c.consumer_id AND p.partition_id = s.partition_id)
     ON CONFLICT DO NOTHING""")
 
-_MINE: Final = """consumer_id = :consumer_id::integer AND partition_id = :partition_id::integer
+_OWN_ROW: Final = """consumer_id = :consumer_id::integer AND partition_id = :partition_id::integer
         AND holder = :holder::text"""
 
 # This fences off pending writes of this member.
 BEGIN: Final = sql(f"""
     UPDATE relatum.serial_positions SET version = version + 1
-    WHERE {_MINE}
+    WHERE {_OWN_ROW}
     RETURNING position, version, last_offset, last_fingerprint, last_chunk_ms""")
 
 _RESTART: Final = sql(f"""
     UPDATE relatum.serial_positions
     SET position = :position::bigint, version = version + 1, last_offset = NULL, last_fingerprint = NULL,
         last_chunk_ms = NULL
-    WHERE {_MINE}""")
-"""For a stream that was declared again or lost its end."""
+    WHERE {_OWN_ROW}""")
+"""Sets the position in a stream that was declared again or lost its tail."""
 
 _DRAIN: Final = sql(f"""
     UPDATE relatum.serial_positions SET position = {DRAINED}, version = version + 1
-    WHERE {_MINE} AND EXISTS (
+    WHERE {_OWN_ROW} AND EXISTS (
         SELECT FROM relatum.super_stream_partitions s
         WHERE s.partition_id = serial_positions.partition_id AND s.state = 'retired')""")
 
@@ -114,8 +114,8 @@ ADVANCE: Final = marked(f"""
             last_fingerprint = CASE WHEN :last_offset::bigint IS NULL THEN last_fingerprint
                                     ELSE :last_fingerprint::bigint END,
             last_chunk_ms = CASE WHEN :last_offset::bigint IS NULL THEN last_chunk_ms ELSE :last_chunk_ms::bigint END
-        WHERE {_MINE} AND version = :version::bigint""")
-"""Moves a position; the last message read is kept if nothing was read."""
+        WHERE {_OWN_ROW} AND version = :version::bigint""")
+"""Advances a position. Without a new message, the row keeps the last message read."""
 
 _IN_PARTITION: Final = "consumer_id = :consumer_id::integer AND partition_id = :partition_id::integer"
 _FROM_PARTITION: Final = "consumer_id = :consumer_id::integer AND source_id = :partition_id::integer"
@@ -155,7 +155,7 @@ _IS_COMPLETE: Final = """at_source.position > h.fence_offset AND NOT EXISTS (
             JOIN relatum.moved_contexts waiting ON waiting.name = waiting_before.name
             WHERE before.consumer_id = h.consumer_id AND before.partition_id = h.source_id
                 AND before.marker_offset < h.fence_offset AND waiting.move_id = h.move_id)"""
-"""Whether a hold has ended: its source is consumed to the fence, and has no open holds before it."""
+"""Whether a hold is complete: its source is consumed past the fence, and has no earlier open hold of its contexts."""
 
 _AT_SOURCE: Final = """relatum.serial_positions at_source
         ON at_source.consumer_id = h.consumer_id AND at_source.partition_id = h.source_id"""
@@ -178,26 +178,26 @@ HOLDS_SHOWN: Final = sql(f"""
 
 def lost(stream: str, name: str) -> PartitionLost:
     return PartitionLost(
-        f"another member of {name!r} took {stream!r} over, or this member reopened it; nothing was written, and "
-        "unacknowledged messages are delivered again",
+        f"another member of {name!r} took over {stream!r}, or this member reopened it; nothing was written, and "
+        "unacknowledged messages are delivered again: take the next batch",
         stream=stream,
     )
 
 
 class ConsumerStore:
-    """The rows of one consumer name, as one member reads and writes them. Call `ensure` first."""
+    """The rows of one consumer name that one member reads and writes. Call `ensure` first."""
 
     def __init__(self, name: str, database: AnyDatabase, *, lease_s: float) -> None:
         self.name = name
         self.tokens = Tokens()
         self.ending = Deadline(None)
-        """Set when the member ends, which must not wait for an unavailable database."""
-        # Replaced after a failed start; the member leaves when it is closed.
+        """The deadline of database calls, set when the member closes: closing must not wait for the database."""
+        # `refusing=None`: usable after `close`, for another start and for the calls of a member that is closing.
         self.database = Database(
             database, refusing=None, ending=self.ending, pool_size=POOL, is_bounded=False, idle_s=lease_s
         )
-        # A reserved connection: applications' transactions may hold all others for long.
-        self._of_lease = Database(self.database.address, refusing=None, ending=self.ending, pool_size=1, idle_s=lease_s)
+        # The lease has a reserved connection: an application's transactions may hold all others for a long time.
+        self._leases = Database(self.database.address, refusing=None, ending=self.ending, pool_size=1, idle_s=lease_s)
         self._member = Member(PARTITIONS, 0, lease_s=lease_s)
 
     @property
@@ -212,31 +212,31 @@ class ConsumerStore:
     def me(self) -> dict[str, Any]:
         return {"consumer_id": self.consumer_id, "holder": self._member.holder}
 
-    def _mine(self, partition_id: int) -> dict[str, Any]:
+    def _own_row(self, partition_id: int) -> dict[str, Any]:
         return {**self.me, "partition_id": partition_id}
 
     def dispose(self) -> None:
         self.database.close()
-        self._of_lease.close()
+        self._leases.close()
 
-    def ensure(self, super_stream_id: int, beginnings: Callable[[Sequence[str]], Mapping[str, int]]) -> None:
-        """Create missing rows of this consumer; `beginnings` returns a new consumer's first positions above 0."""
+    def ensure(self, super_stream_id: int, start_positions: Callable[[Sequence[str]], Mapping[str, int]]) -> None:
+        """Create missing rows of this consumer. `start_positions`: a new consumer's start positions by stream."""
         with self.database.transaction() as connection:
-            ask = asking(connection, super_stream_id=super_stream_id, name=self.name)
-            ask(_ADD_CONSUMER)
-            consumer_id = int(ask(_FIND_CONSUMER).scalar_one())
-            is_new = ask(_HAS_POSITIONS, consumer_id=consumer_id).first() is None
+            execute = execute_in(connection, super_stream_id=super_stream_id, name=self.name)
+            execute(_ADD_CONSUMER)
+            consumer_id = int(execute(_FIND_CONSUMER).scalar_one())
+            is_new = execute(_HAS_POSITIONS, consumer_id=consumer_id).first() is None
             partitions = {row.stream: row.partition_id for row in partitions_in(connection, super_stream_id)}
-        # Before the moves are read: markers of later moves are then after all these positions.
-        ends = beginnings(list(partitions)) if is_new else {}
+        # Read the ends before the moves: the markers of later moves are then behind all start positions.
+        ends = start_positions(list(partitions)) if is_new else {}
         with self.database.transaction() as connection:
-            ask = asking(connection, super_stream_id=super_stream_id, consumer_id=consumer_id)
-            ask(LOCK_CONSUMER)
-            if is_new and ask(_HAS_POSITIONS).first() is None:
+            execute = execute_in(connection, super_stream_id=super_stream_id, consumer_id=consumer_id)
+            execute(LOCK_CONSUMER)
+            if is_new and execute(_HAS_POSITIONS).first() is None:
                 starts = {partition_id: ends.get(stream, 0) for stream, partition_id in partitions.items()}
-                starts = consistent_starts(starts, [MovedBefore(*row) for row in ask(_MOVES)])
-                ask(_ADD_POSITIONS, partition_ids=list(starts), positions=list(starts.values()))
-            ask(ADD_NEW_PARTITIONS)
+                starts = consistent_starts(starts, [MovedBefore(*row) for row in execute(_MOVES)])
+                execute(_ADD_POSITIONS, partition_ids=list(starts), positions=list(starts.values()))
+            execute(ADD_NEW_PARTITIONS)
             forget_settlements(connection)
         self._member.within = consumer_id
 
@@ -244,12 +244,12 @@ class ConsumerStore:
         """Renew the lease, take free partitions up to this member's share, and return the partitions with streams.
 
         If the lease had expired, this becomes a new member, and pending writes of the old one are refused. A member
-        that is cut off from the broker takes nothing, and others may take its partitions, unless its application has a
-        batch in use (`is_busy`).
+        that is cut off from the broker takes no partition, and others may take its partitions, unless its application
+        has an unacknowledged batch (`is_busy`).
         """
-        # A member that can no longer commit keeps no lease.
+        # If the caller closed its `Database`, this member can no longer commit, and must not renew its lease.
         self.database.check_open()
-        with self._of_lease.transaction() as connection:
+        with self._leases.transaction() as connection:
             connection.execute(ADD_NEW_PARTITIONS, self.me)
             rows = connection.execute(SHARED, self.me).all()
             streams = {row.partition_id: row.stream for row in rows}
@@ -258,28 +258,28 @@ class ConsumerStore:
         return share, {partition_id: streams[partition_id] for partition_id in sorted(share.held)}
 
     def release(self, partition_id: int) -> None:
-        with self._of_lease.transaction() as connection:
+        with self._leases.transaction() as connection:
             self._member.release(connection, [partition_id])
 
     def leave(self) -> None:
-        with self._of_lease.transaction() as connection:
+        with self._leases.transaction() as connection:
             self._member.leave(connection)
 
     @contextmanager
-    def _asking(self, partition_id: int) -> Iterator[Ask]:
-        """Open a transaction, and yield a function that runs statements about this member's partition."""
+    def _transaction(self, partition_id: int) -> Iterator[Execute]:
+        """Open a transaction, and yield a function that runs statements for this member's partition."""
         with self.database.transaction() as connection:
-            yield asking(connection, **self._mine(partition_id))
+            yield execute_in(connection, **self._own_row(partition_id))
 
     def open(self, partition_id: int) -> Opened | None:
         """Read the stored state of a partition; None if another member holds it."""
-        with self._asking(partition_id) as ask:
-            row = ask(BEGIN).one_or_none()
+        with self._transaction(partition_id) as execute:
+            row = execute(BEGIN).one_or_none()
             if row is None:
                 return None
-            holds = ask(HOLDS_OF).all()
-            read_from = min([row.position, *(hold.marker_offset for hold in holds), *ask(SCANS).scalars()])
-            floors = dict(ask(FLOORS, offset=read_from).all())
+            holds = execute(HOLDS_OF).all()
+            read_from = min([row.position, *(hold.marker_offset for hold in holds), *execute(SCANS).scalars()])
+            floors = dict(execute(FLOORS, offset=read_from).all())
         known_by = None
         if row.last_offset is not None:
             known_by = Position(row.last_offset, row.last_fingerprint, row.last_chunk_ms)
@@ -288,41 +288,41 @@ class ConsumerStore:
         return Opened(row.position, row.version, known_by, cursors, since, floors, read_from)
 
     def restart(self, partition_id: int, position: int, *, markers_from: int, fences_from: int) -> None:
-        """Set the position back, or to the beginning of a stream that was declared again.
+        """Move the position back, or to the start of a stream that was declared again.
 
-        Holds whose markers are at or after `markers_from` are dropped: these markers are gone, or will be read again.
-        Holds in other partitions stop waiting for fences at or after `fences_from`, which no longer exist.
+        This drops holds with markers at or above `markers_from`: the markers are gone, or will be read again. Holds in
+        other partitions no longer wait for fences at or above `fences_from`, which do not exist any more.
         """
-        with self._asking(partition_id) as ask:
-            if ask(_RESTART, position=position).rowcount:
-                ask(_DROP_HOLDS, markers_from=markers_from)
-                ask(_MOVE_HOLDS_BACK, position=position)
-                ask(_FREE_HOLDS, fences_from=fences_from)
+        with self._transaction(partition_id) as execute:
+            if execute(_RESTART, position=position).rowcount:
+                execute(_DROP_HOLDS, markers_from=markers_from)
+                execute(_MOVE_HOLDS_BACK, position=position)
+                execute(_FREE_HOLDS, fences_from=fences_from)
 
     def drain(self, partition_id: int) -> bool:
-        """Store that a retired partition's stream was deleted: no hold has to wait for it."""
-        with self._asking(partition_id) as ask:
-            is_drained = bool(ask(_DRAIN).rowcount)
+        """Store that a retired partition's stream was deleted, so that no hold waits for it."""
+        with self._transaction(partition_id) as execute:
+            is_drained = bool(execute(_DRAIN).rowcount)
             if is_drained:
-                ask(_DROP_HOLDS, markers_from=0)
+                execute(_DROP_HOLDS, markers_from=0)
             return is_drained
 
     def commit(self, following: Following, step: Step, token: UUID) -> bool:
         """Store a step in its own transaction; False if another member holds the partition."""
         if not (step.begun or step.ended or step.holds):
-            # One statement, one round trip.
-            return bool(self.database.rows(ADVANCE, self._moved(following, step, token), once=True))
+            # Without changes of holds, one statement needs one round trip.
+            return bool(self.database.rows(ADVANCE, self._advance_parameters(following, step, token), once=True))
         with self.database.transaction() as connection:
             return self._write(connection, following, step, token)
 
     def _write(self, connection: sa.Connection, following: Following, step: Step, token: UUID) -> bool:
         """Store a step in a transaction; False, without writing, if another member holds the partition."""
-        if connection.execute(ADVANCE, self._moved(following, step, token)).first() is None:
+        if connection.execute(ADVANCE, self._advance_parameters(following, step, token)).first() is None:
             return False
-        ask = asking(connection, **self._mine(following.partition_id))
+        execute = execute_in(connection, **self._own_row(following.partition_id))
         begun = {hold.move_id for hold in step.begun}
         for hold in step.begun:
-            ask(
+            execute(
                 BEGIN_HOLD,
                 move_id=hold.move_id,
                 source=hold.source,
@@ -333,15 +333,15 @@ class ConsumerStore:
             )
         for move_id, cursor, held in step.holds:
             if move_id not in begun:
-                ask(MOVE_HOLD, move_id=move_id, cursor=cursor, held=held)
+                execute(MOVE_HOLD, move_id=move_id, cursor=cursor, held=held)
         for move_id in step.ended:
-            ask(END_HOLD, move_id=move_id)
+            execute(END_HOLD, move_id=move_id)
         return True
 
-    def _moved(self, following: Following, step: Step, token: UUID) -> dict[str, Any]:
+    def _advance_parameters(self, following: Following, step: Step, token: UUID) -> dict[str, Any]:
         last = None if step.last is None else position_of(step.last)
         return {
-            **self._mine(following.partition_id),
+            **self._own_row(following.partition_id),
             **self.tokens.of(token),
             "version": following.version,
             "position": step.position,
@@ -366,6 +366,6 @@ class ConsumerStore:
             yield connection
 
     def complete(self, partition_ids: Collection[int]) -> list[tuple[int, int]]:
-        """Return (partition, move) of each hold in these partitions that has ended."""
-        wanted = {**self.me, "partition_ids": list(partition_ids)}
-        return [(row.partition_id, row.move_id) for row in self.database.rows(COMPLETE_HOLDS, wanted)]
+        """Return (partition, move) of each complete hold in these partitions."""
+        parameters = {**self.me, "partition_ids": list(partition_ids)}
+        return [(row.partition_id, row.move_id) for row in self.database.rows(COMPLETE_HOLDS, parameters)]

@@ -21,12 +21,12 @@ from relatum.contexts._placements import (
     PlacementState,
     Plan,
     Progress,
-    behind,
     check_name,
-    in_parts,
+    chunked,
+    next_name,
     spread,
 )
-from relatum.contexts._super_stream_rows import checked_key, retire, wait_until_read
+from relatum.contexts._super_stream_rows import checked_key, retire, wait_until_consumed
 from relatum.errors import (
     ConfigurationError,
     Conflict,
@@ -46,7 +46,7 @@ class SerializationContexts(Closing):
 
     A serialization context is a set of messages that are consumed in order; it has nothing to do with pickling. Every
     call may raise `DatabaseUnavailable`. Calls that move contexts or change partitions may also raise
-    `BrokerUnavailable`, after retrying a step for `retry_s`.
+    `BrokerUnavailable`; moves first retry each step for `retry_s`.
 
     Args:
         super_stream: The super stream's name.
@@ -56,7 +56,7 @@ class SerializationContexts(Closing):
         header: The header that names contexts; None (default): the stored one, or `serialization_context` if the super
             stream is new to the database.
         moves_at_once: How many moves run at the same time, from 1. Default: 4.
-        retry_s: Seconds for which a step of a move is retried while the broker or the database is unavailable.
+        retry_s: Seconds for which each step of a move is retried while the broker or the database is unavailable.
             Default: 30.
 
     Raises:
@@ -104,7 +104,7 @@ class SerializationContexts(Closing):
             self._store.open_or_add(header, self._streams.address)
 
     def assign(self, contexts: str | Iterable[str], partition: str) -> list[Assignment]:
-        """Assign contexts to a partition before their first messages. Idempotent.
+        """Assign contexts to a partition before their first messages; return the assignments in order. Idempotent.
 
         Args:
             contexts: The contexts' names; or one name.
@@ -113,16 +113,16 @@ class SerializationContexts(Closing):
         Raises:
             StreamNotFound: the super stream has no such partition; nothing was assigned.
             Conflict: a context is in another partition (move it), or the partition is retired. Nothing was assigned,
-                unless another process placed the context during this call.
+                unless another process placed the context during the call.
         """
         names = _names("contexts", contexts)
         wanted = self._partition(checked_name("partition", partition))
-        _check_in(self._store.find(names).values(), partition)
+        _check_placed_in(self._store.find(names).values(), partition)
         placed: list[Placement] = []
-        for some in in_parts(names, PAGE):
-            found = self._store.place(some, lambda name, active: _chosen(active, wanted))
-            _check_in(found.values(), partition)
-            placed += [found[name] for name in some]
+        for page in chunked(names, PAGE):
+            found = self._store.place(page, lambda name, active: _partition_in(active, wanted))
+            _check_placed_in(found.values(), partition)
+            placed += [found[name] for name in page]
         return [Assignment.of(each) for each in placed]
 
     def assignment_of(self, context: str) -> Assignment:
@@ -139,14 +139,14 @@ class SerializationContexts(Closing):
 
         Args:
             partition: Only contexts in this partition; None (default): all.
-            after: Only contexts whose names sort after this one; None (default): all.
+            after: Only contexts with names that sort after this name; None (default): all.
 
         Raises:
             StreamNotFound: the super stream has no such partition.
         """
         if partition is not None:
             self._partition(checked_name("partition", partition))
-        first = "" if after is None else behind(after)
+        first = "" if after is None else next_name(after)
         return map(Assignment.of, self._store.placements(stream=partition, first=first))
 
     def status(self) -> ContextsStatus:
@@ -160,15 +160,15 @@ class SerializationContexts(Closing):
         )
 
     def _find(self, names: Collection[str]) -> dict[str, Placement]:
-        """The placements of names; `PlacementNotFound` if a name has none."""
+        """Return the placements of names, or raise `PlacementNotFound`."""
         found = self._store.find(names)
         for name in names:
             if name not in found:
-                raise PlacementNotFound(f"{name!r} has no placement: none of its messages was published yet", name=name)
+                raise PlacementNotFound(f"{name!r} has no placement: publish a message of it, or assign it", name=name)
         return found
 
     def move(self, contexts: str | Iterable[str], to: str, *, progress: Progress | None = None) -> list[Move]:
-        """Move contexts to a partition. Contexts that are there already are left alone.
+        """Move contexts to a partition. Contexts that are already in it do not move.
 
         During a move, only the publishers of its contexts wait. Contexts of one partition move together, up to 500 at a
         time, and several moves run at the same time.
@@ -179,14 +179,14 @@ class SerializationContexts(Closing):
             progress: Called after each step.
 
         Returns:
-            The ended moves; the `pause_s` of a move is how long its contexts paused.
+            The ended moves. `pause_s` of a move is the time for which its contexts paused.
 
         Raises:
-            PlacementNotFound: a context has no messages yet; nothing was moved.
+            PlacementNotFound: a context has no placement; nothing was moved.
             StreamNotFound: the super stream has no such partition; nothing was moved.
             SuperStreamConflict: the target partition is retired.
-            MoveConflict: a context is part of another move. Contexts before it may have moved.
-            RelatumError: a move stopped; the field `move_id` has its number: `resume` or `abort` it. Moves that ran at
+            MoveConflict: a context is part of another move. Contexts named before it may have moved.
+            RelatumError: a move stopped. `resume` or `abort` it; the field `move_id` has its number. Moves that ran at
                 the same time were completed; the remaining moves did not begin.
         """
         checked_name("to", to)
@@ -197,7 +197,7 @@ class SerializationContexts(Closing):
     def consolidate(self, sources: str | Iterable[str], target: str, *, progress: Progress | None = None) -> list[Move]:
         """Move all contexts of some partitions to one partition; see `move`.
 
-        Contexts that are first published to the sources during the call stay there.
+        Contexts that routers first place in the sources during the call stay there.
         """
         checked_name("target", target)
         streams = _names("sources", sources)
@@ -212,13 +212,13 @@ class SerializationContexts(Closing):
         return self._move({target: names}, progress)
 
     def plan(self, partitions: Iterable[str] | None = None) -> Plan:
-        """Plan the fewest moves that spread the contexts evenly, in proportion to the partitions' weights.
+        """Return the fewest moves that distribute the contexts in proportion to the partitions' weights.
 
-        Contexts that are moving already are left out.
+        The plan excludes contexts that are already moving.
 
         Args:
-            partitions: The partitions to spread over; all contexts leave the others. None (default): all partitions
-                that are in use.
+            partitions: The partitions that get contexts; all contexts leave the others. None (default): all partitions
+                that are not retired.
 
         Raises:
             StreamNotFound: the super stream has no such partition.
@@ -237,11 +237,11 @@ class SerializationContexts(Closing):
         """Move contexts as planned; see `move`.
 
         Args:
-            plan: The result of `plan`; None (default): a plan over all partitions in use.
+            plan: The result of `plan`; None (default): a new plan for all partitions that are not retired.
             progress: Called after each step.
         """
         if plan is not None and not isinstance(plan, Plan):
-            raise InvalidInput(f"plan= takes a result of plan(), not {shown(plan)}")
+            raise InvalidInput(f"plan= takes the result of plan(), not {shown(plan)}")
         return self._move((plan or self.plan()).moves, progress)
 
     def _move(self, wanted: Mapping[str, Collection[str]], progress: Progress | None) -> list[Move]:
@@ -250,31 +250,32 @@ class SerializationContexts(Closing):
         return self._movers(progress).move_all(wanted)
 
     def moves(self, *, latest: int | None = None) -> list[Move]:
-        """The moves that have not ended, oldest first.
+        """Return the moves that have not ended, oldest first.
 
         Args:
-            latest: If given, return this many of all moves instead, ended moves included, newest first.
+            latest: Return this many of all moves instead, including ended ones, newest first. None (default): only
+                moves that have not ended.
         """
         if latest is not None:
             checked_count("latest", latest)
         return self._store.moves(latest=latest)
 
     def resume(self, move_id: int, *, progress: Progress | None = None) -> Move:
-        """Complete a move that any process began. Idempotent: an ended move is returned unchanged.
+        """Complete a move that any process began, and return it. Idempotent: an ended move is returned unchanged.
 
         Raises:
             NotFound: there is no move of that number.
-            RelatumError: the move stopped again.
+            RelatumError: the move stopped again; call `resume` or `abort`.
         """
         checked_count("move_id", move_id, least=0, most=INTEGER_MAX)
         return self._movers(progress).perform(moving.go_on, move_id)
 
     def abort(self, move_id: int, *, reason: str | None = None, progress: Progress | None = None) -> Move:
-        """Abort a move: its contexts stay in their source partition. Idempotent.
+        """Abort a move, and return it: its contexts stay in their source partition. Idempotent.
 
         Args:
             move_id: The move's number.
-            reason: Stored with the move; None for no reason.
+            reason: Text stored with the move; None (default): no reason.
             progress: Called after each step.
 
         Raises:
@@ -290,14 +291,14 @@ class SerializationContexts(Closing):
     def add_partitions(self, count: int = 1, *, binding_keys: Sequence[str] | None = None) -> list[str]:
         """Add empty partitions to the super stream, and return their streams.
 
-        Existing contexts do not move: use `rebalance`. New contexts may be placed in the new partitions.
+        Existing contexts do not move: use `rebalance`. Routers may place new contexts in the new partitions.
 
         Args:
-            count: How many partitions to add.
-            binding_keys: The partitions' binding keys, instead of `count`; None (default): the next numbers.
+            count: How many partitions to add. Default: 1.
+            binding_keys: The partitions' binding keys; they replace `count`. None (default): the next numbers.
 
         Raises:
-            SuperStreamConflict: a partition with that binding key exists or was retired; earlier partitions were added.
+            SuperStreamConflict: a partition with a binding key exists or was retired; the ones before it were added.
         """
         checked_count("count", count, most=PARTITIONS_MAX)
         if binding_keys is not None:
@@ -306,86 +307,80 @@ class SerializationContexts(Closing):
         for key in [None] * count if binding_keys is None else binding_keys:
             wanted = checked_key(self._store.partitions(), self.super_stream, key)
             added.append(add_partition(address, self.super_stream, binding_key=wanted).stream)
-            self._store.open(None, self._described())
+            self._store.open(None, self._layout())
         return added
 
     def retire(self, partition: str, *, delete: bool = False, timeout_s: float = 30.0) -> None:
         """Retire a partition that has no contexts. Safe to repeat after an interruption.
 
-        No context is placed in a retired partition, and the broker routes no messages to it.
+        Routers place no context in a retired partition, and the broker routes no messages to it.
 
         Args:
             partition: The partition's stream.
-            delete: Also delete the stream, after every serial consumer has consumed all present messages of the super
-                stream. Consumers with new names then cannot read its messages.
+            delete: Also delete the stream, after every serial consumer has consumed all messages that the super stream
+                has now. Consumers with new names then cannot read the stream's messages. Default: False.
             timeout_s: With `delete`, seconds to wait for consumers. Default: 30.
 
         Raises:
             StreamNotFound: the super stream has no such partition.
-            PartitionInUse: the partition has contexts, takes part in a move, or is the last one; nothing was changed.
-                Or consumers did not finish in time: the partition is retired, but not deleted.
+            PartitionInUse: the partition has contexts, is part of a move, or is the last one; nothing was changed. Or
+                consumers did not finish in time: the partition is retired, but not deleted. Call `retire` again.
         """
         checked_name("partition", partition)
         checked_seconds("timeout_s", timeout_s)
         self._partition(partition)
         streams = self._control_streams()
         retire(self._store, partition)
-        if any(bound.stream == partition for bound in self._described()):
+        if any(bound.stream == partition for bound in self._layout()):
             unbind_partition(streams.address, self.super_stream, partition)
         if delete:
-            wait_until_read(self._store, streams, partition, timeout_s)
+            wait_until_consumed(self._store, streams, partition, timeout_s)
             with blocking_connection(streams.address, streams.address) as connection, connection.channel() as channel:
                 channel.queue_delete(partition)
 
     def _partition(self, stream: str) -> PartitionRow:
-        """The partition of that stream; if it is not known, the broker's layout is read again."""
+        """Return the partition of a stream. If it is unknown, read the broker's layout again."""
         known = {row.stream: row for row in self._store.partitions()}
         if stream not in known and self._streams is not None:
-            known = {row.stream: row for row in self._store.open(None, self._described())}
+            known = {row.stream: row for row in self._store.open(None, self._layout())}
         if stream not in known:
             raise StreamNotFound(f"{stream!r} is not a partition of {self.super_stream!r}", stream=stream)
         return known[stream]
 
     def _control_streams(self) -> ControlStreams:
-        """The broker's streams; its address must have an AMQP port."""
+        """Return the broker's streams, or raise `ConfigurationError`: they need an address with an AMQP port."""
         if self._streams is None:
-            raise ConfigurationError("moving contexts and changing partitions needs the broker: give its amqp:// URL")
+            raise ConfigurationError("moves and partition changes need the broker: pass its amqp:// URL as broker=")
         return self._streams
 
-    def _described(self) -> Layout:
+    def _layout(self) -> Layout:
         return describe_super_stream(self._control_streams().address, self.super_stream)
 
     def _movers(self, progress: Progress | None) -> Movers:
         streams = self._control_streams()
-        streams.reader()  # fails now if the broker is unavailable
-        return Movers(
-            self._store,
-            streams,
-            at_once=self._moves_at_once,
-            retry_s=self._retry_s,
-            progress=progress,
-        )
+        streams.reader()  # If the broker is unavailable, fail before a move begins.
+        return Movers(self._store, streams, at_once=self._moves_at_once, retry_s=self._retry_s, progress=progress)
 
     def close(self) -> None:
-        """Close connections."""
+        """Close the connections to the broker and the database."""
         if self._streams is not None:
             self._streams.close()
         self._database.close()
 
 
-def _names(argument: str, given: str | Iterable[str]) -> list[str]:
-    """The given name or names, in order, without duplicates."""
-    return list(dict.fromkeys(checked_names(argument, [given] if isinstance(given, str) else given)))
+def _names(argument: str, names: str | Iterable[str]) -> list[str]:
+    """Return one or more names as a list, in order, without duplicates."""
+    return list(dict.fromkeys(checked_names(argument, [names] if isinstance(names, str) else names)))
 
 
-def _check_in(placements: Iterable[Placement], partition: str) -> None:
+def _check_placed_in(placements: Iterable[Placement], partition: str) -> None:
     for placement in placements:
         if placement.stream != partition:
-            raise Conflict(f"{placement.name!r} is already in {placement.stream!r}: move it")
+            raise Conflict(f"{placement.name!r} is already in {placement.stream!r}: move it instead")
 
 
-def _chosen(active: Sequence[PartitionRow], wanted: PartitionRow) -> PartitionRow:
+def _partition_in(active: Sequence[PartitionRow], wanted: PartitionRow) -> PartitionRow:
     for row in active:
         if row.partition_id == wanted.partition_id:
             return row
-    raise Conflict(f"partition {wanted.stream!r} is retired: it takes no contexts")
+    raise Conflict(f"partition {wanted.stream!r} is retired and takes no contexts: choose another")

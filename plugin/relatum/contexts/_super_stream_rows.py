@@ -1,4 +1,4 @@
-"""Creates or checks the rows of a super stream with placements and of its partitions, and retires partitions."""
+"""Creates and checks the rows of a super stream with placements and of its partitions, and retires partitions."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from relatum.contexts._control_streams import ControlStreams
     from relatum.contexts._move_store import MoveStore
 
-USED_EVERY_S: Final = 15.0
-"""Seconds between two writes of a router about the sets it used."""
+USE_REPORT_S: Final = 15.0
+"""Seconds between two reports of a router to the database about the sets it used."""
 
-IDLE_S_MIN: Final = 4 * USED_EVERY_S
-"""The minimum of `idle_s`: a router that misses some rounds does not lose its sets."""
+IDLE_S_MIN: Final = 4 * USE_REPORT_S
+"""The minimum of `idle_s`: a router that misses some reports does not lose its sets."""
 
-KEEP_COMMITS: Final = """
+DURABLE_COMMIT: Final = """
     CASE WHEN current_setting('synchronous_commit') = 'off'
          THEN set_config('synchronous_commit', 'on', true) END AS kept"""
 """Makes the commit wait for the disk, regardless of `synchronous_commit`.
@@ -58,10 +58,9 @@ RAISE_GENERATION: Final = sql("""
     RETURNING generation""")
 """Locks the super stream's row until the transaction ends, and returns the generation for the changes."""
 
-_FORGET_CHANGES: Final = sql("""
+_INVALIDATE_CACHES: Final = sql("""
     UPDATE relatum.super_streams SET generation = generation + 1, floor = generation + 1
     WHERE super_stream_id = :super_stream_id::integer""")
-"""Invalidates all caches."""
 
 PARTITIONS: Final = sql("""
     SELECT partition_id, stream, binding_key, place, state, weight, open_sets
@@ -79,7 +78,7 @@ _CHANGE_PARTITION: Final = sql("""
     UPDATE relatum.super_stream_partitions SET binding_key = :binding_key::text, place = :place::integer
     WHERE super_stream_id = :super_stream_id::integer AND stream = :stream::text""")
 
-# Partitions are locked by id, as everywhere.
+# All statements lock partitions in the order of their ids.
 SET_WEIGHTS: Final = sql("""
     WITH locked AS (
         SELECT partition_id, weights.weight FROM relatum.super_stream_partitions s
@@ -90,7 +89,7 @@ SET_WEIGHTS: Final = sql("""
     UPDATE relatum.super_stream_partitions s SET weight = locked.weight
     FROM locked WHERE s.partition_id = locked.partition_id""")
 
-LOOK_S: Final = 0.1
+_POLL_S: Final = 0.1
 """Seconds between two checks of the consumers' positions."""
 
 _LOCK_SUPER_STREAM: Final = sql("""
@@ -122,27 +121,27 @@ _UNREAD: Final = sql("""
     WHERE c.super_stream_id = :super_stream_id::integer
         AND (h.partition_id = :partition_id::integer OR h.source_id = :partition_id::integer)
     LIMIT 1)""")
-"""A consumer that has not read a partition to its end, or holds messages because of the retired one."""
+"""One consumer that has not read a partition to its end, or has a hold that is in the retired one or waits for it."""
 
 OF_VHOST: Final = sql("""
     SELECT super_stream_id, name FROM relatum.super_streams WHERE vhost = :vhost::text ORDER BY name""")
 
 
-Ask: TypeAlias = Callable[..., Any]
-"""Runs a statement in a transaction, with its parameters by name, and returns its result."""
+Execute: TypeAlias = Callable[..., Any]
+"""Runs a statement in a transaction, with its parameters as keywords, and returns its result."""
 
 
-def asking(connection: sa.Connection, **given: Any) -> Ask:
-    """Return a function that runs statements in a transaction; `given` are parameters of all of them."""
-    return lambda statement, **more: connection.execute(statement, {**given, **more})
+def execute_in(connection: sa.Connection, **common: Any) -> Execute:
+    """Return a function that runs statements in a transaction. `common`: parameters of all statements."""
+    return lambda statement, **more: connection.execute(statement, {**common, **more})
 
 
 def placed_super_streams(database: AnyDatabase, *, vhost: str = "/") -> list[str]:
-    """Return the names of the super streams with serialization contexts or affinity sets, ordered.
+    """Return the names of the super streams that have serialization contexts or affinity sets, ordered.
 
     Args:
         database: PostgreSQL's URL, or a `Database`.
-        vhost: Their virtual host.
+        vhost: Their virtual host. Default: "/".
 
     Raises:
         DatabaseUnavailable: PostgreSQL does not answer.
@@ -154,42 +153,42 @@ def placed_super_streams(database: AnyDatabase, *, vhost: str = "/") -> list[str
 
 def open_super_stream(
     connection: sa.Connection,
-    whose: tuple[str, str],
+    super_stream: tuple[str, str],
     header: str | None,
-    wanted: Layout | None,
+    layout: Layout | None,
     idle_s: float | None = None,
 ) -> tuple[int, str, list[PartitionRow]]:
-    """Create the rows of a super stream; see `PlacementStore.open`. Return its id, its header and its partitions."""
-    vhost, name = whose
+    """Create missing rows of a super stream; see `PlacementStore.open`. Return its id, header and partitions."""
+    vhost, name = super_stream
     found = connection.execute(FIND_SUPER_STREAM, {"vhost": vhost, "name": name}).one_or_none()
     if found is None:
-        if header is None or wanted is None:
+        if header is None or layout is None:
             raise not_found(name)
         connection.execute(_ADD_SUPER_STREAM, {"vhost": vhost, "name": name, "header": header})
         found = connection.execute(FIND_SUPER_STREAM, {"vhost": vhost, "name": name}).one()
     if header not in (None, found.header):
         raise SuperStreamConflict(
-            f"the sets of super stream {name!r} are named by the header {found.header!r}, not by {header!r}",
+            f"super stream {name!r} names its sets in the header {found.header!r}, not {header!r}: use the stored one",
             super_stream=name,
             reason=f"its header is {found.header!r}",
         )
-    ask = asking(connection, super_stream_id=found.super_stream_id)
+    execute = execute_in(connection, super_stream_id=found.super_stream_id)
     if idle_s is not None:
-        _agree_on_idle(ask, name, float(idle_s), stored=found.idle_s)
+        _agree_on_idle(execute, name, float(idle_s), stored=found.idle_s)
     known = partitions_in(connection, found.super_stream_id)
-    if wanted is not None and _synced(ask, known, wanted):
+    if layout is not None and _sync_partitions(execute, known, layout):
         known = partitions_in(connection, found.super_stream_id)
     return found.super_stream_id, found.header, known
 
 
-def _agree_on_idle(ask: Ask, name: str, idle_s: float, *, stored: float | None) -> None:
+def _agree_on_idle(execute: Execute, name: str, idle_s: float, *, stored: float | None) -> None:
     if stored is None:
-        ask(_SET_FIRST_IDLE, idle_s=idle_s)
-        # Another router may have stored it first, while this one waited.
-        stored = ask(IDLE_S).scalar_one()
+        execute(_SET_FIRST_IDLE, idle_s=idle_s)
+        # Another router may have stored its value while this one waited for the row.
+        stored = execute(IDLE_S).scalar_one()
     if stored != idle_s:
         raise SuperStreamConflict(
-            f"the sets of super stream {name!r} are closed after {seconds_text(stored)} without use, not after "
+            f"the sets of super stream {name!r} close after {seconds_text(stored)} without use, not after "
             f"{seconds_text(idle_s)}: all routers share this value; `AffinitySets.set_idle` changes it",
             super_stream=name,
             reason=f"its idle_s is {stored:g}",
@@ -198,7 +197,7 @@ def _agree_on_idle(ask: Ask, name: str, idle_s: float, *, stored: float | None) 
 
 def not_found(name: str) -> SuperStreamNotFound:
     return SuperStreamNotFound(
-        f"the database does not know super stream {name!r}: open a router for it first",
+        f"super stream {name!r} is not in the database: open a router for it first",
         super_stream=name,
     )
 
@@ -212,25 +211,25 @@ def partition_of(row: Any) -> PartitionRow:
     return replace(PartitionRow(*row), state=PartitionState(row.state))
 
 
-def _synced(ask: Ask, known: Sequence[PartitionRow], wanted: Layout) -> bool:
+def _sync_partitions(execute: Execute, known: Sequence[PartitionRow], layout: Layout) -> bool:
     by_stream = {row.stream: row for row in known}
     has_changed = False
-    for partition in wanted:
+    for partition in layout:
         row = by_stream.get(partition.stream)
         if row is not None and (row.binding_key, row.place) == (partition.binding_key, partition.place):
             continue
         if row is not None:
-            ask(_FORGET_CHANGES)
+            execute(_INVALIDATE_CACHES)
         statement = _ADD_PARTITION if row is None else _CHANGE_PARTITION
-        ask(statement, stream=partition.stream, binding_key=partition.binding_key, place=partition.place)
+        execute(statement, stream=partition.stream, binding_key=partition.binding_key, place=partition.place)
         has_changed = True
     return has_changed
 
 
 def checked_key(rows: Sequence[PartitionRow], super_stream: str, key: str | None) -> str | None:
-    """Return the binding key of a new partition: the given key, or the next number. Keys of retired ones are refused.
+    """Return the binding key of a new partition: the given key, or the next number. Refuses keys of retired partitions.
 
-    None lets the broker choose the number, which does not know of deleted partitions.
+    None if no partition was retired: `add_partition` then takes the next number from the broker's layout.
     """
     retired = {row.stream for row in rows if row.state is PartitionState.RETIRED}
     if key is None:
@@ -239,7 +238,7 @@ def checked_key(rows: Sequence[PartitionRow], super_stream: str, key: str | None
         return str(1 + max(taken, default=-1)) if retired else None
     if f"{super_stream}-{key}" in retired:
         raise SuperStreamConflict(
-            f"partition '{super_stream}-{key}' was retired, and its name cannot be reused: choose another binding key",
+            f"partition '{super_stream}-{key}' was retired, and its name cannot be reused: pass another binding key",
             super_stream=super_stream,
             reason="the partition was retired",
         )
@@ -247,59 +246,61 @@ def checked_key(rows: Sequence[PartitionRow], super_stream: str, key: str | None
 
 
 def retire(store: "MoveStore", stream: str) -> None:
-    """Retire a partition: from then on, nothing is placed in it or moved to it. Idempotent.
+    """Retire a partition: no name can be placed in it or moved to it any more. Idempotent.
 
     Raises:
         StreamNotFound, PartitionInUse: nothing was changed.
     """
-    with store.kept() as ask:
-        ask(_LOCK_SUPER_STREAM)
-        rows = ask(PARTITIONS).all()
+    with store.durable_transaction() as execute:
+        execute(_LOCK_SUPER_STREAM)
+        rows = execute(PARTITIONS).all()
         row = next((row for row in rows if row.stream == stream), None)
         if row is None:
             raise StreamNotFound(f"the super stream has no partition {stream!r}", stream=stream)
         if not any(row.stream != stream and row.state == PartitionState.ACTIVE for row in rows):
-            raise PartitionInUse(f"{stream!r} is the last partition", stream=stream, reason="it is the last one")
-        # First, as it locks the row: names that are placed there now are seen, and later ones find it retired.
-        ask(_RETIRE, partition_id=row.partition_id)
-        move_id = ask(MOVES_OF, partition_id=row.partition_id).scalar()
+            raise PartitionInUse(
+                f"{stream!r} is the last active partition: add one first", stream=stream, reason="it is the last one"
+            )
+        # Retiring locks the row: the checks below then see all earlier placements, and later ones see it retired.
+        execute(_RETIRE, partition_id=row.partition_id)
+        move_id = execute(MOVES_OF, partition_id=row.partition_id).scalar()
         if move_id is not None:
             reason = f"move {move_id} has not ended"
             raise PartitionInUse(f"{stream!r} cannot be retired: {reason}", stream=stream, reason=reason)
-        context = ask(PLACED_IN, partition_id=row.partition_id).scalar()
+        context = execute(PLACED_IN, partition_id=row.partition_id).scalar()
         if context is not None:
-            reason = f"{context!r} is placed there, and perhaps others"
+            reason = f"it has the placement of {context!r}, and perhaps others"
             raise PartitionInUse(f"{stream!r} cannot be retired: {reason}; move them", stream=stream, reason=reason)
 
 
-def wait_until_read(store: "MoveStore", streams: "ControlStreams", retired: str, timeout_s: float) -> None:
-    """Wait until every consumer has read all present messages of the super stream.
+def wait_until_consumed(store: "MoveStore", streams: "ControlStreams", retired: str, timeout_s: float) -> None:
+    """Wait until every consumer has consumed all messages that the super stream has now.
 
-    This includes other partitions: an adoption there may replace a message in the retired partition.
+    All partitions count: an adoption in another one may refer to a message in the retired partition.
 
     Raises:
         PartitionInUse: a consumer did not finish in time.
     """
     rows, ends = store.partitions(), dict[int, int]()
     for row in rows:
-        with suppress(StreamNotFound):  # one that was retired and deleted before
+        with suppress(StreamNotFound):  # The partition was retired and deleted before.
             ends[row.partition_id] = streams.end_of(row.stream)
-    wanted = {
+    parameters = {
         "super_stream_id": store.super_stream_id,
         "partition_ids": list(ends),
         "ends": list(ends.values()),
         "partition_id": next(row.partition_id for row in rows if row.stream == retired),
     }
     give_up_at = time.monotonic() + timeout_s
-    while found := store.database.rows(_UNREAD, wanted):
+    while found := store.database.rows(_UNREAD, parameters):
         if time.monotonic() >= give_up_at:
             name, stream = found[0]
             reason = (
-                f"consumer {name!r} holds back messages that come after it"
+                f"consumer {name!r} holds back messages because of a move from or to it"
                 if stream is None
-                else f"consumer {name!r} has not read all of {stream!r}"
+                else f"consumer {name!r} has not consumed all of {stream!r}"
             )
             raise PartitionInUse(
                 f"{retired!r} is retired, but was not deleted: {reason}", stream=retired, reason=reason
             )
-        time.sleep(LOOK_S)
+        time.sleep(_POLL_S)

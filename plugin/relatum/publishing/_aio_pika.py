@@ -1,8 +1,8 @@
 """aio-pika: intercepts the channels of its connections.
 
-An aio-pika channel publishes through an aiormq channel, which is replaced at each reconnect. So each channel's
-`get_underlay_channel` is replaced, and the channels it returns are intercepted. This covers all exchanges, including
-restored ones and the default one, and direct use. Instrumentation of `Exchange.publish` remains outside.
+An aio-pika channel publishes through an aiormq channel, which each reconnect replaces. Relatum therefore replaces each
+channel's `get_underlay_channel`, and intercepts the aiormq channels it returns. This covers direct use and all
+exchanges, including restored ones and the default one. Instrumentation of `Exchange.publish` wraps the interception.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ from relatum.errors import (
     PublishRejected,
     PublishUnroutable,
 )
-from relatum.publishing._interception import ATTRIBUTE, Interception, LateBound, Watch, put, put_back
-from relatum.publishing._locate import Sent
+from relatum.publishing._interception import ATTRIBUTE, AfterCall, Interception, LateBound, install, uninstall
+from relatum.publishing._locate import SentMessage
 from relatum.publishing._publish_outcome import Unsettled, final_at, outcome, refuses_publish
 
 NAME: Final = "aio-pika"
@@ -42,15 +42,15 @@ _SHORT: Final = Struct("B").pack
 _OCTETS: Final = frozenset({"delivery_mode", "priority"})
 _TEXTS: Final = frozenset(Basic.Properties.__slots__) - _OCTETS - {"headers", "timestamp"}
 _NAME_BYTES_MAX: Final = 128
-"""Bytes of a header's name that pamqp sends. It truncates longer names, with a warning each time."""
+"""Bytes of a header's name that pamqp sends. It truncates longer names and warns each time."""
 
-_NAMES_MAX: Final = 4096
-"""Encoded names that are cached."""
+_CACHED_NAMES_MAX: Final = 4096
+"""Encoded header names that are cached."""
 
 
 class _Publisher(LateBound):
     def __init__(self, underlay: Any, interception: Interception) -> None:
-        # A weak reference, not a proxy: aiormq would read each attribute of its channel through the proxy.
+        # Pass no proxy here: aiormq's method would read each attribute of its channel through the proxy.
         super().__init__(weakref.ref(underlay), "basic_publish")
         self._underlay = weakref.proxy(underlay)
         self._interception = interception
@@ -63,11 +63,11 @@ class _Publisher(LateBound):
         given = kwargs.get("properties")
         body = args[0] if args else kwargs.get("body")
         if not self._interception.active or body is None or not _is_stampable(given):
-            # Released, or a call that aiormq itself refuses.
+            # Pass the call through: the connection was released, or aiormq refuses the arguments.
             return await self.__wrapped__(*args, **kwargs)
         properties = OwnProperties(delivery_mode=1) if given is None else copy_of(given)
-        if not self._interception.has_agreed:
-            await self._interception.agreed()
+        if not self._interception.can_publish_now:
+            await self._interception.wait_for_definitions()
         stamp = self._stamper.stamp(
             properties.headers, properties.message_id or None, properties.timestamp, properties, body
         )
@@ -77,40 +77,40 @@ class _Publisher(LateBound):
         self._interception.watch(exchange, routing_key)
         if kwargs.get("timeout") is None:
             kwargs["timeout"] = self._interception.options.confirm_timeout_s
-        facts = exchange, routing_key, stamp.message_id, stamp.headers, body, monotonic()
+        sent = exchange, routing_key, stamp.message_id, stamp.headers, body, monotonic()
         counts, tag = self._interception.counts, self._underlay.delivery_tag
         try:
             result = await self.__wrapped__(*args, **kwargs)
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise
-            # The lost connection cancelled the confirm's future; the caller did not.
+            # The lost connection cancelled the confirm's future. The caller cancelled nothing.
             lost = AMQPConnectionError("the connection was lost before the broker answered")
-            raise counts.sent_and_failed(self._outcome(lost, facts, is_last=False)) from error
+            raise counts.sent_and_failed(self._outcome(lost, sent, is_last=False)) from error
         except Exception as error:
-            # aiormq decrements the tag if the message was not handed over.
+            # aiormq decrements the tag if it did not send the message.
             published = self._underlay.delivery_tag - tag
             if published == 0 or isinstance(error, (TypeError, ValueError)):
                 raise
-            raise counts.sent_and_failed(self._outcome(error, facts, is_last=published == 1)) from error
+            raise counts.sent_and_failed(self._outcome(error, sent, is_last=published == 1)) from error
         counts.published += 1
         if isinstance(result, DeliveredMessage):
             counts.errors["unroutable"] += 1
         return result
 
-    def _outcome(self, error: Exception, facts: tuple[Any, ...], *, is_last: bool) -> PublishError:
-        """Return the client's error of a sent message as an error that states the outcome. `facts`: As for `Sent`."""
-        exchange = facts[0]
+    def _outcome(self, error: Exception, sent: tuple[Any, ...], *, is_last: bool) -> PublishError:
+        """Return an error that states the sent message's outcome. `sent`: arguments of `SentMessage.of`."""
+        exchange = sent[0]
         if isinstance(error, ReturnedError):
             return outcome(PublishUnroutable, error)
         if isinstance(error, DeliveryError):
             return outcome(PublishNacked, error, in_stream=None if exchange else False)
         if is_last and isinstance(error, ChannelClosed) and refuses_publish(str(error), exchange):
             return outcome(PublishRejected, error)
-        # After a mere time-out, the connection is still open, and the message may arrive at any time.
+        # After a time-out, the connection is still open, and the message may arrive at any time.
         heartbeat = self._underlay.connection.connection_tune.heartbeat
         until = None if isinstance(error, TimeoutError) else final_at(heartbeat or 0, announced=False)
-        unsettled = Unsettled(Sent.of(*facts), self._interception.locator, until)
+        unsettled = Unsettled(SentMessage.of(*sent), self._interception.locator, until)
         return outcome(PublishOutcomeUnknown, error, settle=unsettled.settle_async)
 
 
@@ -118,7 +118,7 @@ class _UnderlayGetter(LateBound):
     """Replaces a channel's `get_underlay_channel` and intercepts the aiormq channel it returns."""
 
     def __init__(self, channel: AbstractChannel, interception: Interception) -> None:
-        # Weak: a robust connection restores referenced channels, and this reference must not count.
+        # A robust connection restores channels that are referenced. This reference must not count, so it is weak.
         super().__init__(weakref.ref(channel), "get_underlay_channel")
         self._interception = interception
 
@@ -129,44 +129,44 @@ class _UnderlayGetter(LateBound):
             if is_cancelled():
                 raise
             raise AMQPConnectionError("the connection was lost") from error
-        present = vars(underlay).get("basic_publish")
-        is_intercepted = isinstance(present, _Publisher) and present._interception is self._interception
+        current = vars(underlay).get("basic_publish")
+        is_intercepted = isinstance(current, _Publisher) and current._interception is self._interception
         if self._interception.active and not is_intercepted:
-            put_back(underlay, "basic_publish")
-            put(underlay, "basic_publish", _Publisher(underlay, self._interception))
+            uninstall(underlay, "basic_publish")
+            install(underlay, "basic_publish", _Publisher(underlay, self._interception))
         return underlay
 
 
 def intercept(connection: Any, interception: Interception) -> None:
-    def opened(channel: Any, *_args: Any, **_kwargs: Any) -> None:
+    def on_channel(channel: Any, *_args: Any, **_kwargs: Any) -> None:
         if interception.active:
             _intercept_channel(channel, interception)
 
     setattr(connection, ATTRIBUTE, interception)
-    put(connection, "channel", Watch(weakref.ref(connection), "channel", opened))
+    install(connection, "channel", AfterCall(weakref.ref(connection), "channel", on_channel))
     for channel in _channels(connection):
         _intercept_channel(channel, interception)
 
 
 def may_wait(_connection: Any) -> bool:
-    """Return whether the connection's thread may wait for a server: no, it runs an event loop."""
+    """Return whether the connection's thread may wait for a server. Never: it runs an event loop."""
     return False
 
 
 def release(connection: Any) -> None:
-    """Restore the original methods. Wrappers that others have added since stay, and pass calls through."""
+    """Restore the original methods. Later wrappers of other libraries stay, and pass calls through."""
     for channel in _channels(connection):
-        put_back(channel, "get_underlay_channel")
+        uninstall(channel, "get_underlay_channel")
         vars(channel).pop(ATTRIBUTE, None)
         underlay = channel._channel.channel if channel._channel is not None else None
         if underlay is not None:
-            put_back(underlay, "basic_publish")
-    put_back(connection, "channel")
+            uninstall(underlay, "basic_publish")
+    uninstall(connection, "channel")
     delattr(connection, ATTRIBUTE)
 
 
 def _is_stampable(properties: Any) -> bool:
-    """Return whether aiormq would accept these as a message's properties. Otherwise it raises its own error."""
+    """Return whether aiormq accepts the properties. If not, aiormq gets the call and raises its own error."""
     if isinstance(properties, Basic.Properties):
         return not properties.headers or isinstance(properties.headers, dict)
     return properties is None
@@ -184,38 +184,38 @@ def is_cancelled() -> bool:
 
 def _intercept_channel(channel: Any, interception: Interception) -> None:
     setattr(channel, ATTRIBUTE, interception)
-    put_back(channel, "get_underlay_channel")
-    put(channel, "get_underlay_channel", _UnderlayGetter(channel, interception))
+    uninstall(channel, "get_underlay_channel")
+    install(channel, "get_underlay_channel", _UnderlayGetter(channel, interception))
 
 
 def _channels(connection: Any) -> Iterator[Any]:
     """Yield the open aio-pika channels.
 
-    A robust connection knows them. In a plain one, they are found by the return callbacks of its aiormq channels.
+    A robust connection lists them. In a plain one, the return callbacks of its aiormq channels lead to them.
     """
-    known = list(vars(connection).get("_RobustConnection__channels", ()))
+    channels = list(vars(connection).get("_RobustConnection__channels", ()))
     if connection.transport is not None:
         for underlay in list(connection.transport.connection.channels.values()):
             for callback in getattr(underlay, "on_return_callbacks", ()):
                 owner = getattr(callback, "__self__", None)
                 if isinstance(owner, AbstractChannel):
-                    known.append(owner)
-    yield from dict.fromkeys(known)
+                    channels.append(owner)
+    yield from dict.fromkeys(channels)
 
 
 # --- properties, encoded in half of pamqp's time ----------------------------------------------------------------------
 
 
-@lru_cache(_NAMES_MAX)
-def _name(name: Any) -> bytes:
+@lru_cache(_CACHED_NAMES_MAX)
+def _encoded_name(name: Any) -> bytes:
     encoded = name.encode() if isinstance(name, str) else b""
     if not 0 < len(encoded) <= _NAME_BYTES_MAX:
-        raise TypeError("pamqp sends or refuses it")
+        raise TypeError("pamqp must encode or refuse this header name")
     return _SHORT(len(encoded)) + encoded
 
 
 class OwnProperties(Basic.Properties):
-    # No `__slots__`: pamqp reads the `__slots__` of the object's class.
+    # Do not define `__slots__`: pamqp would read it instead of the slots of `Basic.Properties`.
 
     def encode_property(self, name: str, value: Any) -> bytes:
         try:
@@ -227,14 +227,14 @@ class OwnProperties(Basic.Properties):
             if name in _OCTETS and isinstance(value, int):
                 return _SHORT(value)
         except (TypeError, struct.error):
-            pass  # pamqp raises its own error.
+            pass  # pamqp encodes the value or raises its own error.
         return super().encode_property(name, value)
 
 
 def _table(headers: dict[Any, Any]) -> bytes:
     pieces: list[bytes] = []
     for name, value in sorted(headers.items()):
-        pieces.append(_name(name))
+        pieces.append(_encoded_name(name))
         if type(value) is str:
             text = value.encode()
             pieces += (b"S", _LENGTH(len(text)), text)
@@ -245,7 +245,7 @@ def _table(headers: dict[Any, Any]) -> bytes:
 
 
 def copy_of(given: Basic.Properties) -> Basic.Properties:
-    """Return a copy of properties, three times as fast as `copy`. A caller's subclass is kept."""
+    """Return a copy of properties, three times as fast as `copy`. The copy keeps a caller's subclass."""
     if type(given) is not Basic.Properties:
         return copy.copy(given)
     copied = OwnProperties.__new__(OwnProperties)

@@ -1,12 +1,11 @@
-"""Apps and broker objects, which are made before their processes fork: Celery's, dramatiq's, and FastStream's.
+"""Intercepts the apps and broker objects of Celery, dramatiq and FastStream, which exist before their processes fork.
 
-Each process that publishes has its own interception, which its first publishing connection makes.
+Each process that publishes has its own interception, which its first publishing connection creates.
 
 - Celery sends tasks with the producers of `app.producer_or_acquire`. The signal `before_task_publish` does not suffice:
   Celery suppresses errors of its receivers, and does not say which app publishes.
-- dramatiq's RabbitMQ broker object has a pika connection for each thread. It connects when the thread first publishes,
-  and adds the connection to its public set before using it. So that set is replaced. Middleware does not suffice:
-  dramatiq suppresses its errors.
+- dramatiq's RabbitMQ broker object opens a pika connection when a thread first publishes, and adds it to a public set
+  before it uses the connection. Relatum replaces that set. Middleware does not suffice: dramatiq suppresses its errors.
 """
 
 import threading
@@ -28,8 +27,8 @@ from relatum.publishing._interception import (
     Options,
     PublisherCounts,
     Replacement,
-    put,
-    put_back,
+    install,
+    uninstall,
 )
 from relatum.publishing._stamp import is_copied, with_copy
 from relatum.superstreams.connections import address_of, ensure_stream
@@ -38,8 +37,8 @@ from relatum.superstreams.connections import address_of, ensure_stream
 class ProcessInterceptions:
     """The interceptions of an app or a broker object, one for each process that publishes.
 
-    `lock` protects counts and covered connections: an app's threads publish concurrently. `nodes` are pika parameters
-    of the cluster's nodes, if the connections do not know them.
+    `lock` protects counts and intercepted connections: an app's threads publish concurrently. `nodes` are pika
+    parameters of the cluster's nodes, for connections that have only those of their own node.
     """
 
     def __init__(self, options: Options, client: str) -> None:
@@ -48,62 +47,62 @@ class ProcessInterceptions:
         self.lock = threading.Lock()
         self.nodes: Sequence[Any] = ()
         self._client = client
-        self._starting = threading.Lock()
-        self._present: Interception | None = None
-        self._covered: WeakKeyDictionary[Any, ModuleType] = WeakKeyDictionary()
+        self._creation_lock = threading.Lock()
+        self._interception: Interception | None = None
+        self._connections: WeakKeyDictionary[Any, ModuleType] = WeakKeyDictionary()
         after_fork(self, ProcessInterceptions._renew)
         if options.database is not None:
-            # Before the process forks: each child would spend half a second on it.
+            # Import before the process forks: otherwise each child would spend half a second on it.
             import_module("relatum.recording.embedded")
 
     def _renew(self) -> None:
-        self.lock, self._starting = threading.Lock(), threading.Lock()
-        leave_to_parent(self._present)
-        self._present = None
+        self.lock, self._creation_lock = threading.Lock(), threading.Lock()
+        leave_to_parent(self._interception)
+        self._interception = None
 
     @property
     def counts(self) -> PublisherCounts:
-        return PublisherCounts() if self._present is None else self._present.counts
+        return PublisherCounts() if self._interception is None else self._interception.counts
 
     def current(self, connection: Any, *, may_wait: bool = True) -> Interception | None:
-        """Return this process's interception, which its first publishing connection makes; None once released."""
-        with self._starting:
-            if self.active and self._present is None:
+        """Return this process's interception; the first call creates it. None once released."""
+        with self._creation_lock:
+            if self.active and self._interception is None:
                 address = address_of(self.options.broker or connection, self.nodes)
                 if self.options.copy_to is not None:
                     ensure_stream(address, self.options.copy_to)
-                self._present = Interception(self.options, address, self._client)
-            present = self._present
-        if present is None or not self.active:
-            self._give_back()  # It was made while `release` ran.
+                self._interception = Interception(self.options, address, self._client)
+            interception = self._interception
+        if interception is None or not self.active:
+            self._release_interception()  # It was created while `release` ran.
             return None
-        present.await_agreement(may_wait=may_wait)
-        return present
+        interception.await_agreement(may_wait=may_wait)
+        return interception
 
-    def cover(self, connection: Any, client: ModuleType) -> None:
-        """Intercept a connection with this process's interception until `release`. `client`: Its adapter."""
+    def intercept_connection(self, connection: Any, client: ModuleType) -> None:
+        """Intercept a connection with this process's interception until `release`. `client`: the client's adapter."""
         if not hasattr(connection, ATTRIBUTE):
             interception = self.current(connection, may_wait=client.may_wait(connection))
             with self.lock:
                 if interception is not None and self.active:
                     client.intercept(connection, interception)
-                    self._covered[connection] = client
+                    self._connections[connection] = client
 
     def release(self) -> None:
         """Restore all connections and release this process's interception. See `Interception.release`."""
         self.active = False
         with self.lock:
-            covered, self._covered = list(self._covered.items()), WeakKeyDictionary()
-        for connection, client in covered:
+            connections, self._connections = list(self._connections.items()), WeakKeyDictionary()
+        for connection, client in connections:
             if hasattr(connection, ATTRIBUTE):
                 client.release(connection)
-        self._give_back()
+        self._release_interception()
 
-    def _give_back(self) -> None:
+    def _release_interception(self) -> None:
         with self.lock:
-            present, self._present = self._present, None
-        if present is not None:
-            present.release()
+            interception, self._interception = self._interception, None
+        if interception is not None:
+            interception.release()
 
 
 class Celery:
@@ -113,21 +112,21 @@ class Celery:
 
     @staticmethod
     def intercept(app: Any, interceptions: ProcessInterceptions) -> None:
-        """Intercept the app's producers. This opens no connection and does not read the app's settings."""
+        """Intercept the app's producers. Opens no connection and reads no settings of the app."""
         if hasattr(type(app), "_get_current_object"):
             # `celery.current_app` is a proxy, on which no attributes can be set.
             app = app._get_current_object()
         if any(definition.from_body is not None for definition in interceptions.options.definitions):
             raise ConfigurationError(
-                "kombu makes a task's body, so a function cannot read a key from it: use a header, a property or a "
-                "body:$.… path"
+                "a function cannot read a key from a Celery task's body, which kombu encodes: use a header, a property "
+                "or a body:$.… path"
             )
-        put(app, "producer_or_acquire", _Producers(app.producer_or_acquire, interceptions))
+        install(app, "producer_or_acquire", _Producers(app.producer_or_acquire, interceptions))
         setattr(app, ATTRIBUTE, interceptions)
 
     @staticmethod
     def release(app: Any) -> None:
-        put_back(app, "producer_or_acquire")
+        uninstall(app, "producer_or_acquire")
         delattr(app, ATTRIBUTE)
 
 
@@ -141,9 +140,9 @@ class _Producers(Replacement):
     @contextmanager
     def __call__(self, producer: Any = None) -> Iterator[Any]:
         with self.__wrapped__(producer) as acquired:
-            # In tests, the broker may be in memory. A task that sends tasks may pass on our producer.
-            is_bare = not isinstance(acquired, _Producer) and self._interceptions.active
-            if not is_bare or acquired.connection.get_transport_cls().driver_type != "amqp":
+            # In an application's tests, the broker may be in memory. A task that sends tasks may pass on our producer.
+            needs_stamps = not isinstance(acquired, _Producer) and self._interceptions.active
+            if not needs_stamps or acquired.connection.get_transport_cls().driver_type != "amqp":
                 yield acquired
             else:
                 yield _Producer(acquired, self._interceptions)
@@ -158,7 +157,7 @@ class _Producer:
         return getattr(self._producer, name)
 
     def publish(self, body: Any, routing_key: Any = None, *, exchange: Any = None, **options: Any) -> Any:
-        """Publish with an id, a time and, with `copy_to`, a copy."""
+        """Publish a stamped message. With the option `copy_to`, the broker also copies it to that stream."""
         producer, copy_to = self._producer, self._interceptions.options.copy_to
         interception = self._interceptions.current(producer.connection)
         if interception is None:
@@ -194,33 +193,33 @@ class Dramatiq:
         given = broker.parameters
         interceptions.nodes = given if isinstance(given, list) else [given]
         for connection in list(broker.connections):
-            _cover(connection, interceptions)
+            _intercept_if_open(connection, interceptions)
         broker.connections = _Connections(broker.connections, interceptions)
         setattr(broker, ATTRIBUTE, interceptions)
 
     @staticmethod
     def release(broker: Any) -> None:
-        """Restore the set. `ProcessInterceptions.release` releases the connections."""
+        """Restore the set of connections. `ProcessInterceptions.release` releases the connections themselves."""
         if isinstance(broker.connections, _Connections):
             broker.connections = set(broker.connections)
         delattr(broker, ATTRIBUTE)
 
 
 class _Connections(set[Any]):
-    def __init__(self, present: Iterable[Any], interceptions: ProcessInterceptions) -> None:
-        super().__init__(present)
+    def __init__(self, connections: Iterable[Any], interceptions: ProcessInterceptions) -> None:
+        super().__init__(connections)
         self._interceptions = interceptions
 
     def add(self, connection: Any) -> None:
         super().add(connection)
         try:
-            _cover(connection, self._interceptions)
+            _intercept_if_open(connection, self._interceptions)
         except BaseException:
-            # Also on an actor's time limit. The thread would otherwise use the connection without interception.
+            # Close it even on an actor's time limit: the thread would use the connection without interception.
             connection.close()
             raise
 
 
-def _cover(connection: Any, interceptions: ProcessInterceptions) -> None:
+def _intercept_if_open(connection: Any, interceptions: ProcessInterceptions) -> None:
     if isinstance(connection, BlockingConnection) and connection.is_open:
-        interceptions.cover(connection, pika_connections)
+        interceptions.intercept_connection(connection, pika_connections)

@@ -1,7 +1,7 @@
 """FastStream: intercepts a RabbitMQ broker object, which has one aio-pika connection at a time.
 
-The broker object connects at each start. So middleware, which sees each message before it is published, intercepts the
-present connection.
+The broker object opens a new connection at each start. Middleware runs before each message is published, and intercepts
+the current connection.
 """
 
 from collections.abc import Awaitable, Callable
@@ -18,29 +18,29 @@ NAME: Final = "faststream"
 """The client's name in metrics."""
 
 
-class _Covering(BaseMiddleware[Any, Any]):
-    """Intercepts a broker's connection before it publishes. One object serves all messages."""
+class _InterceptingMiddleware(BaseMiddleware[Any, Any]):
+    """Intercepts a broker object's connection before it publishes. One instance serves all messages."""
 
     def __init__(self, broker: Any) -> None:
         self._broker = broker
 
-    def __call__(self, _message: Any, *, context: Any) -> "_Covering":
+    def __call__(self, _message: Any, *, context: Any) -> "_InterceptingMiddleware":
         return self
 
     async def publish_scope(self, call_next: Callable[[Any], Awaitable[Any]], cmd: Any) -> Any:
         interceptions, connection = interception_of(self._broker), self._broker._connection
-        # In tests there may be no connection.
+        # FastStream's test broker has no connection.
         if interceptions is not None and isinstance(connection, AbstractConnection):
-            interceptions.cover(connection, aio_pika_connections)
+            interceptions.intercept_connection(connection, aio_pika_connections)
         return await call_next(cmd)
 
 
 def intercept(broker: Any, interceptions: ProcessInterceptions) -> None:
     setattr(broker, ATTRIBUTE, interceptions)
-    if not any(isinstance(middleware, _Covering) for middleware in broker.middlewares):
-        broker.add_middleware(_Covering(broker))
+    if not any(isinstance(middleware, _InterceptingMiddleware) for middleware in broker.middlewares):
+        broker.add_middleware(_InterceptingMiddleware(broker))
 
 
 def release(broker: Any) -> None:
-    """Forget the interception. The middleware stays without effect; `ProcessInterceptions.release` does the rest."""
+    """Detach the interception: the middleware stays, without effect. `ProcessInterceptions.release` does the rest."""
     delattr(broker, ATTRIBUTE)

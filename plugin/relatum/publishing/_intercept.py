@@ -33,16 +33,16 @@ _CLIENTS: Final[Mapping[str, Any]] = {
     "dramatiq.brokers.rabbitmq": Dramatiq,
     "faststream.rabbit.broker.broker": "_faststream",
 }
-"""Adapters by the module or package of the connection's class; modules, which import extras, by their names."""
+"""Adapters by the module or package of the connection's class. Text names a module, which imports an extra."""
 
-_OF_PROCESSES: Final = frozenset({"celery", "dramatiq", "faststream"})
-"""Clients whose objects are made before their processes fork."""
+_FORKING_CLIENTS: Final = frozenset({"celery", "dramatiq", "faststream"})
+"""Clients whose app or broker objects exist before their processes fork."""
 
 _STAMPER: Final = Stamper(())
-"""Stamps messages that other clients publish, whose keys are unknown."""
+"""Stamps messages that other clients publish. Their keys are unknown, so their values are not checked."""
 
 _released: Final[WeakKeyDictionary[object, PublisherCounts]] = WeakKeyDictionary()
-"""The counts of released connections, while these exist."""
+"""The counts of released connections, until these are garbage-collected."""
 
 
 def intercept(
@@ -57,35 +57,35 @@ def intercept(
     confirm_timeout_s: float | None = None,
     copy_to: str | None = None,
 ) -> _Connection:
-    """Make a connection publish messages that Relatum can relate, and return it.
+    """Make a connection publish messages that Relatum can relate, and return the connection.
 
     A message without a `message_id` gets a UUIDv7, which carries the message's time. A message that has an id, or will
     have a receipt, gets the header `relatum_time` instead (microseconds since 1970, UTC), unless it has the property
-    `timestamp`. Values of keys are checked. Bodies and the caller's properties and headers do not change. This applies
-    to all channels, including open ones.
+    `timestamp`. Values of keys are checked. Bodies and the caller's properties and headers do not change. All channels
+    are intercepted, including open ones.
 
-    Errors after sending are both the client's class and a Relatum class: `PublishUnroutable`, `PublishNacked`, or
-    `PublishOutcomeUnknown`. `settle(timeout_s)` of the latter reads the streams to find the outcome (await it if you
-    awaited the publish). Errors before sending are the client's own.
+    An error after sending has both the client's class and a Relatum class: `PublishUnroutable`, `PublishNacked`,
+    `PublishRejected` or `PublishOutcomeUnknown`. For the last, `error.settle(timeout_s)` reads the streams to find the
+    outcome (await it if you awaited the publish). Errors before sending are the client's own.
 
     Args:
         connection: A pika BlockingConnection, a pika callback connection (such as SelectConnection), an aio-pika
-            connection, robust or not; a Celery app, dramatiq's RabbitmqBroker, or FastStream's RabbitBroker. For the
-            last three nothing is opened yet: recorders start, and errors are raised, once a process publishes; each
-            forked process has its own recorder.
+            connection, robust or not; a Celery app, dramatiq's RabbitmqBroker, or FastStream's RabbitBroker. The last
+            three open nothing yet: recorders start, and errors are raised, when a process first publishes. Each forked
+            process has its own recorder.
         database: PostgreSQL's URL, or a `Database`. None (default): messages are stamped and checked, not recorded.
         keys: Names of headers, or definitions.
         recorder: `"embedded"` (default): with a database, a thread of this process records the streams it publishes to;
-            if several processes publish to a stream, one records it. `"external"`: `relatum record` does.
+            if several processes publish to a stream, one records it. `"external"`: `relatum record` records them.
         on_invalid: `"raise"` (default): a value that cannot be recorded is an error before anything is sent.
             `"skip"`: the message is published unchanged; the value is counted and not recorded.
-        streams: Streams that the embedded recorder records before the first message; receipts and `settle` also search
-            them, besides the streams bound to an exchange. Name streams that are bound through other exchanges: Relatum
-            cannot find them.
+        streams: Streams that the embedded recorder records even before the first message to them. Receipts and `settle`
+            search them in addition to the streams bound to an exchange. Name streams that are bound through other
+            exchanges: Relatum cannot find them.
         broker: The broker to read streams from: its URL, or a `Broker`, whose TLS and login are used. None (default):
             the connection's broker, TLS and login; for Celery and dramatiq also their other URLs.
-        confirm_timeout_s: aio-pika: seconds to wait for a confirm if `publish` has no `timeout`; then the outcome is
-            unknown. None (default): until the connection is found lost, after about two heartbeats.
+        confirm_timeout_s: aio-pika: seconds to wait for a confirm if `publish` has no `timeout`; after that the outcome
+            is unknown. None (default): until the lost connection is detected, after about two heartbeats.
         copy_to: Celery and dramatiq: a stream that gets a copy of each message to the default exchange, such as tasks.
             If it does not exist, it is declared as for a tap: 5 GB and 7 days.
 
@@ -96,9 +96,9 @@ def intercept(
         ConfigurationError: the connection is of another kind, or is intercepted already with other options.
         UsedAfterFork: the connection of pika or aio-pika was intercepted in another process.
         InvalidKeyDefinition: one of `keys` is invalid, or the database has too many keys.
-        KeyDefinitionConflict: the database defines one of `keys` differently. If that is not known yet (the database is
-            unavailable, or an event loop must not wait), later publishes raise it before anything is sent; with
-            `on_invalid="skip"`, only publishes with a receipt.
+        KeyDefinitionConflict: the database defines one of `keys` differently. If the database has not answered yet (it
+            is unavailable, or the call runs in an event loop), later publishes raise the error and send nothing; with
+            `on_invalid="skip"`, only publishes with a receipt raise it.
     """
     options = Options(
         database=database,
@@ -111,26 +111,26 @@ def intercept(
         copy_to=copy_to,
     )
     client = _client_of(connection)
-    present = interception_of(connection)
-    if isinstance(present, Interception):
-        present.check_usable()
-    if present is not None:
-        if present.options != options:
+    interception = interception_of(connection)
+    if isinstance(interception, Interception):
+        interception.check_usable()
+    if interception is not None:
+        if interception.options != options:
             raise ConfigurationError(
                 "this connection is intercepted with other options: call relatum.release(connection) first"
             )
     elif options.copy_to is not None and client not in (Celery, Dramatiq):
-        # A copy would count as the queue of a mandatory message, such as FastStream's.
+        # FastStream's messages are mandatory: the broker would count the copy as delivery.
         raise ConfigurationError(
             f"copy_to= is for Celery and dramatiq, not for {client.NAME}: publish to the stream, or use `relatum tap` "
             "for the exchange"
         )
-    elif client.NAME in _OF_PROCESSES:
+    elif client.NAME in _FORKING_CLIENTS:
         client.intercept(connection, ProcessInterceptions(options, client.NAME))
     else:
         interception = Interception(options, connection, client.NAME)
         try:
-            # An event loop must not wait here: the first publishes wait, or later ones raise the conflict.
+            # An event loop must not wait here. Instead, its first publishes wait, or later ones raise the conflict.
             interception.await_agreement(may_wait=client.may_wait(connection))
         except RelatumError:
             interception.release()
@@ -140,31 +140,31 @@ def intercept(
 
 
 def release(connection: _Connection) -> _Connection:
-    """Undo `intercept` and return the connection. Wrappers that others have added since stay and pass calls through.
+    """Undo `intercept` and return the connection. Later wrappers of other libraries stay, and pass calls through.
 
-    The embedded recorder ends with the last connection that used it, once it has recorded the published messages. This
-    takes at most two seconds, even if no server answers. Unrecorded messages are logged as a warning and counted in
-    `statistics(connection).left`; the next recorder of these streams records them. In an event loop:
+    Releasing the last connection that uses the embedded recorder closes it, once it has recorded the published
+    messages. The call takes at most two seconds, even if no server answers. Unrecorded messages are logged as a warning
+    and counted in `statistics(connection).left`; the next recorder of these streams records them. In an event loop:
     `await asyncio.to_thread(relatum.release, connection)`. A connection that is not intercepted does not change.
     """
-    present = interception_of(connection)
-    if present is not None:
+    interception = interception_of(connection)
+    if interception is not None:
         _client_of(connection).release(connection)
         with suppress(TypeError):
-            # `celery.current_app` takes no weak reference.
-            _released[connection] = present.counts
-        present.release()
+            # `celery.current_app` does not support weak references.
+            _released[connection] = interception.counts
+        interception.release()
     return connection
 
 
 def statistics(connection: object) -> PublisherStatistics:
-    """Return the counts of messages and errors of an intercepted connection, until its release. No I/O.
+    """Return the counts of an intercepted connection; after its release, the final counts. No I/O.
 
     Raises:
         ConfigurationError: the connection was never intercepted.
     """
-    present = interception_of(connection)
-    counts: PublisherCounts | None = None if present is None else present.counts
+    interception = interception_of(connection)
+    counts: PublisherCounts | None = None if interception is None else interception.counts
     with suppress(TypeError):
         counts = counts or _released.get(connection)
     if counts is None:
@@ -173,10 +173,10 @@ def statistics(connection: object) -> PublisherStatistics:
 
 
 def _client_of(connection: object) -> Any:
-    """Return a connection's adapter, with `NAME`, `intercept`, `release` and, in some, `may_wait`."""
+    """Return a connection's adapter: it has `NAME`, `intercept` and `release`; those of connections also `may_wait`."""
     if pika_connections.is_connection(connection):
         return pika_connections
-    # Not `type(…)`: a proxy's `__class__` is that of its object.
+    # `__class__` of a proxy is the class of its object; `type(…)` is not.
     for kind in connection.__class__.__mro__:
         client = _CLIENTS.get(kind.__module__) or _CLIENTS.get(kind.__module__.partition(".")[0])
         if client is not None:
@@ -194,8 +194,8 @@ def stamped(headers: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], s
         headers: The message's headers; not changed. None (default): no headers.
 
     Returns:
-        A copy of the headers with `relatum_time`, microseconds since 1970, UTC, added if missing; and a new id, a
-        UUIDv7. Pass the id to the client as the property `message_id`.
+        A copy of the headers, and a new id. The header `relatum_time` (microseconds since 1970, UTC) is added if it is
+        missing. Pass the id, a UUIDv7, to the client as the property `message_id`.
 
     Raises:
         InvalidRelationshipKey: the header `relatum_time` is invalid.

@@ -1,4 +1,4 @@
-"""The state of an intercepted connection, which its channels share; and how methods of its objects are replaced."""
+"""The state that all channels of an intercepted connection share, and the replacement of methods of single objects."""
 
 import asyncio
 from collections import Counter as Counts
@@ -21,7 +21,7 @@ from relatum.errors import (
 )
 from relatum.keys import AGREE_S, KeyAgreement, KeyDefinition
 from relatum.metrics import Counter, Distribution, Gauge, Histogram, Observed, reported
-from relatum.publishing._embedded import EmbeddedRecorders, warn_of_left
+from relatum.publishing._embedded import EmbeddedRecorders, warn_of_unrecorded
 from relatum.publishing._locate import Locator
 from relatum.publishing._stamp import OnInvalid, Stamper
 from relatum.reading import Broker, BrokerAddress
@@ -38,13 +38,13 @@ ATTRIBUTE: Final = "_relatum_interception"
 """The attribute of an intercepted connection that holds its interception."""
 
 _WATCHED_MAX: Final = 4096
-"""Pairs of exchange and routing key cached as watched: topics may be any number."""
+"""Watched pairs of exchange and routing key that are cached: an application may use any number of routing keys."""
 
 RELEASE_S: Final = 2.0
 """Seconds that `release` may take."""
 
-_FORGET_S: Final = 60.0
-"""Seconds after which the recorder gets a pair again that is still used."""
+_WATCH_AGAIN_S: Final = 60.0
+"""Seconds after which the recorder asks the broker again for the streams of a pair that is still used."""
 
 _REASONS: Final[tuple[tuple[type[PublishError], str], ...]] = (
     (PublishUnroutable, "unroutable"),
@@ -61,11 +61,11 @@ class PublisherStatistics:
     Attributes:
         connections: 1 until the connection is released, then 0.
         published: Messages sent, regardless of their outcome.
-        errors: Messages sent whose publish failed, by reason: "unroutable", "nacked", "rejected", "unknown".
+        errors: Sent messages whose publish failed, by reason: "unroutable", "nacked", "rejected", "unknown".
         skipped: Values that will not be recorded (`on_invalid="skip"`), by reason.
         receipt_s: Seconds from sending until a receipt had the message's places.
-        left: Messages that `release` left to the next recorder, by stream; None: their number is unknown. Empty before
-            `release`, if all messages were recorded, and if other connections still use the recorder.
+        left: Messages that were unrecorded when `release` returned, by stream; None: an unknown number. The next
+            recorder records them. Empty before `release`, and if other connections still use the recorder.
     """
 
     connections: Annotated[int, Gauge("relatum_publisher_connections", "Intercepted connections")]
@@ -88,7 +88,7 @@ class PublisherStatistics:
 class PublisherCounts:
     """The counters of one connection, updated by the thread or event loop that publishes on it.
 
-    The object refers to no other, so it may outlive the connection.
+    They hold no reference to the connection, and may outlive it.
     """
 
     def __init__(self) -> None:
@@ -96,12 +96,12 @@ class PublisherCounts:
         self.published = 0
         self.errors: Counts[str] = Counts()
         self.skipped: Counts[tuple[str, str]] = Counts()
-        """By key and reason."""
+        """Counts by (key, reason)."""
         self.receipt_s = Histogram()
         self.left: Mapping[str, int | None] = {}
 
     def failed(self, error: PublishError) -> PublishError:
-        """Count the error of a message already counted as published."""
+        """Count and return the error of a message that is already counted as published."""
         self.errors[next((reason for kind, reason in _REASONS if isinstance(error, kind)), "unknown")] += 1
         return error
 
@@ -154,22 +154,22 @@ class Interception:
     def __init__(self, options: Options, connection: Any, client: str) -> None:
         self.options = options
         self.active = True
-        """False once released: calls then pass through unchanged."""
+        """False after `release`: calls then pass through unchanged."""
         self.counts = PublisherCounts()
         self._connection = connection
         self._stampers: dict[int, Stamper] = {}
         self._watched: set[tuple[str | bytes, str | bytes]] = set()
-        self._forget_at = monotonic() + _FORGET_S
+        self._watch_again_at = monotonic() + _WATCH_AGAIN_S
         self._recorder: EmbeddedRecorder | None = None
-        self._agree_until = monotonic() + AGREE_S
-        self._waiting_to_agree = 0
-        self._turn = asyncio.Lock()
+        self._agreement_deadline_s = monotonic() + AGREE_S
+        self._publishes_waiting = 0
+        self._agreement_lock = asyncio.Lock()
         self._locator: Locator | None = None
-        self.watches = options.database is not None and options.recorder == "embedded"
-        """Whether this process records, and must learn where messages go."""
-        if options.database is not None and (self.watches or options.definitions):
+        self.records = options.database is not None and options.recorder == "embedded"
+        """Whether this process records the streams that the connection publishes to."""
+        if options.database is not None and (self.records or options.definitions):
             self._recorder = EmbeddedRecorders.acquire(
-                self.address(), options.database, options.definitions, records=self.watches
+                self.address(), options.database, options.definitions, records=self.records
             )
             for stream in (*options.streams, *filter(None, [options.copy_to])):
                 self.watch("", stream)
@@ -180,14 +180,14 @@ class Interception:
         metrics.report(self.counts, owner=self, client=client)
 
     def check_usable(self) -> None:
-        """Does nothing; in a child of the process, `of_one_process` makes it raise `UsedAfterFork`."""
+        """Raise `UsedAfterFork` in a forked child, by `of_one_process`; otherwise do nothing."""
 
     def address(self) -> BrokerAddress:
-        """Return the address and user for reading streams: the option `broker`, or the client's connection."""
+        """Return the address and login for reading streams: those of the option `broker`, or of the connection."""
         return address_of(self.options.broker or self._connection)
 
     def stamper(self, frame_bytes_max: int, **client: Any) -> Stamper:
-        """Return the stamper for a frame size. `client`: Options of `Stamper` that depend on the client."""
+        """Return the stamper for a frame size. `client`: options of `Stamper` that depend on the client."""
         stamper = self._stampers.get(frame_bytes_max)
         if stamper is None:
             stamper = self._stampers[frame_bytes_max] = Stamper(
@@ -201,93 +201,93 @@ class Interception:
         return stamper
 
     def await_agreement(self, *, may_wait: bool) -> None:
-        """Raise a known conflict with the database's key definitions, unless `on_invalid="skip"`."""
+        """Wait for the database's key definitions if `may_wait`. Raise a conflict, unless `on_invalid="skip"`."""
         if may_wait:
-            self.agreement.wait(self._agree_until - monotonic())
+            self.agreement.wait(self._agreement_deadline_s - monotonic())
         if self.options.on_invalid == "raise":
             self.agreement.check()
 
     @property
-    def has_agreed(self) -> bool:
-        """Whether publishes need not wait for `agreed`."""
-        return not self._waiting_to_agree and (self.agreement.is_asked or monotonic() >= self._agree_until)
+    def can_publish_now(self) -> bool:
+        """Whether a publish can skip `wait_for_definitions`."""
+        return not self._publishes_waiting and (self.agreement.is_asked or monotonic() >= self._agreement_deadline_s)
 
-    async def agreed(self) -> None:
-        """Wait for the database's first answer until a second after `intercept`. Publishes keep their order."""
-        if self.has_agreed:
+    async def wait_for_definitions(self) -> None:
+        """Wait up to a second after `intercept` for the database's key definitions. Publishes keep their order."""
+        if self.can_publish_now:
             return
-        self._waiting_to_agree += 1
+        self._publishes_waiting += 1
         try:
-            async with self._turn:
+            async with self._agreement_lock:
                 if not self.agreement.is_asked:
-                    await in_thread(None, self.agreement.wait, self._agree_until - monotonic())
+                    await in_thread(None, self.agreement.wait, self._agreement_deadline_s - monotonic())
         finally:
-            self._waiting_to_agree -= 1
+            self._publishes_waiting -= 1
 
     @property
     def locator(self) -> Locator:
-        """The locator that finds messages of this connection in the table or in their streams."""
+        """The locator of this connection's messages; the first call creates it."""
         if self._locator is None:
-            named, records = frozenset(self.options.streams), self.watches
+            named, records = frozenset(self.options.streams), self.records
             locator = Locator(self.address(), self.options.database, named, self.counts.receipt_s, records=records)
             if self._recorder is not None:
                 self._recorder.hurry(locator.waits)
-            # For connections that are garbage-collected without `release`.
+            # Close the locator even if the connection is garbage-collected without `release`.
             close_when_dropped(self, locator.close)
             self._locator = locator
         return self._locator
 
     def check_receipts(self) -> None:
-        """Check that receipts are possible: there is a database, and it defines the keys in the same way."""
+        """Check that receipts are possible: there is a database, and no known conflict with its key definitions."""
         if self.options.database is None:
             raise ConfigurationError("a receipt needs the database: intercept the connection with database=URL")
         self.agreement.check()
 
     def watch(self, exchange: Any, routing_key: Any) -> None:
-        """Make the embedded recorder, if any, record the streams of a route. A known route costs a set lookup.
+        """Make the embedded recorder, if any, record the streams of a route. A cached route costs a set lookup.
 
         Values that are not names are ignored: the client refuses them.
         """
-        recorder = self._recorder if self.watches else None
+        recorder = self._recorder if self.records else None
         if recorder is None or not (isinstance(exchange, (str, bytes)) and isinstance(routing_key, (str, bytes))):
             return
         now = monotonic()
-        if now >= self._forget_at or len(self._watched) >= _WATCHED_MAX:
-            # The recorder asks the broker again, for streams that were declared or bound since.
+        if now >= self._watch_again_at or len(self._watched) >= _WATCHED_MAX:
+            # Then the recorder asks the broker again, and finds streams that were declared or bound since.
             self._watched.clear()
-            self._forget_at = now + _FORGET_S
+            self._watch_again_at = now + _WATCH_AGAIN_S
         if (exchange, routing_key) not in self._watched:
             self._watched.add((exchange, routing_key))
             recorder.watch(exchange, routing_key)
 
     def release(self) -> None:
-        """Pass calls through from now on, and release the recorder and the connections for reading.
+        """Stop stamping, and release the recorder and the connections for reading.
 
         Returns within `RELEASE_S`, even if no server answers. Connections still open then are closed in the background;
-        messages unrecorded by then are logged and counted.
+        messages still unrecorded are logged and counted.
         """
         self.active = self.counts.is_open = False
         metrics.retire(self.counts)
         recorder, self._recorder = self._recorder, None
         locator, self._locator = self._locator, None
-        if recorder is not None and not EmbeddedRecorders.give_back(recorder):
+        if recorder is not None and not EmbeddedRecorders.release(recorder):
             # Other connections use the recorder.
             recorder = None
-        closing = [each.close for each in (recorder, locator) if each is not None]
+        closers = [resource.close for resource in (recorder, locator) if resource is not None]
 
         def close() -> None:
-            for each in closing:
-                each()
+            for closer in closers:
+                closer()
 
-        if closing:
+        if closers:
             close_within(close, RELEASE_S, name="relatum-release")
         if recorder is not None:
             self.counts.left = recorder.left()
-            warn_of_left("relatum.release(…)", self.counts.left)
+            warn_of_unrecorded("relatum.release(…)", self.counts.left)
 
 
 def interception_of(connection: object) -> Any:
-    """Return a connection's interception (an app's or broker object's `ProcessInterceptions`), or None."""
+    """Return the `Interception` of a connection or the `ProcessInterceptions` of an app or broker object, or None."""
     interception = getattr(connection, ATTRIBUTE, None)
     return interception if interception is not None and interception.active else None
 
@@ -296,32 +296,32 @@ def interception_of(connection: object) -> Any:
 
 
 class Replacement:
-    """Replaces a method of one object and resembles it: decorators check its name, and whether it is awaited.
+    """Replaces a method of one object and imitates it: decorators check a method's name, and whether it is awaited.
 
-    `replaced` is the object's own earlier attribute, None if it had none; `__wrapped__` is the replaced method.
+    `replaced` is the attribute that the object itself had before, or None; `__wrapped__` is the replaced method.
     """
 
     replaced: Any = None
 
     @property
     def __class__(self) -> Any:
-        """The method's class: `inspect` and `unittest.mock` use it to recognise a method."""
+        """The class of the replaced method: `inspect` and `unittest.mock` recognise methods by it."""
         return self.__wrapped__.__class__
 
     @__class__.setter
     def __class__(self, kind: Any) -> None:
-        # `relatum.common.processes` sets it to end the object in a child.
+        # `relatum.common.processes` sets the class to disable the object in a forked child.
         vars(object)["__class__"].__set__(self, kind)
 
     def __getattr__(self, name: str) -> Any:
         # `inspect` reads attributes, such as the code object, to see whether a function returns a coroutine.
         if name == "__wrapped__" or not vars(self):
-            raise AttributeError(name)  # `copy` has not set the attributes yet.
+            raise AttributeError(name)  # `copy` creates the object before it sets the attributes.
         return getattr(self.__wrapped__, name)
 
 
 class LateBound(Replacement):
-    """Looks the method up at each call: its class may be instrumented later. `owner` returns the object."""
+    """Looks up the replaced method at each call: its class may be instrumented later. `owner` returns the object."""
 
     def __init__(self, owner: Callable[[], Any], name: str) -> None:
         self._owner = owner
@@ -329,15 +329,15 @@ class LateBound(Replacement):
 
     @property
     def __wrapped__(self) -> Any:
-        """The object's method, or what another library had set instead."""
+        """The object's method, or the replacement that another library had set."""
         if self.replaced is not None:
             return self.replaced
         owner = self._owner()
         return getattr(type(owner), self._name).__get__(owner)
 
 
-class Watch(LateBound):
-    """A wrapper of a client's method: calls it, then `after(result, *args, **kwargs)`."""
+class AfterCall(LateBound):
+    """Wraps a client's method: calls the method, then `after(result, *args, **kwargs)`."""
 
     def __init__(self, owner: Callable[[], Any], name: str, after: Callable[..., None]) -> None:
         super().__init__(owner, name)
@@ -349,19 +349,19 @@ class Watch(LateBound):
         return result
 
 
-def put(owner: Any, name: str, replacement: Replacement) -> None:
+def install(owner: Any, name: str, replacement: Replacement) -> None:
     replacement.replaced = vars(owner).get(name)
     wrapped = replacement.__wrapped__
-    # The replacement's class has these too, so `__getattr__` is not called for them.
+    # `__getattr__` does not find these two: the replacement's class defines them.
     replacement.__doc__, replacement.__module__ = wrapped.__doc__, wrapped.__module__
     setattr(owner, name, replacement)
 
 
-def put_back(owner: Any, name: str) -> None:
-    """Restore the original method. Wrappers that others have added since stay."""
-    present = vars(owner).get(name)
-    if isinstance(present, Replacement):
-        if present.replaced is None:
+def uninstall(owner: Any, name: str) -> None:
+    """Restore the original method. Later wrappers of other libraries stay."""
+    current = vars(owner).get(name)
+    if isinstance(current, Replacement):
+        if current.replaced is None:
             delattr(owner, name)
         else:
-            setattr(owner, name, present.replaced)
+            setattr(owner, name, current.replaced)

@@ -29,15 +29,15 @@ from relatum.publishing._publish import intercepted_exchange, publisher_of, was_
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
 
-_CANNOT_GO_ON = (Anomaly.TWO_LASTS, Anomaly.PAST_LAST, Anomaly.EXPIRED)
-"""Anomalies that no further message can repair."""
+_FINAL_ANOMALIES = (Anomaly.TWO_LASTS, Anomaly.PAST_LAST, Anomaly.EXPIRED)
+"""Anomalies that no later message can repair."""
 
 
 class Numbering:
-    """The sequence numbers of one group that is being published, from `start` on; lower ones count as published.
+    """The sequence numbers of one group that is being published, from `start` on; lower numbers count as published.
 
-    A number is taken before its message is sent, and freed if the message is certainly in no stream. The next message
-    gets the freed number, so no gap is left.
+    A group takes a number before it sends the message, and frees the number if the message is certainly in no stream.
+    The next message gets the freed number, so the group has no gap.
     """
 
     def __init__(self, group_id: str | None = None, start: int = 1) -> None:
@@ -46,22 +46,23 @@ class Numbering:
         self.group_id = new_group_id() if group_id is None else checked_group_id(group_id)
         """The group's id: 48 hexadecimal digits."""
         self.last_sequence: int | None = None
-        """The number of the group's last message; None before that is put."""
+        """The number of the group's last message; None until that message is put."""
         self._next_free = checked_sequence(start)
         """The number after the highest taken one."""
-        self._gaps: list[tuple[int, int]] = []  # ranges below next_free, ascending
+        self._gaps: list[tuple[int, int]] = []
+        """Ranges of free numbers below `_next_free`, ascending."""
         self._has_ended = False
 
     def _resume(self, position: GroupPosition) -> None:
-        """Continue from a position: first with the missing numbers, then above the highest."""
+        """Continue from a position: first with the missing numbers, then with those above the highest."""
         if position.group_id != self.group_id and self._is_begun:
             raise GroupFault.OPTION_INVALID.error(
-                f"group {self.group_id} has messages already: continue another group with a new MessageGroup"
+                f"group {self.group_id} already has messages: resume group {position.group_id} in a new MessageGroup"
             )
-        for anomaly in _CANNOT_GO_ON:
+        for anomaly in _FINAL_ANOMALIES:
             if anomaly in position.anomalies:
                 raise GroupConflict(
-                    f"group {position.group_id} cannot be continued: {anomaly}",
+                    f"group {position.group_id} cannot be continued: {anomaly}; start a new group",
                     group_id=position.group_id,
                     anomaly=str(anomaly),
                 )
@@ -71,9 +72,9 @@ class Numbering:
         self._gaps = list(position.missing)
 
     def _take(self, *, last: bool = False) -> Membership:
-        """Return the next message's place: the lowest free number; for the last message, one above all others."""
+        """Take the next message's place: the lowest free number; for the last message, a number above all others."""
         if self._has_ended or (self.last_sequence is not None and (last or not self._gaps)):
-            raise GroupFault.ENDED.error(f"group {self.group_id} has ended; nothing was sent")
+            raise GroupFault.ENDED.error(f"group {self.group_id} has ended; nothing was sent: start a new group")
         if self._gaps and not last:
             first, end = self._gaps[0]
             self._gaps[:1] = [(first + 1, end)] if first < end else []
@@ -91,7 +92,7 @@ class Numbering:
         if place.last:
             self.last_sequence = None
         insort(self._gaps, (place.sequence, place.sequence))
-        # Free numbers at the end are not gaps.
+        # Free numbers above all taken ones are not gaps.
         while self.last_sequence is None and self._gaps and self._gaps[-1][1] == self._next_free - 1:
             self._next_free = self._gaps.pop()[0]
 
@@ -106,12 +107,12 @@ class Numbering:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last message and all before it have been put."""
+        """Whether the last message and all messages before it have been put."""
         return self.last_sequence is not None and not self._gaps
 
     @property
     def _missing(self) -> Ranges:
-        """The free numbers below the highest taken one: ranges (first, last), ascending."""
+        """The free numbers below the highest taken one, as ranges (first, last), ascending."""
         joined: list[tuple[int, int]] = []
         for first, last in self._gaps:
             if joined and joined[-1][1] == first - 1:
@@ -121,9 +122,9 @@ class Numbering:
         return tuple(joined)
 
     def _incomplete(self) -> IncompleteGroup:
-        lacks = "its last message" if self.last_sequence is None else f"{self._missing}"
+        missing = "its last message" if self.last_sequence is None else f"the messages {self._missing}"
         return IncompleteGroup(
-            f"group {self.group_id} ended without {lacks}: resume it from its position, or put its last message",
+            f"group {self.group_id} ended without {missing}: resume it from its position, and put what is missing",
             group_id=self.group_id,
             missing=self._missing,
             last_sequence=self.last_sequence,
@@ -131,7 +132,7 @@ class Numbering:
 
 
 class _Group(Numbering):
-    """The common base: where a group is published, and its end."""
+    """The common base: the group's exchange and routing key, its continuation and its end."""
 
     def __init__(self, exchange: str, routing_key: str, group_id: str | None, start: int) -> None:
         for name, value in (("exchange", exchange), ("routing_key", routing_key)):
@@ -148,46 +149,46 @@ class _Group(Numbering):
     def resume(self, position: GroupPosition, *, unproven: bool = False) -> None:
         """Continue the group from a position: after a failure, or in another process.
 
-        The next messages get the missing numbers, then numbers above the highest. If the streams have the last message,
-        only missing messages can be put.
+        The next messages get the missing numbers, then numbers above the highest. If a stream has the last message,
+        only the missing messages can be put.
 
         Args:
-            position: The group's position: `relations.group_position(group_id, streams=…)`, with the stream that this
-                group is published to, which the database may not know yet.
-            unproven: True: accept a position that is not proven (`position.is_proven`): it was read with
-                `complete=False`, or a leader could not be reached. The group may have more messages, whose numbers
+            position: The group's position: `relations.group_position(group_id, streams=…)`. `streams` must include the
+                stream that this group is published to, which the database may not know yet.
+            unproven: True: accept a position that is not proven (`position.is_proven`), because it was read with
+                `complete=False` or a leader could not be reached. The group may then have more messages, whose numbers
                 would be used twice. Default: False.
 
         Raises:
-            InvalidGroup: the position is of another group although this group has messages already, is of other
+            InvalidGroup: the position is of another group although this group already has messages, is of other
                 streams, or is not proven.
             GroupConflict: no further message can complete the group (field `anomaly`).
         """
         if not isinstance(position, GroupPosition):
             raise GroupFault.OPTION_INVALID.error(
-                f"position= takes a result of group_position(…), not {type(position).__name__}"
+                f"position= takes the result of group_position(…), not {type(position).__name__}"
             )
         exchange, routing_key = self._target
         name = exchange or routing_key
         if name and not position.holds_for(exchange, routing_key):
             raise GroupFault.OPTION_INVALID.error(
-                f"the position of group {position.group_id} does not cover {name!r}, to which this group publishes: "
+                f"the position of group {position.group_id} does not cover {name!r}, which this group publishes to: "
                 f"call group_position(…, streams={name!r})"
             )
         if not (position.is_proven or unproven):
             raise GroupFault.OPTION_INVALID.error(
-                f"the position of group {position.group_id} is not proven, so the group may have more messages: use "
-                "complete=True and the stream protocol, or call resume(…, unproven=True)"
+                f"the position of group {position.group_id} is not proven, so the group may have more messages: read "
+                "it with complete=True and the stream protocol, or call resume(…, unproven=True)"
             )
         self._resume(position)
 
     def _failed(self, place: Membership, error: Exception) -> None:
-        """Free the number, unless the message may be in a stream."""
+        """Free the failed message's number, unless the message may be in a stream."""
         if not isinstance(error, PublishOutcomeUnknown):
             self._give_back(place)
 
     def _end(self, error: BaseException | None = None) -> None:
-        """End the group after its block, which may have raised an error."""
+        """End the group. `error`: what its block raised; None: raise `IncompleteGroup` if messages are missing."""
         self._has_ended = True
         if error is None and self._is_begun and not self.is_complete:
             raise self._incomplete()
@@ -203,16 +204,16 @@ class MessageGroup(_Group):
     Each message gets the headers `group_id`, `group_sequence` and `group_last`, which replace the caller's.
     Bodies, other headers and other properties are as for `basic_publish`. Use the group on the connection's thread.
 
-    Leaving the block without a last message raises `IncompleteGroup`, unless nothing was put. An exception that leaves
-    the block is not replaced, and the group can be continued with `resume` or `start`.
+    Leaving the block without a last message raises `IncompleteGroup`, unless nothing was put. If the block raises an
+    exception, that exception stays the error, and the group can be continued with `resume` or `start`.
 
     Args:
         channel: A channel of an intercepted pika connection, blocking or not. With confirms on a blocking channel, a
             message that the broker did not accept does not use up its number; otherwise each sent message does.
-        exchange: The exchange of messages that name no other. Default: "", the default exchange.
-        routing_key: The routing key of messages that name none. Default: "".
+        exchange: The exchange, if `put` names none. Default: "", the default exchange.
+        routing_key: The routing key, if `put` names none. Default: "".
         group_id: The group to continue, 48 hexadecimal digits. None (default): a new group.
-        start: The number of the first message put here; only with `group_id`. Lower numbers count as published: use
+        start: The number of the first message put here; only with `group_id`. Lower numbers count as published: pass
             `position.next_sequence` of a group without gaps. Default: 1.
 
     Raises:
@@ -250,10 +251,10 @@ class MessageGroup(_Group):
             body: The body; not changed.
             properties: As for `basic_publish`; not changed.
             last: Whether the group ends with this message. Default: False.
-            exchange: The message's exchange. None (default): the group's.
-            routing_key: The message's routing key. None (default): the group's.
+            exchange: The message's exchange. None (default): the group's exchange.
+            routing_key: The message's routing key. None (default): the group's routing key.
             mandatory: True (default): with confirms, a message that no queue takes raises `PublishUnroutable`. False:
-                the broker drops it, and the group keeps a gap.
+                the broker drops such a message, and the group keeps a gap.
             kwargs: Further arguments of the client's own `basic_publish`.
 
         Returns:
@@ -264,13 +265,13 @@ class MessageGroup(_Group):
                 messages. Nothing was sent.
             InvalidRelationshipKey, HeadersRefused: nothing was sent; the next message gets this number.
             PublishUnroutable, PublishNacked: the message is in no stream; the next one gets this number. If an exchange
-                routes to several streams, one may have accepted what another refused: that number is then used twice.
+                routes to several streams, a message refused by one may be in another: its number is then used twice.
             PublishOutcomeUnknown: the message may be in the stream, and its number stays taken. Settle it, or `resume`.
         """
         exchange = self._target[0] if exchange is None else exchange
         routing_key = self._target[1] if routing_key is None else routing_key
         if not self._publisher.interception.active:
-            # Only an interceptor's errors say whether the message was sent.
+            # Only an interceptor's errors tell whether the message was sent.
             self._publisher = publisher_of(self._channel)
         place = self._take(last=last)
         try:
@@ -283,7 +284,7 @@ class MessageGroup(_Group):
             raise
 
     def close(self) -> None:
-        """End the group, as leaving its block does.
+        """End the group, like leaving its block.
 
         Raises:
             IncompleteGroup: some of its messages are missing (fields `missing`, `last_sequence`).
@@ -306,13 +307,13 @@ class AsyncMessageGroup(_Group):
             await group.put(Message(b"first"))
             await group.put(Message(b"second"), last=True)
 
-    `put` takes a message's number when it is called, so several messages may be sent concurrently. Await them before
+    `put` takes the message's number immediately, so several messages may be sent concurrently. Await all of them before
     leaving the block.
 
     Args:
         target: An exchange of an intercepted aio-pika connection, or a channel, for its default exchange. With
             confirms, aio-pika's default, a message that the broker did not accept does not use up its number.
-        routing_key: The routing key of messages that name none. Default: "".
+        routing_key: The routing key, if `put` names none. Default: "".
         group_id: As for `MessageGroup`.
         start: As for `MessageGroup`.
     """
@@ -342,9 +343,9 @@ class AsyncMessageGroup(_Group):
 
         If `put` is cancelled, the message's outcome is unknown, and its number stays taken.
 
-        The message is not changed. `exchange` is an exchange or a channel; `kwargs` are further arguments of
-        `Exchange.publish`, such as `timeout`. Its result is returned. A returned message raises `PublishUnroutable`,
-        regardless of the channel's `on_return_raises`.
+        `message` is not changed. `exchange` is an exchange or a channel; `kwargs` are further arguments of
+        `Exchange.publish`, such as `timeout`. Returns the result of `Exchange.publish`. A message that the broker
+        returns raises `PublishUnroutable`, regardless of the channel's `on_return_raises`.
         """
         target, _ = intercepted_exchange(self._exchange if exchange is None else exchange)
         routing_key = self._target[1] if routing_key is None else routing_key
@@ -357,15 +358,15 @@ class AsyncMessageGroup(_Group):
             self._failed(place, error)
             raise
         if was_returned(result):
-            # aio-pika returns it, unless the channel raises.
+            # aio-pika's publish returns an unroutable message, unless `on_return_raises` is set.
             self._give_back(place)
             raise PublishUnroutable(
-                f"message {place.sequence} of group {place.group_id} was returned: no queue is bound"
+                f"message {place.sequence} of group {place.group_id} was returned: no queue is bound for it"
             )
         return result
 
     async def close(self) -> None:
-        """End the group, as leaving its block does."""
+        """End the group. See `MessageGroup.close`."""
         self._end()
 
     async def __aenter__(self) -> Self:

@@ -1,7 +1,7 @@
 """pika: intercepts the channels of a BlockingConnection or of any callback connection.
 
-Only attributes of this connection and its channels are set; pika itself is not patched. Objects keep their identity and
-class, and other instrumentation may wrap the interceptor or be wrapped by it, in either order.
+Interception sets attributes of this connection and its channels, and does not patch pika. Objects keep their identity
+and class. Other instrumentation may wrap the interceptor, or be wrapped by it.
 """
 
 import copy
@@ -32,9 +32,9 @@ from relatum.errors import (
     PublishUnroutable,
 )
 from relatum.own_messages import MALFORMED
-from relatum.publishing._interception import ATTRIBUTE, Interception, Replacement, Watch, put, put_back
-from relatum.publishing._locate import Sent
-from relatum.publishing._publish_outcome import BLOCKING, Unsettled, final_at, outcome, refuses_message
+from relatum.publishing._interception import ATTRIBUTE, AfterCall, Interception, Replacement, install, uninstall
+from relatum.publishing._locate import SentMessage
+from relatum.publishing._publish_outcome import REFUSAL_CODES, Unsettled, final_at, outcome, refuses_message
 from relatum.publishing._stamp import is_copied, with_copy
 from relatum.superstreams import Target
 from relatum.superstreams.connections import note_secret
@@ -43,10 +43,10 @@ NAME: Final = "pika"
 """The client's name in metrics."""
 
 PUBLISHER: Final = "_relatum_publisher"
-"""The attribute of an intercepted channel that holds its publisher. Others may wrap `basic_publish` itself."""
+"""The attribute of an intercepted channel that holds its publisher. Other libraries may wrap `basic_publish` itself."""
 
 _ID_LENGTH: Final = 36
-"""Characters of Relatum's ids, and of most others."""
+"""Characters of Relatum's ids, and of most other ids."""
 
 _FLAGS: Final = Struct(">H").pack
 _LENGTH: Final = Struct(">I").pack
@@ -56,7 +56,7 @@ _INTEGER_MAX: Final = 2**31 - 1
 _LONG: Final = Struct(">cq").pack
 _LONG_MAX: Final = 2**63 - 1
 _ID_LENGTH_SENT: Final = _SHORT(_ID_LENGTH)
-_REMEMBERED_MAX: Final = 4096
+_CACHED_MAX: Final = 4096
 """Encoded short strings that are cached."""
 
 
@@ -69,19 +69,19 @@ class Publisher(Replacement):
         self.connection = connection
         self.__wrapped__ = wrapped
         self._stamper = interception.stamper(connection.params.frame_max)
-        self._watches = interception.watches
+        self._records = interception.records
         self._copy_to = interception.options.copy_to
         self.delivery_tag: int | None = None
-        """The last delivery tag of a callback channel in confirm mode, found by counting; else None."""
+        """The last delivery tag of a callback channel in confirm mode, counted from the publishes; else None."""
         self.confirms: Any = None
-        """The receipts of a callback channel that wait for an answer."""
+        """The receipts of a callback channel that wait for confirms."""
         of_one_process(self, "an intercepted connection")
 
     @property
     def _original_function(self) -> "Publisher":
-        """The method that OpenTelemetry's instrumentation restores when removed: the wrapped method, intercepted.
+        """The method that OpenTelemetry's instrumentation restores when it is removed; still intercepted.
 
-        The instrumentation reads this attribute of `basic_publish`. Raises AttributeError if it wrapped nothing.
+        The instrumentation reads this attribute of `basic_publish`. Raises AttributeError if it wrapped no method.
         """
         inner = self.__wrapped__._original_function  # type: ignore[attr-defined]
         publisher = copy.copy(self)
@@ -98,33 +98,33 @@ class Publisher(Replacement):
         *more: Any,
         **options: Any,
     ) -> Any:
-        """Publish a stamped message. The wrapped method defines arguments, result and errors before sending.
+        """Publish a stamped message. Arguments, result and errors before sending are those of the wrapped method.
 
-        A `Target` passed as the exchange chooses the exchange and calls this again.
+        A `Target` passed as the exchange chooses the exchange and calls this method again.
         """
         if type(exchange) is not str and isinstance(exchange, Target):
-            # A target has its own default.
+            # A target has its own default of `mandatory`.
             options |= {} if mandatory is None else {"mandatory": mandatory}
             return exchange.publish(self.channel, body, properties, *more, routing_key=routing_key, **options)
         interception, mandatory = self.interception, mandatory or False
         if not interception.active or not _is_stampable(properties):
-            # Released, or a call that pika itself refuses.
+            # Pass the call through: the connection was released, or pika refuses the properties.
             return self.__wrapped__(exchange, routing_key, body, properties, mandatory, *more, **options)
         if self._copy_to is not None and is_copied(self._copy_to, exchange, routing_key, mandatory):
             given = properties or BasicProperties()
             properties = copy_with(given, with_copy(given.headers, self._copy_to), given.message_id)
         properties = self._stamped(properties or None, body)
-        if self._watches:
+        if self._records:
             interception.watch(exchange, routing_key)
         frames, began_s = self.connection.frames_sent, monotonic()
         try:
             result = self.__wrapped__(exchange, routing_key, body, properties, mandatory, *more, **options)
         except Exception as error:
-            # pika encodes the whole message before it hands over the first frame: without a frame, nothing was sent.
+            # pika encodes the whole message before it queues the first frame: without a new frame, nothing was sent.
             if self.connection.frames_sent == frames:
                 raise
-            facts = exchange, routing_key, properties.message_id, properties.headers, body, began_s
-            ended = self._outcome(error, facts)
+            sent = exchange, routing_key, properties.message_id, properties.headers, body, began_s
+            ended = self._outcome(error, sent)
             raise interception.counts.sent_and_failed(ended) from error
         interception.counts.published += 1
         if self.delivery_tag is not None:
@@ -141,27 +141,27 @@ class Publisher(Replacement):
             return given
         return copy_with(given, stamp.headers, stamp.message_id)
 
-    def _outcome(self, error: Exception, facts: tuple[Any, ...]) -> PublishError:
-        """Return the client's error of a sent message as an error that states the outcome. `facts`: As for `Sent`."""
+    def _outcome(self, error: Exception, sent: tuple[Any, ...]) -> PublishError:
+        """Return an error that states the sent message's outcome. `sent`: arguments of `SentMessage.of`."""
         if isinstance(error, UnroutableError):
             return outcome(PublishUnroutable, error)
         if isinstance(error, NackError):
-            # One of several queues can refuse what another has accepted.
-            return outcome(PublishNacked, error, in_stream=False if facts[0] == "" else None)
+            # One of several queues can refuse a message that another has accepted.
+            return outcome(PublishNacked, error, in_stream=False if sent[0] == "" else None)
         code = error.reply_code if isinstance(error, ChannelClosedByBroker | ConnectionClosedByBroker) else None
         if isinstance(error, ChannelClosedByBroker):
-            is_refused = code in BLOCKING or refuses_message(error.reply_text)
+            is_refused = code in REFUSAL_CODES or refuses_message(error.reply_text)
         else:
             is_refused = code in MALFORMED
         if is_refused:
             return outcome(PublishRejected, error)
-        unsettled = Unsettled(Sent.of(*facts), self.interception.locator, self.final_at(error))
+        unsettled = Unsettled(SentMessage.of(*sent), self.interception.locator, self.final_at(error))
         return outcome(PublishOutcomeUnknown, error, settle=unsettled.settle)
 
     def final_at(self, error: Exception) -> float | None:
-        """Return from when messages sent before this end of the connection can no longer arrive; None: no such time."""
+        """Return the `time.monotonic()` after which messages sent before `error` cannot arrive; None: no such time."""
         if isinstance(error, ConnectionBlockedTimeout):
-            # A broker that blocks publishers neither reads nor checks heartbeats: it may accept the message later.
+            # A broker that blocks publishers neither reads nor checks heartbeats, and may accept the message later.
             return None
         heartbeat = self.connection.params.heartbeat
         announced = isinstance(error, (ChannelClosedByBroker, ConnectionClosedByBroker))
@@ -169,17 +169,17 @@ class Publisher(Replacement):
 
 
 def intercept(connection: "BlockingConnection | Connection", interception: Interception) -> None:
-    def opened(channel: Any, *_args: Any, **_kwargs: Any) -> None:
+    def on_channel(channel: Any, *_args: Any, **_kwargs: Any) -> None:
         if interception.active:
             _intercept_channel(connection, channel, interception)
 
-    def renewed(_result: Any, new_secret: Any, *_args: Any, **_kwargs: Any) -> None:
+    def on_new_secret(_result: Any, new_secret: Any, *_args: Any, **_kwargs: Any) -> None:
         note_secret(connection, new_secret)
 
     setattr(connection, ATTRIBUTE, interception)
-    put(connection, "channel", Watch(lambda: connection, "channel", opened))
-    # pika sends the broker a new password without storing it, but readers need it.
-    put(connection, "update_secret", Watch(lambda: connection, "update_secret", renewed))
+    install(connection, "channel", AfterCall(lambda: connection, "channel", on_channel))
+    # pika sends a new password to the broker without storing it, but Relatum's readers need it.
+    install(connection, "update_secret", AfterCall(lambda: connection, "update_secret", on_new_secret))
     for channel in _channels(connection):
         _intercept_channel(connection, channel, interception)
 
@@ -194,27 +194,27 @@ def may_wait(connection: "BlockingConnection | Connection") -> bool:
 
 
 def release(connection: "BlockingConnection | Connection") -> None:
-    """Restore the original methods. Wrappers that others have added since stay, and pass calls through."""
+    """Restore the original methods. Later wrappers of other libraries stay, and pass calls through."""
     for channel in _channels(connection):
-        put_back(channel, "basic_publish")
-        put_back(channel, "confirm_delivery")
+        uninstall(channel, "basic_publish")
+        uninstall(channel, "confirm_delivery")
         vars(channel).pop(PUBLISHER, None)
-    put_back(connection, "channel")
-    put_back(connection, "update_secret")
+    uninstall(connection, "channel")
+    uninstall(connection, "update_secret")
     delattr(connection, ATTRIBUTE)
 
 
 def _intercept_channel(connection: "BlockingConnection | Connection", channel: Any, interception: Interception) -> None:
     publisher = Publisher(channel, channel.basic_publish, interception, _implementation(connection))
     setattr(channel, PUBLISHER, publisher)
-    put(channel, "basic_publish", publisher)
+    install(channel, "basic_publish", publisher)
     if isinstance(channel, Channel):
 
         def begin_counting(*_args: Any, **_kwargs: Any) -> None:
             if interception.active:
                 publisher.delivery_tag = publisher.delivery_tag or 0
 
-        put(channel, "confirm_delivery", Watch(lambda: channel, "confirm_delivery", begin_counting))
+        install(channel, "confirm_delivery", AfterCall(lambda: channel, "confirm_delivery", begin_counting))
 
 
 def _implementation(connection: "BlockingConnection | Connection") -> Connection:
@@ -224,13 +224,13 @@ def _implementation(connection: "BlockingConnection | Connection") -> Connection
 
 def _channels(connection: "BlockingConnection | Connection") -> Iterator[Any]:
     for channel in list(_implementation(connection)._channels.values()):
-        known = channel._get_cookie() if isinstance(connection, BlockingConnection) else channel
-        if known is not None:
-            yield known
+        channel_of_user = channel._get_cookie() if isinstance(connection, BlockingConnection) else channel
+        if channel_of_user is not None:
+            yield channel_of_user
 
 
 def _is_stampable(properties: Any) -> bool:
-    """Return whether pika would accept these as a message's properties. Otherwise it raises its own error."""
+    """Return whether pika accepts the properties. If not, pika gets the call and raises its own error."""
     if isinstance(properties, BasicProperties):
         headers = properties.headers
         return headers is None or type(headers) is dict or hasattr(headers, "items")
@@ -240,22 +240,22 @@ def _is_stampable(properties: Any) -> bool:
 # --- properties, encoded in a third of pika's time --------------------------------------------------------------------
 
 
-@lru_cache(_REMEMBERED_MAX)
-def _short(text: Any) -> bytes:
-    """Return a header's name, or a content type, encoded by pika, with pika's errors."""
+@lru_cache(_CACHED_MAX)
+def _short_string(text: Any) -> bytes:
+    """Return a header's name or a content type, encoded by pika. Raises pika's errors."""
     pieces: list[bytes] = []
     encode_short_string(pieces, text)
     return b"".join(pieces)
 
 
 class OwnProperties(BasicProperties):  # type: ignore[misc]
-    """Properties made by Relatum for one message. They are stamped in place, not copied."""
+    """Properties that Relatum creates for one message, and stamps without another copy."""
 
     headers: dict[str, Any] | None
     message_id: str | None
 
     def encode(self) -> list[bytes]:
-        """Return the same bytes as pika's method. Messages with unusual properties use that method."""
+        """Return the same bytes as pika's method, which encodes unusual properties."""
         message_id, content_type = self.message_id, self.content_type
         if not (
             type(message_id) is str
@@ -278,7 +278,7 @@ class OwnProperties(BasicProperties):  # type: ignore[misc]
         pieces: list[bytes] = []
         if content_type is not None:
             flags |= self.FLAG_CONTENT_TYPE
-            pieces.append(_short(content_type))
+            pieces.append(_short_string(content_type))
         if self.headers is not None:
             flags |= self.FLAG_HEADERS
             table = _encoded_table(self.headers)
@@ -294,25 +294,25 @@ def _encoded_table(headers: dict[Any, Any]) -> bytes:
     for name, value in headers.items():
         if type(value) is str:
             text = value.encode()
-            pieces += (_short(name), b"S", _LENGTH(len(text)), text)
+            pieces += (_short_string(name), b"S", _LENGTH(len(text)), text)
         elif type(value) is bool:
-            pieces += (_short(name), b"t\1" if value else b"t\0")
+            pieces += (_short_string(name), b"t\1" if value else b"t\0")
         elif type(value) is int and -_LONG_MAX <= value <= _LONG_MAX:
             is_short = -_INTEGER_MAX <= value <= _INTEGER_MAX
-            pieces += (_short(name), _INTEGER(b"I", value) if is_short else _LONG(b"l", value))
+            pieces += (_short_string(name), _INTEGER(b"I", value) if is_short else _LONG(b"l", value))
         else:
-            pieces.append(_short(name))
+            pieces.append(_short_string(name))
             encode_value(pieces, value)
     return b"".join(pieces)
 
 
 def copy_with(given: BasicProperties, headers: dict[str, Any] | None, message_id: str | None) -> BasicProperties:
-    """Return a copy of properties with other headers and `message_id`. A caller's subclass is kept."""
+    """Return a copy of properties with other headers and `message_id`. The copy keeps a caller's subclass."""
     if type(given) is not BasicProperties:
         copied = copy.copy(given)
         copied.headers, copied.message_id = headers, message_id
         return copied
-    # By the initialiser: an object whose dictionary is filled in another way is slower to encode.
+    # An object whose dictionary is filled without the initialiser is slower to encode.
     return OwnProperties(
         given.content_type,
         given.content_encoding,

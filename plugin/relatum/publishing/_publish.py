@@ -25,7 +25,7 @@ from relatum.errors import (
     PublishUnroutable,
 )
 from relatum.publishing._interception import ATTRIBUTE, Interception
-from relatum.publishing._locate import Sent
+from relatum.publishing._locate import SentMessage
 from relatum.publishing._pika import PUBLISHER, Publisher, copy_with
 from relatum.publishing._publish_outcome import refuses_publish
 from relatum.publishing._receipt import AsyncReceipt, Receipt
@@ -48,18 +48,18 @@ def publish(
 ) -> Receipt:
     """Publish with a confirm and return a receipt, which can wait for the message's offsets.
 
-    Puts the channel into confirm mode if necessary. On a BlockingConnection, this returns when the broker has
-    confirmed. On a callback connection, it returns at once, and must be called on the connection's thread.
+    Puts the channel into confirm mode if necessary. On a BlockingConnection, the call returns when the broker has
+    confirmed the message. On a callback connection, it returns immediately; call it on the connection's thread.
 
     Args:
         channel: A channel of an intercepted pika connection.
-        exchange: The exchange; "" is the default one, which routes to the queue named by the routing key. Or a
+        exchange: The exchange; "" is the default exchange, which routes to the queue named by the routing key. Or a
             `SuperStream`, which chooses the partition.
         routing_key: The routing key.
         body: The body; not changed.
-        properties: As for `basic_publish`; not changed.
-        mandatory: True (default): a message that no queue takes raises `PublishUnroutable`. False: the broker drops it
-            and confirms.
+        properties: As for `basic_publish`; not changed. None (default): no properties.
+        mandatory: True (default): a message that no queue takes raises `PublishUnroutable`. False: the broker drops and
+            confirms such a message.
         kwargs: Further arguments of the client's `basic_publish`.
 
     Returns:
@@ -70,8 +70,8 @@ def publish(
         InvalidInput: the body is neither bytes nor text; nothing was sent.
         InvalidRelationshipKey, HeadersRefused: nothing was sent.
         KeyDefinitionConflict, InvalidKeyDefinition: the database defines the keys differently; nothing was sent.
-        PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`. A blocking connection raises them
-            here, a callback connection from the receipt.
+        PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`. On a blocking connection this call
+            raises them, on a callback connection the receipt does.
     """
     publisher = publisher_of(channel)
     interception = publisher.interception
@@ -80,14 +80,14 @@ def publish(
     if isinstance(exchange, Target):
         exchange, routing_key = exchange.destination(channel, body, properties, routing_key)
     given = properties or BasicProperties()
-    headers, message_id = _asking(given.headers, given.message_id, given.timestamp)
-    sent = Sent.of(exchange, routing_key, message_id, headers, body)
+    headers, message_id = _with_receipt_request(given.headers, given.message_id, given.timestamp)
+    sent = SentMessage.of(exchange, routing_key, message_id, headers, body)
     confirms: _Confirms | None = None
     if isinstance(publisher.channel, Channel):
         confirms = publisher.confirms = publisher.confirms or _Confirms(publisher.channel, publisher)
     elif not publisher.channel._delivery_confirmation:
         publisher.channel.confirm_delivery()
-    # Before the message is sent: the locator may refuse the connection's credentials.
+    # Create the receipt before sending: the locator may refuse the connection's credentials.
     receipt = Receipt(sent, interception.locator, pending=confirms is not None)
     channel.basic_publish(exchange, routing_key, body, copy_with(given, headers, message_id), mandatory, **kwargs)
     if confirms is not None:
@@ -113,7 +113,7 @@ async def publish_async(
         message: The client's message; not changed.
         routing_key: The routing key.
         mandatory: True (default): a message that no queue takes raises `PublishUnroutable`, regardless of the channel's
-            `on_return_raises`. False: the broker drops it and confirms.
+            `on_return_raises`. False: the broker drops and confirms such a message.
         kwargs: Further arguments of the client's method, such as `timeout`.
 
     Returns:
@@ -130,23 +130,25 @@ async def publish_async(
         target = await channel.get_exchange(name, ensure=False)
     exchange, interception = intercepted_exchange(target)
     if not (await exchange.channel.get_underlay_channel()).publisher_confirms:
-        raise ConfigurationError("a receipt needs confirms: open the channel with publisher_confirms=True")
-    await interception.agreed()
+        raise ConfigurationError("a receipt needs publisher confirms: open the channel with publisher_confirms=True")
+    await interception.wait_for_definitions()
     interception.check_receipts()
-    ours: Any = copy.copy(message)
-    ours.headers, ours.message_id = _asking(message.headers, message.message_id, message.timestamp)
-    sent = Sent.of(exchange.name, routing_key, ours.message_id, ours.headers, message.body)
+    copied: Any = copy.copy(message)
+    copied.headers, copied.message_id = _with_receipt_request(message.headers, message.message_id, message.timestamp)
+    sent = SentMessage.of(exchange.name, routing_key, copied.message_id, copied.headers, message.body)
     receipt = AsyncReceipt(sent, interception.locator)
-    if was_returned(await exchange.publish(ours, routing_key, mandatory=mandatory, **kwargs)):
-        raise PublishUnroutable(f"message {sent.message_id} was returned: no queue is bound")
+    if was_returned(await exchange.publish(copied, routing_key, mandatory=mandatory, **kwargs)):
+        raise PublishUnroutable(f"message {sent.message_id} was returned: no queue is bound for it")
     return receipt
 
 
-def _asking(headers: Mapping[str, Any] | None, message_id: str | None, timestamp: Any) -> tuple[dict[str, Any], str]:
-    """Return the headers and the id of a message that asks the recorder for a receipt.
+def _with_receipt_request(
+    headers: Mapping[str, Any] | None, message_id: str | None, timestamp: Any
+) -> tuple[dict[str, Any], str]:
+    """Return the headers and the id of a message that requests a receipt.
 
-    An id made by Relatum is unique, so the header is True. The caller's id may have been used before, so the receipt
-    gets its own name.
+    With a new id, the recorder stores the receipt under the id. A caller's id may not be unique: the receipt then gets
+    its own name.
     """
     now_ns = time_ns()
     out = {**(headers or {}), RECEIPT_HEADER: True if message_id is None else uuid7(now_ns)}
@@ -181,12 +183,12 @@ def intercepted_exchange(target: Any) -> tuple[Any, Interception]:
 
 def was_returned(result: Any) -> bool:
     """Return whether the result of an aio-pika publish is a message that the broker returned."""
-    aiormq = sys.modules.get("aiormq.abc")  # An extra, which a caller with such a result has imported.
+    aiormq = sys.modules.get("aiormq.abc")  # Optional. A caller that has such a result has imported it.
     return aiormq is not None and isinstance(result, aiormq.DeliveredMessage)
 
 
 class _Confirms:
-    """The receipts of a callback channel that wait for an answer. Used only on the connection's thread."""
+    """The receipts of a callback channel that wait for confirms. Used only on the connection's thread."""
 
     def __init__(self, channel: Channel, publisher: Publisher) -> None:
         self._publisher = publisher
@@ -195,7 +197,7 @@ class _Confirms:
         if publisher.delivery_tag is None:
             if channel.callbacks.pending(number, Basic.Ack):
                 raise ConfigurationError(
-                    "this channel was in confirm mode before its connection was intercepted, so its delivery tags are "
+                    "the channel entered confirm mode before its connection was intercepted, so its delivery tags are "
                     "unknown: open another channel, or intercept the connection first"
                 )
             channel.confirm_delivery(self._on_answer)
@@ -206,7 +208,7 @@ class _Confirms:
         channel.add_on_close_callback(self._on_close)
 
     def add(self, receipt: Receipt) -> None:
-        """Add the receipt of the message that was sent last."""
+        """Add the receipt of the last sent message."""
         tag = self._publisher.delivery_tag
         assert tag is not None
         self._pending[tag] = receipt
@@ -218,23 +220,23 @@ class _Confirms:
             if receipt is None:
                 continue
             if isinstance(answer, Basic.Ack):
-                receipt._decide(None)
+                receipt._set_answer(None)
             else:
                 routed = None if receipt._sent.exchange else False
                 self._fail(receipt, PublishNacked(f"the broker refused message {receipt.message_id}", in_stream=routed))
 
     def _on_return(self, _channel: Channel, method: Basic.Return, properties: BasicProperties, _body: bytes) -> None:
-        """Fail the receipt of a returned message, found by the receipt's name or the id. The ack follows."""
+        """Fail the receipt of a returned message, found by the receipt's name or the id. The broker's ack follows."""
         names = ((properties.headers or {}).get(RECEIPT_HEADER), properties.message_id)
-        # The broker answers in order, so it is one of the first.
-        receipt = next((each for each in self._pending.values() if each._sent.receipt in names), None)
+        # The broker answers in order, so the receipt is one of the first.
+        receipt = next((receipt for receipt in self._pending.values() if receipt._sent.receipt in names), None)
         if receipt is not None:
             why = f"message {receipt.message_id} was returned: {method.reply_code} {method.reply_text}"
             self._fail(receipt, PublishUnroutable(why))
 
     def _fail(self, receipt: Receipt, error: PublishError, until: float | None = None) -> None:
         self._publisher.interception.counts.failed(error)
-        receipt._decide(error, until)
+        receipt._set_answer(error, until)
 
     def _on_close(self, _channel: Channel, reason: Exception) -> None:
         until = self._publisher.final_at(reason)
@@ -242,13 +244,14 @@ class _Confirms:
         for tag, receipt in pending.items():
             text = reason.reply_text if isinstance(reason, ChannelClosedByBroker) else ""
             error: PublishError
-            # After a release, later messages are not counted.
+            # After a release, `delivery_tag` no longer counts messages.
             is_last = tag == self._publisher.delivery_tag and self._publisher.interception.active
             if is_last and refuses_publish(text, receipt._sent.exchange):
                 error = PublishRejected(f"the broker refused message {receipt.message_id}: {reason}")
             else:
                 error = PublishOutcomeUnknown(
-                    f"the channel ended before the broker answered for message {receipt.message_id}: {reason!r}",
+                    f"the channel closed before the broker confirmed message {receipt.message_id}, so settle it: "
+                    f"{reason!r}",
                     settle=receipt.settle,
                 )
             error.__cause__ = reason

@@ -1,13 +1,14 @@
-"""The outcome of a publish: errors with the client's and Relatum's class, and how an unknown outcome is settled.
+"""The outcome of a publish: errors with the client's and Relatum's class, and the settling of an unknown outcome.
 
 Some callers write `except pika.exceptions.NackError`, others `except relatum.errors.PublishNacked`. Both must catch the
-same exception, so its class has both as bases. The class for each pair is made when first needed, since any exception
-of the client or of the system may mean a lost connection. The error keeps the arguments, attributes and text of the
-client's exception.
+same exception, so its class has both as bases. Any exception of the client or of the system may mean a lost connection,
+so the class for a pair is created on first use. The error keeps the arguments, attributes and text of the client's
+exception.
 
-An unknown outcome is settled by reading the streams that the message was sent to. The result "in no stream" needs a
-proof of three parts: nothing sent by the lost connection can arrive any more; after that, the stream's leader reported
-its end; and all messages from before the send up to that end were read. Without all three, the outcome stays unknown.
+`settle` finds an unknown outcome by reading the streams that the message was sent to. The proof that the message is in
+no stream has three parts: no message of the lost connection can still arrive; after that time, the stream's leader
+reported the stream's end; and all messages written from before the send up to that end were read. Without all three
+parts, the outcome stays unknown.
 """
 
 import asyncio
@@ -38,28 +39,28 @@ from relatum.errors import (
     RelatumError,
     Transient,
 )
-from relatum.publishing._locate import Locator, Sent
+from relatum.publishing._locate import Locator, SentMessage
 from relatum.reading import RecordBatch, StreamBounds, StreamReader
 
 _Outcome = TypeVar("_Outcome", bound=PublishError)
 
-_OF_THE_PROCESS = frozenset({"settle", "link", "connection"})
+_UNPICKLABLE = frozenset({"settle", "link", "connection"})
 
 
-def outcome(ours: type[_Outcome], theirs: Exception, **fields: Any) -> _Outcome:
+def outcome(kind: type[_Outcome], error: Exception, **fields: Any) -> _Outcome:
     """Return an error that has the client's exception class and Relatum's. Raise it `from` the client's exception."""
-    if isinstance(theirs, ours):
-        theirs.__dict__.update(fields)
-        return theirs
-    return _rebuild(ours, type(theirs), theirs.args, {**_attributes(theirs), **fields})
+    if isinstance(error, kind):
+        error.__dict__.update(fields)
+        return error
+    return _rebuild(kind, type(error), error.args, {**_attributes(error), **fields})
 
 
 def _rebuild(
-    ours: type[_Outcome], theirs: type[Exception], args: tuple[Any, ...], attributes: dict[str, Any]
+    kind: type[_Outcome], client_class: type[Exception], args: tuple[Any, ...], attributes: dict[str, Any]
 ) -> _Outcome:
-    kind = _class_of(ours, theirs)  # type: ignore[arg-type]  # classes are hashable
-    # Neither initialiser runs: pika's build `args` from other arguments, which are lost.
-    error: _Outcome = kind.__new__(kind, *args)
+    error_class = _class_of(kind, client_class)  # type: ignore[arg-type]  # classes are hashable
+    # Call neither initialiser: pika's errors build `args` from other arguments, which are lost.
+    error: _Outcome = error_class.__new__(error_class, *args)
     error.args = args
     for name, value in attributes.items():
         setattr(error, name, value)
@@ -67,21 +68,21 @@ def _rebuild(
 
 
 @cache
-def _class_of(ours: Any, theirs: Any) -> Any:
+def _class_of(kind: Any, client_class: Any) -> Any:
     body = {
-        "__doc__": ours.__doc__,
-        "__module__": ours.__module__,
-        "__qualname__": ours.__qualname__,
-        "__reduce__": lambda self: (_rebuild, (ours, theirs, self.args, _picklable(self))),
+        "__doc__": kind.__doc__,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__reduce__": lambda self: (_rebuild, (kind, client_class, self.args, _picklable(self))),
         "__init__": Exception.__init__,
-        "__str__": theirs.__str__,
-        "__repr__": theirs.__repr__,
+        "__str__": client_class.__str__,
+        "__repr__": client_class.__repr__,
     }
-    return type(ours.__name__, (ours, theirs), body)
+    return type(kind.__name__, (kind, client_class), body)
 
 
 def _attributes(error: Exception) -> dict[str, Any]:
-    """Return the exception's attributes besides `args`: aiormq uses slots, pika the instance's dictionary."""
+    """Return the exception's attributes except `args`: aiormq uses slots, pika the instance's dictionary."""
     state = object.__getstate__(error)
     parts = state if isinstance(state, tuple) else (state,)
     attributes = {name: value for part in parts for name, value in (part or {}).items() if name != "__notes__"}
@@ -91,8 +92,8 @@ def _attributes(error: Exception) -> dict[str, Any]:
 
 
 def _picklable(error: Exception) -> dict[str, Any]:
-    """Return the attributes that another process can use: not `settle`, links, connections or channels."""
-    attributes = {name: value for name, value in _attributes(error).items() if name not in _OF_THE_PROCESS}
+    """Return the attributes without those that only work in this process: `settle`, links, connections, channels."""
+    attributes = {name: value for name, value in _attributes(error).items() if name not in _UNPICKLABLE}
     for name, value in attributes.items():
         if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "channel"):
             # aiormq's returned message.
@@ -102,106 +103,106 @@ def _picklable(error: Exception) -> dict[str, Any]:
 
 # --- a channel that the broker closed ---------------------------------------------------------------------------------
 
-# A broker processes a channel's frames in order, and drops all frames after one it refused. So if it refused a publish,
-# of the channel's last message or an earlier one, the last message is in no stream.
+# A broker processes a channel's frames in order, and drops all frames after a refused one. So if it refused a publish,
+# of the channel's last message or of an earlier one, the last message is in no stream.
 
-_OF_MESSAGE: Final = re.compile(
+_MESSAGE_REFUSALS: Final = re.compile(
     r"PRECONDITION_FAILED - (message size|invalid expiration|user_id property|invalid message)"
 )
-"""RabbitMQ's 406 texts about messages, the same from 3.10 to 4.3. Others are about acknowledgements or declarations.
+"""Texts of RabbitMQ's code 406 about messages, the same from 3.10 to 4.3. Its others are about acks and declarations.
 
 Source: RabbitMQ, `rabbit_channel.erl`: `check_msg_size`, `check_expiration_header`, `check_user_id_header`.
 """
 
-_OF_PUBLISHING: Final = re.compile(
+_PUBLISH_REFUSALS: Final = re.compile(
     r"ACCESS_REFUSED - (write access to exchange|access to topic|access to exchange|.*publish)", re.IGNORECASE
 )
 
-BLOCKING: Final = frozenset({ACCESS_REFUSED, NOT_FOUND})
-"""Reply codes by which a broker refuses a publish: no permission, no such exchange.
+REFUSAL_CODES: Final = frozenset({ACCESS_REFUSED, NOT_FOUND})
+"""Reply codes that refuse a publish: no permission, no such exchange.
 
-On a blocking channel that publishes, they can answer only the publish.
+A blocking channel has one call at a time, so a code received during a publish refuses the publish.
 """
 
 
 def refuses_message(text: str) -> bool:
-    """Return whether a close's text is about a message: its size, expiration or user id."""
-    return _OF_MESSAGE.search(text) is not None
+    """Return whether the broker closed a channel because of a message: its size, expiration or user id."""
+    return _MESSAGE_REFUSALS.search(text) is not None
 
 
 def refuses_publish(text: str, exchange: str) -> bool:
-    """Return whether a close's text is about a publish to an exchange. The channel may have other calls pending."""
+    """Return whether the broker closed a channel because of a publish to `exchange`, not because of another call."""
     named = f"'{exchange or 'amq.default'}'" in text
     missing = named and "NOT_FOUND - no exchange" in text
-    return refuses_message(text) or missing or (named and _OF_PUBLISHING.search(text) is not None)
+    return refuses_message(text) or missing or (named and _PUBLISH_REFUSALS.search(text) is not None)
 
 
 # --- a search for the message -----------------------------------------------------------------------------------------
 
 CLOCK_SKEW_S: Final = 60
-"""Seconds by which the clocks of a cluster's nodes may differ, or one may have been set back."""
+"""Seconds by which the clocks of a cluster's nodes may differ, or by which a clock may have been set back."""
 
 WAIT_S: Final = 10.0
-"""Seconds to search for a message by default, at least."""
+"""The minimum search time by default, in seconds."""
 
 _POLL_S: Final = 1.0
-"""The longest pause between two looks, in seconds."""
+"""The longest pause between two searches, in seconds."""
 
-_HEARTBEATS_UNTIL_GIVEN_UP: Final = 3
-"""Heartbeat intervals without a byte until RabbitMQ has closed a connection: it closes it after 2 to 3."""
+_HEARTBEATS_UNTIL_CLOSED: Final = 3
+"""Heartbeat intervals without a byte after which RabbitMQ has closed the connection: it does so after 2 to 3."""
 
 
 def final_at(heartbeat_s: int, *, announced: bool) -> float | None:
-    """Return the `time.monotonic()` after which nothing sent on a lost connection can arrive; None: no such time.
+    """Return the `time.monotonic()` after which no message of a lost connection can arrive; None: no such time.
 
     The broker accepts nothing more from a channel or connection that it closed itself (`announced`).
     """
     if announced:
         return time.monotonic() + 1
-    return time.monotonic() + _HEARTBEATS_UNTIL_GIVEN_UP * heartbeat_s + 1 if heartbeat_s else None
+    return time.monotonic() + _HEARTBEATS_UNTIL_CLOSED * heartbeat_s + 1 if heartbeat_s else None
 
 
 @dataclass(frozen=True, slots=True)
 class Unsettled:
     """A message with an unknown outcome.
 
-    `final_at`: The `time.monotonic()` from which its absence is a proof, because the broker has then closed the
-    connection that sent it. None: no such time.
+    `final_at`: The `time.monotonic()` from which absence proves that the message will not arrive: by then the broker
+    has closed the connection that sent the message. None: no such time.
     """
 
-    sent: Sent
+    sent: SentMessage
     locator: Locator
     final_at: float | None
 
     def settle(self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[MessageId, ...]:
         """Find the message by reading its streams; see `Receipt.settle`. The search ends at most half a second late.
 
-        The outcome also stays unknown where absence proves nothing: retention has dropped messages of that time, the
-        exchange may route to streams beyond those bound to it, or only a queue has the message.
+        The outcome also stays unknown if absence proves nothing: retention has dropped messages of that time, the
+        exchange may route to streams that are not bound to it directly, or only a queue has the message.
         """
-        looks = _Searches(self, timeout_s, streams, again=self.settle)
+        settlement = _Settlement(self, timeout_s, streams, again=self.settle)
         while True:
-            with within(looks.left_s):
-                found = looks.look()
+            with within(settlement.left_s):
+                found = settlement.search()
             if found:
                 return found
-            time.sleep(looks.pause_s())
+            time.sleep(settlement.pause_s())
 
     async def settle_async(
         self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()
     ) -> tuple[MessageId, ...]:
-        """Like `settle`, but each search runs in a thread. No thread is held between searches. Cancelling is safe."""
-        looks = _Searches(self, timeout_s, streams, again=self.settle_async)
+        """Like `settle`, but each search runs in a thread. Pauses occupy no thread. Cancelling is safe."""
+        settlement = _Settlement(self, timeout_s, streams, again=self.settle_async)
         while True:
-            with within(looks.left_s):
-                found = await in_thread(None, looks.look)
+            with within(settlement.left_s):
+                found = await in_thread(None, settlement.search)
             if found:
                 return found
-            await asyncio.sleep(looks.pause_s())
+            await asyncio.sleep(settlement.pause_s())
 
 
-class _Searches:
-    """The searches of one call of `settle`, and what they prove."""
+class _Settlement:
+    """One call of `settle`: the searches of its streams, and the conclusion from them."""
 
     def __init__(
         self, unsettled: Unsettled, timeout_s: float | None, streams: tuple[str, ...], *, again: Callable[..., Any]
@@ -215,10 +216,10 @@ class _Searches:
         streams = checked_names("streams", streams)
         self._deadline = now + timeout_s
         self._again = again
-        self._searches = {name: _Search(self._sent, name) for name in streams}
+        self._searches = {name: _StreamSearch(self._sent, name) for name in streams}
         self._is_exact = bool(streams)
         self._pauses = backoff(_POLL_S)
-        self._has_answered = False
+        self._has_broker_answered = False
 
     @property
     def left_s(self) -> float:
@@ -227,7 +228,7 @@ class _Searches:
     def pause_s(self) -> float:
         return min(next(self._pauses), max(0.0, self._deadline - time.monotonic()))
 
-    def look(self) -> tuple[MessageId, ...]:
+    def search(self) -> tuple[MessageId, ...]:
         """Search all streams once. Returns the places, or () to search again. Raises the errors of `settle`."""
         is_final = self._final_at is not None and time.monotonic() >= self._final_at
         failure: RelatumError | None = None
@@ -240,17 +241,17 @@ class _Searches:
                         f"the streams that exchange {self._sent.exchange!r} routes to are unknown: name them in "
                         "settle(streams=…) or intercept(…, streams=[…])"
                     )
-                self._searches = {name: _Search(self._sent, name) for name in where.streams}
+                self._searches = {name: _StreamSearch(self._sent, name) for name in where.streams}
                 self._is_exact = where.is_exact
             with self._locator.reader() as reader:
                 for search in self._searches.values():
-                    search.go_on(reader, self._deadline)
+                    search.resume(reader, self._deadline)
         except (Transient, NotFound) as error:
-            # A starting broker may also say "no such stream".
+            # A starting broker may also report that a stream does not exist.
             failure = error
         searches = self._searches
         found = tuple(sorted(search.place for search in searches.values() if search.place))
-        # The broker routes a message to all its streams at once: a stream without it in the next look lacks it.
+        # The broker routes a message to all its streams at one time: a stream without it in the next search lacks it.
         if searches and (len(found) == len(searches) or (was_found and not self._is_exact and failure is None)):
             return found
         is_sure = is_final and failure is None and all(search.is_known for search in searches.values())
@@ -258,63 +259,62 @@ class _Searches:
             if found:
                 return found
             raise PublishRejected(
-                f"the message {self._sent.message_id} is in no stream and cannot arrive any more: publish it again"
+                f"message {self._sent.message_id} is in no stream and can no longer arrive: publish it again"
             )
         if time.monotonic() >= self._deadline:
-            # If the broker answered the previous look, a last look that was cut short proves nothing about it.
-            was_cut_short = self._has_answered and isinstance(failure, ReadTimeout)
+            # If the broker answered the previous search, a timeout of the last search does not make it unavailable.
+            was_cut_short = self._has_broker_answered and isinstance(failure, ReadTimeout)
             return found or self._raise_unknown(None if was_cut_short else failure)
-        self._has_answered = failure is None
+        self._has_broker_answered = failure is None
         return ()
 
     def _raise_unknown(self, failure: RelatumError | None) -> Any:
         name, searches = self._sent.message_id, self._searches
         if isinstance(failure, NotAStream) or (isinstance(failure, NotFound) and not searches):
-            raise ConfigurationError(f"the message {name} cannot be searched for: {failure}") from failure
+            raise ConfigurationError(f"cannot search for message {name}: {failure}") from failure
         if isinstance(failure, NotFound):
             raise failure
         if isinstance(failure, Transient) and not isinstance(failure, (_OutOfTime, ConnectionsInUse)):
             raise BrokerUnavailable(
-                f"the message {name} could not be searched for within {seconds_text(self._timeout_s)}; settle again: "
-                f"{failure}"
+                f"cannot search for message {name} within {seconds_text(self._timeout_s)}: {failure}; settle it again"
             ) from failure
-        arrives = "it may still arrive" if self._is_exact else "it may still arrive, or be in another stream"
-        why = next((search.doubt for search in searches.values() if search.doubt), arrives)
+        arrives = f"it may still arrive{'' if self._is_exact else ', or be in another stream'}; settle it again"
+        why = next((search.unproven_because for search in searches.values() if search.unproven_because), arrives)
         if isinstance(failure, ConnectionsInUse):
             why = f"all {failure.limit} connections were searching for other messages; settle it again"
         raise PublishOutcomeUnknown(
-            f"the message {name} was not found within {seconds_text(self._timeout_s)}; {why}",
+            f"message {name} was not found within {seconds_text(self._timeout_s)}: {why}",
             settle=self._again,
         ) from failure
 
 
 class _OutOfTime(ReadTimeout):
-    """The time ended while a stream was read."""
+    """The deadline passed before a stream was read to its end."""
 
 
-class _Search:
+class _StreamSearch:
     """The search of one stream. Each call continues where the last one ended."""
 
-    def __init__(self, sent: Sent, stream: str) -> None:
+    def __init__(self, sent: SentMessage, stream: str) -> None:
         self._sent = sent
         self._stream = stream
         self._begin: datetime | None = None
         self._next: int | datetime | None = None
         self._is_absent = False
         self.place: MessageId | None = None
-        self.doubt = ""
+        self.unproven_because = ""
 
     @property
     def is_known(self) -> bool:
         """Whether the message was found, or the last search proved that the stream lacks it."""
         return self.place is not None or self._is_absent
 
-    def go_on(self, reader: StreamReader, deadline: float) -> None:
-        """Read up to the message or the stream's present end."""
+    def resume(self, reader: StreamReader, deadline: float) -> None:
+        """Read up to the message or the stream's current end."""
         self._is_absent = False
         if self.place is not None:
             return
-        # Ask before reading, so that reading covers all messages up to this end.
+        # Query the end before reading: the read then covers all messages up to it.
         bounds = reader.bounds(self._stream)
         if self._next is None:
             self._begin = begin_of(reader, self._stream, self._sent)
@@ -327,11 +327,11 @@ class _Search:
                 self._next = message.offset + 1
                 if time.monotonic() >= deadline:
                     raise _OutOfTime(f"the stream {self._stream!r} was not read to its end in time")
-        self.doubt = self._doubt(reader, bounds)
-        self._is_absent = not self.doubt
+        self.unproven_because = self._reason_unproven(reader, bounds)
+        self._is_absent = not self.unproven_because
 
-    def _doubt(self, reader: StreamReader, bounds: StreamBounds) -> str:
-        """Return why the stream may contain the message although it was not found; "" if it cannot."""
+    def _reason_unproven(self, reader: StreamReader, bounds: StreamBounds) -> str:
+        """Return why the stream may contain the message that was not found; "": it does not contain the message."""
         if not bounds.is_sure:
             return "the stream's leader did not report its end, so the stream may have the message"
         if bounds.last is None:
@@ -345,12 +345,12 @@ class _Search:
         return ""
 
 
-def begin_of(reader: StreamReader, stream: str, sent: Sent) -> datetime | None:
-    """Return a time, by the broker's clock, before which a message was not written. None: the stream is empty.
+def begin_of(reader: StreamReader, stream: str, sent: SentMessage) -> datetime | None:
+    """Return a lower bound of the time, by the broker's clock, when a message was written. None: the stream is empty.
 
-    The broker's clock now shows at least the time of the stream's last chunk. So when the message was sent, that clock
-    showed at least that time less the time elapsed since. This holds for any difference between the clocks of client
-    and broker, and however late the failure was noticed.
+    The broker's clock now shows at least the time of the stream's last chunk. When the message was sent, it showed at
+    least that time minus the time elapsed since. The bound holds for any difference between the clocks of client and
+    broker, and regardless of when the failure was detected.
     """
     latest_ms = _chunk_ms(reader, stream, "last")
     if latest_ms is None:
@@ -366,7 +366,7 @@ def _chunk_ms(reader: StreamReader, stream: str, which: Any) -> int | None:
     with contextlib.closing(cast("Any", batches)) as found:
         for batch in found:
             if batch is None:
-                raise ReadTimeout(f"the stream {stream!r} delivered nothing, although it has messages")
+                raise ReadTimeout(f"stream {stream!r} delivered no messages in time, although it has some")
             chunk_ms: int | None = cast("RecordBatch", batch).chunk_ms
             return chunk_ms
     return None

@@ -1,4 +1,4 @@
-"""Stamps messages: adds ids, times and flags, and refuses invalid values. Pure; arguments are not changed."""
+"""Stamps messages: adds ids, times and flags, and refuses invalid values. No I/O; changes no argument."""
 
 import logging
 from collections import Counter
@@ -38,20 +38,20 @@ logger = logging.getLogger("relatum.interception")
 OnInvalid: TypeAlias = Literal["raise", "skip"]
 
 SOURCE_FAILED: Final = "source_failed"
-"""The reason if a key's callable raised."""
+"""The reason of a skipped or refused value: the function that reads the key from the body raised an error."""
 
-_SUBSECOND: Final = " (a datetime travels in whole seconds: give integer microseconds, or ISO 8601 text)"
+_SUBSECOND_HINT: Final = " (AMQP sends a datetime in whole seconds: pass integer microseconds or ISO 8601 text)"
 
 _TIMESTAMP_MAX: Final = TIME_US_MAX // 1_000_000
 """Seconds: the greatest valid value of the property `timestamp`."""
 
 _GROUP_HEADERS: Final = frozenset((GROUP_ID_HEADER, GROUP_SEQUENCE_HEADER, GROUP_LAST_HEADER))
 
-_SURE_CHARACTERS: Final = KEY_VALUE_BYTES_MAX // 4
-"""Characters of a text that is certainly within the limit: UTF-8 has at most four bytes a character."""
+_SHORT_CHARACTERS: Final = KEY_VALUE_BYTES_MAX // 4
+"""Characters that a key's text may have without a count of its bytes: UTF-8 has at most four bytes per character."""
 
-COPIES: Final = "BCC"
-"""The header with further routing keys. The broker removes it before it delivers the message.
+_BCC_HEADER: Final = "BCC"
+"""The header that lists additional routing keys. The broker removes it before delivery.
 
 Source: https://www.rabbitmq.com/docs/sender-selected
 """
@@ -60,7 +60,7 @@ _new_tuple: Final = tuple.__new__
 
 
 class Stamp(NamedTuple):
-    """One message's headers, the caller's first (None: no headers), and its property `message_id`."""
+    """The headers to send, the caller's first (None: no headers), and the property `message_id`."""
 
     headers: dict[str, Any] | None
     message_id: str
@@ -69,9 +69,9 @@ class Stamp(NamedTuple):
 class Stamper:
     """Stamps the messages of one connection.
 
-    - `definitions`: The keys whose values are checked; with `GROUP_KEY`, headers of groups are checked, too.
+    - `definitions`: The keys whose values are checked. `GROUP_KEY` also checks the headers of groups.
     - `frame_bytes_max`: The negotiated frame size, into which headers must fit; 0: only Relatum's own limit applies.
-    - `skipped`: Counts values published that will not be recorded, by (key, reason); with `on_invalid="skip"`.
+    - `skipped`: With `on_invalid="skip"`: counts published values that will not be recorded, by (key, reason).
     - `read_property`: Returns a property of the client's object by pika's name; None if it is not set.
     """
 
@@ -89,20 +89,20 @@ class Stamper:
         self._headers_bytes_max = HEADERS_BYTES_MAX
         if frame_bytes_max:
             self._headers_bytes_max = min(HEADERS_BYTES_MAX, frame_bytes_max - _FRAME_BYTES - _ADDED_BYTES)
-        # A header of text takes 6 bytes, and at most 4 for each character of its name and value.
-        self._sure_characters = min(_SURE_CHARACTERS, (self._headers_bytes_max - 10) // 10)
+        # A text header takes 6 bytes, plus at most 4 per character of its name and value.
+        self._short_characters = min(_SHORT_CHARACTERS, (self._headers_bytes_max - 10) // 10)
         self._raises = on_invalid == "raise"
         self._agreement = KeyAgreement() if agreement is None else agreement
         self._text_keys: list[tuple[str, KeyDefinition]] = []
         self._other_keys: list[KeyDefinition] = []
-        self._lifted: list[tuple[BodyFunction, KeyDefinition]] = []
+        self._body_keys: list[tuple[BodyFunction, KeyDefinition]] = []
         self._checks_groups = False
         for definition in definitions:
             if replace(definition, masked=False) == GROUP_KEY:
-                # Only on request: unrelated messages may have headers of the same names.
+                # Group headers are checked only on request: unrelated messages may use the same names.
                 self._checks_groups = True
             elif definition.from_body is not None:
-                self._lifted.append((definition.from_body, definition))
+                self._body_keys.append((definition.from_body, definition))
             else:
                 place = definition.components[0].lone
                 is_text = definition.value_type is KeyType.TEXT and not definition.is_composite
@@ -128,23 +128,23 @@ class Stamper:
         if self._raises and self._agreement.conflict is not None:
             self._agreement.check()
         out = dict(headers) if headers else {}
-        if self._lifted:
-            self._lift(out, body)
+        if self._body_keys:
+            self._add_body_keys(out, body)
         if out:
-            # A group's number is not a text: the TypeError in `_is_short_text` would cost as much as the check.
+            # A group's sequence number is no text: its TypeError in `_is_short_text` would cost as much as the check.
             if GROUP_SEQUENCE_HEADER in out or not self._is_short_text(out):
                 check_headers(out, self._headers_bytes_max)
                 self._check_texts(out)
             if self._checks_groups and not _GROUP_HEADERS.isdisjoint(out):
                 self._check_group(out)
         for definition in self._other_keys:
-            # Bodies are not parsed: the recorder counts their invalid values.
+            # Keys in bodies are not checked: the recorder counts their invalid values.
             self._check(definition, out, properties)
         now = time_ns()
         if TIME_HEADER in out:
             self._check_time(out[TIME_HEADER])
         elif timestamp is None and message_id is not None:
-            # Relatum's ids carry the time.
+            # The caller's id may carry no time; Relatum's ids do.
             out[TIME_HEADER] = now // 1000
         elif type(timestamp) is int and not 0 <= timestamp <= _TIMESTAMP_MAX:
             self._invalid("timestamp", SkipReason.OUT_OF_RANGE)
@@ -155,18 +155,18 @@ class Stamper:
         return _new_tuple(Stamp, (sent, message_id))
 
     def _is_short_text(self, headers: dict[str, Any]) -> bool:
-        """Return whether all headers are short printable texts, as usual: no limit and no text key refuses them."""
+        """Return whether all headers are short printable texts, which no limit and no text key refuses."""
         try:
             values = "".join(headers.values())
             # Printable text has no NUL and no lone surrogate.
-            return values.isprintable() and len(values) + len("".join(headers)) <= self._sure_characters
+            return values.isprintable() and len(values) + len("".join(headers)) <= self._short_characters
         except TypeError:
             return False
 
-    def _lift(self, out: dict[str, Any], body: Any) -> None:
-        """Write the values of keys from the body into `out`, unless the caller set the header."""
+    def _add_body_keys(self, out: dict[str, Any], body: Any) -> None:
+        """Add the keys read from the body to `out`. A header that the caller set is checked instead."""
         content = body.encode() if isinstance(body, str) else body
-        for source, definition in self._lifted:
+        for source, definition in self._body_keys:
             name = definition.name
             if name in out:
                 self._check(definition, out)
@@ -176,24 +176,24 @@ class Stamper:
     def _check_texts(self, out: dict[str, Any]) -> None:
         for header, definition in self._text_keys:
             value = out.get(header)
-            is_sure = type(value) is str and len(value) <= _SURE_CHARACTERS and value.isprintable()
-            if value is not None and not is_sure:
+            is_short = type(value) is str and len(value) <= _SHORT_CHARACTERS and value.isprintable()
+            if value is not None and not is_short:
                 self._check(definition, out)
 
     def _check(self, definition: KeyDefinition, out: dict[str, Any], properties: Any = None) -> None:
-        """Refuse a value that cannot be recorded, or would change on its way: no lookup would find it."""
+        """Refuse a value that cannot be recorded, or that changes in transit: no lookup would find it."""
 
-        def base_of(place: Place) -> Any:
+        def value_at(place: Place) -> Any:
             if place.kind == "header":
                 return out.get(place.name)
             return self._read_property(properties, place.name) if place.kind == "property" else None
 
-        values, reasons = definition.read(base_of)
+        values, reasons = definition.read(value_at)
         for reason in reasons:
             self._invalid(definition.name, reason)
         # AMQP timestamps count seconds. A stream drops tables and arrays, except in headers named `x-…`, which RabbitMQ
-        # keeps from 3.13 on. Other changing values are invalid for keys (floating point), or keep their canonical form
-        # (bytes, integers of any size).
+        # keeps from 3.13 on. Other values that change are invalid for keys (floating point), or keep their canonical
+        # form (bytes, integers of any size).
         for place in definition.places if values else ():
             value = out.get(place.name) if place.kind == "header" else None
             if isinstance(value, dict | list) and not place.name.startswith("x-"):
@@ -211,14 +211,14 @@ class Stamper:
         except InvalidValue as error:
             self._invalid(definition.name, error.reason)
             return None
-        except Exception as error:  # noqa: BLE001 the caller's function may raise any error: it is chained
+        except Exception as error:  # noqa: BLE001 the caller's function may raise any error; `_invalid` chains it
             self._invalid(definition.name, SOURCE_FAILED, error)
             return None
-        # A number is sent as one, a timestamp as microseconds: AMQP timestamps have only seconds.
+        # Numbers are sent as integers. Timestamps are sent as microseconds: AMQP timestamps have only seconds.
         return text if key_type is KeyType.TEXT else int(text)
 
     def _check_group(self, out: dict[str, Any]) -> None:
-        """Check the headers of a group, and add a missing flag: the key needs all three headers."""
+        """Check the headers of a group, and add a missing `group_last`: the key needs all three headers."""
         try:
             place = checked_membership(out)
         except InvalidGroup as error:
@@ -238,7 +238,7 @@ class Stamper:
     def _invalid(self, key: str, reason: str, cause: Exception | None = None) -> None:
         reason = str(reason)
         if self._raises:
-            hint = _SUBSECOND if reason == SkipReason.SUBSECOND else ""
+            hint = _SUBSECOND_HINT if reason == SkipReason.SUBSECOND else ""
             raise InvalidRelationshipKey(
                 f"key {key!r} has a value that cannot be recorded: {reason}{hint}; nothing was sent",
                 key=key,
@@ -250,14 +250,14 @@ class Stamper:
         self.skipped[key, reason] += 1
         if self.skipped[key, reason] == 1:
             logger.warning(
-                "published a value of key %r that will not be recorded: %s; further ones are only counted", key, reason
+                "published a value of key %r that will not be recorded: %s; later ones are only counted", key, reason
             )
 
 
 # --- limits on headers ----------------------------------------------------------------------------------------------
 
-# They protect readers and other channels: the broker accepts tables nested 900 to 2,000 levels deep, which crash every
-# pika and aio-pika reader of the stream, and a header frame over the negotiated size closes the whole connection.
+# The limits protect readers and other channels. The broker accepts tables nested 900 to 2,000 levels deep, which crash
+# every pika and aio-pika reader of the stream. A header frame over the negotiated size closes the whole connection.
 
 _FRAME_BYTES: Final = 8 + 14
 """Bytes of a header frame besides the properties: frame header and end, then class, weight, body size and flags."""
@@ -270,8 +270,8 @@ _VALUE_BYTES: Final = 9
 
 
 def check_headers(headers: Mapping[str, Any], bytes_max: int) -> None:
-    """Raise `HeadersRefused` if headers are too many, too deep or too large. Counts encoded bytes, or a few more."""
-    # Limits are checked on the way: a table may contain itself.
+    """Raise `HeadersRefused` for too many, too deep or too large headers. The size is at most a few bytes too high."""
+    # Depth and count are checked during the traversal: a table may contain itself.
     size = 4
     count = 0
     stack: list[tuple[Any, int]] = [(headers, 0)]
@@ -310,24 +310,24 @@ def _refuse(reason: str, what: str) -> NoReturn:
     raise HeadersRefused(f"{what}; nothing was sent", reason=reason)
 
 
-# --- copies in a stream of messages to queues, made by the broker -----------------------------------------------------
+# --- copies of messages to queues, which the broker writes to a stream ------------------------------------------------
 
 
 def is_copied(stream: str, exchange: Any, routing_key: Any, mandatory: Any) -> bool:
-    """Return whether a message gets a copy. A mandatory message gets none: the copy would count as its queue."""
+    """Return whether a message gets a copy. If it is mandatory, not: the broker would count the copy as delivery."""
     return bool(exchange == "" and routing_key != stream and not mandatory)
 
 
 def with_copy(headers: Mapping[str, Any] | None, stream: str) -> dict[str, Any]:
-    """Return headers that make the broker put a copy into the stream, in addition to the caller's copies."""
+    """Return headers that make the broker also route the message to `stream`. Keeps the caller's `BCC` keys."""
     given = headers or {}
     for name, value in given.items():
         if isinstance(value, Decimal):
-            # RabbitMQ cannot write it to a stream and closes the connection.
+            # RabbitMQ cannot write a decimal number to a stream, and closes the connection.
             raise HeadersRefused(
                 f"header {name!r} is a decimal number, which cannot be copied to a stream: send it as text; nothing "
                 "was sent",
                 reason="decimal",
             )
-    copies = given.get(COPIES, [])
-    return {**given, COPIES: [*copies, stream] if isinstance(copies, list | tuple) else copies}
+    copies = given.get(_BCC_HEADER, [])
+    return {**given, _BCC_HEADER: [*copies, stream] if isinstance(copies, list | tuple) else copies}
