@@ -10,10 +10,10 @@ import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 
@@ -34,9 +34,6 @@ from relatum.outcomes import Outcomes
 from relatum.reading import BrokerAddress, Message, SharedReader, StreamReader
 from relatum.store.database import AnyDatabase, Database, sql
 
-if TYPE_CHECKING:
-    from relatum.publishing._receipt import PlaceSearch
-
 logger = logging.getLogger("relatum.interception")
 
 _CONNECT_S: Final = 10.0
@@ -51,7 +48,7 @@ _EXCHANGES_MAX: Final = 1000
 _WARNINGS_MAX: Final = 100
 """Exchanges and queues that warnings name."""
 
-AWAITED_STREAMS_MAX: Final = 32
+_AWAITED_STREAMS_MAX: Final = 32
 """Streams of one exchange whose recording a receipt waits for. With more, it returns the first recorded places."""
 
 PLACES: Final = sql("""
@@ -127,6 +124,40 @@ class SentMessage:
             return False
 
 
+@dataclass(eq=False)
+class PlaceSearch:
+    """One wait for the places of a message. It ends when all places are known, or at its deadline.
+
+    `ends`: the last offsets of the possible streams after the confirm; empty if the streams are known exactly.
+    `recorded_to`: how far those streams were recorded before the last query of the places.
+    """
+
+    sent: SentMessage
+    where: Destinations
+    ends: dict[str, int]
+    deadline: float
+    places: set[MessageId] = field(default_factory=set)
+    recorded_to: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> frozenset[str]:
+        """The streams that may contain the message, but in which its place is not known."""
+        return self.where.streams - {place.stream for place in self.places}
+
+    @property
+    def has_all(self) -> bool:
+        """Whether all places are known.
+
+        If the streams are known exactly, each must have a place. Otherwise one stream must have a place, and every
+        other stream must be recorded up to the end that it had after the confirm.
+        """
+        if self.where.is_exact:
+            return not self.missing
+        if not self.places or len(self.missing) > _AWAITED_STREAMS_MAX:
+            return bool(self.places)
+        return all(self.recorded_to.get(name, -1) > end for name, end in self.ends.items() if name in self.missing)
+
+
 class Locator:
     """Finds the messages of one connection. `records`: Whether this process records the streams it publishes to."""
 
@@ -175,7 +206,7 @@ class Locator:
                         text = "%r is not a stream, so receipts of messages published to it have no places"
                         self._warn_once(text, sent.routing_key)
                         where = Destinations(frozenset(), is_exact=True)
-            if not where.is_exact and len(where.streams) <= AWAITED_STREAMS_MAX:
+            if not where.is_exact and len(where.streams) <= _AWAITED_STREAMS_MAX:
                 with suppress(Transient, NotFound, AccessRefused), self.reader() as reader:
                     for stream in where.streams:
                         with suppress(NotFound, AccessRefused):
@@ -241,7 +272,7 @@ class Locator:
 
     # --- the table: which streams contain the message --------------------------------------------------------------
 
-    def _poll(self, searches: "Sequence[PlaceSearch]") -> Iterator[tuple[int, bool]]:
+    def _poll(self, searches: Sequence[PlaceSearch]) -> Iterator[tuple[int, bool]]:
         """Query the places of all awaited messages, and yield the searches that have ended.
 
         While the database is unavailable, this treats the messages as not recorded yet.

@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Final, cast
 
 from relatum.common.checks import checked_seconds, seconds_text
@@ -17,45 +16,11 @@ from relatum.errors import (
     PublishOutcomeUnknown,
 )
 from relatum.outcomes import Outcome, outcome_in_task
-from relatum.publishing._locate import AWAITED_STREAMS_MAX, Destinations, Locator, SentMessage
+from relatum.publishing._locate import Locator, PlaceSearch, SentMessage
 from relatum.publishing._publish_outcome import Unsettled
 
 WAIT_S: Final = 10.0
 """Seconds a receipt waits by default."""
-
-
-@dataclass(eq=False)
-class PlaceSearch:
-    """One wait for the places of a message. It ends when all places are known, or at its deadline.
-
-    `ends`: the last offsets of the possible streams after the confirm; empty if the streams are known exactly.
-    `recorded_to`: how far those streams were recorded before the last query of the places.
-    """
-
-    sent: SentMessage
-    where: Destinations
-    ends: dict[str, int]
-    deadline: float
-    places: set[MessageId] = field(default_factory=set)
-    recorded_to: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def missing(self) -> frozenset[str]:
-        """The streams that may contain the message, but in which its place is not known."""
-        return self.where.streams - {place.stream for place in self.places}
-
-    @property
-    def has_all(self) -> bool:
-        """Whether all places are known.
-
-        If the streams are known exactly, each must have a place. Otherwise one stream must have a place, and every
-        other stream must be recorded up to the end that it had after the confirm.
-        """
-        if self.where.is_exact:
-            return not self.missing
-        if not self.places or len(self.missing) > AWAITED_STREAMS_MAX:
-            return bool(self.places)
-        return all(self.recorded_to.get(name, -1) > end for name, end in self.ends.items() if name in self.missing)
 
 
 class _PublishedMessage:
