@@ -127,7 +127,7 @@ class GroupMethods(OneGroupMethods):
     """The methods of `Relations` that read groups."""
 
     _address: BrokerAddress
-    _sharing: "WeakSet[SharedGroups]"
+    _shared_groups: "WeakSet[SharedGroups]"
 
     # --- many groups --------------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class GroupMethods(OneGroupMethods):
             if not isinstance(member, GroupConsumer):
                 raise InvalidInput("consumer= takes a name or a GroupConsumer")
             shared = SharedGroups(self._catalog, self._address, GroupOptions(names, member, **options))
-            self._sharing.add(shared)
+            self._shared_groups.add(shared)
             return shared
         return without_pauses(self._groups(names, **options))
 

@@ -21,7 +21,7 @@ from relatum_consumer.groups._assembly import Assembled, GroupOrder, Row, View, 
 from relatum_consumer.groups._options import check_order
 from relatum_consumer.groups._reading import Group, GroupPage, GroupReport, as_group, floor_of, read_group, read_on
 from relatum_consumer.lookups.answer import Answer
-from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, again_if_replaced
+from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, retry_if_replaced
 from relatum_consumer.lookups.arguments import Names, names_of
 from relatum_consumer.lookups.by_key import Question, answer
 from relatum_consumer.lookups.catalog import Catalog, Wanted
@@ -262,7 +262,7 @@ class OneGroupMethods:
         check_order(order)
         names = names_of("streams", streams)
         asked = partial(_group, self._catalog, checked_group_id(group_id), names, order=order, complete=complete)
-        return again_if_replaced(self._catalog, asked, leaves_out=names is None)
+        return retry_if_replaced(self._catalog, asked, leaves_out=names is None)
 
     @lookup
     def grouped(self, group_id: str, sequence: int, *, streams: Names = None, complete: bool = False) -> Answer:
