@@ -118,7 +118,7 @@ class AsyncRelations(AsyncClosing):
         self._ending.end_in(0)
         self._relations.close()
         self._threads.shutdown()
-        self._for_waits.shutdown()
+        self._wait_threads.shutdown()
 
     def statistics(self) -> LookupStatistics:
         """Return the broker connections in use, idle and waited for, and counts of lookups, without any I/O."""
@@ -126,7 +126,7 @@ class AsyncRelations(AsyncClosing):
 
     async def health(self, *, timeout_s: float = 2.0) -> Health:
         """Return whether both servers answer now; see `Relations.health`. The check does not wait for lookups."""
-        return await in_thread(self._aside, partial(self._relations.health, timeout_s=timeout_s))
+        return await in_thread(self._control_threads, partial(self._relations.health, timeout_s=timeout_s))
 
     # --- methods of `Relations`, called in a thread ----------------------------------------------------------
 
