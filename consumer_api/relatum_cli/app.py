@@ -1,4 +1,4 @@
-"""The application: a list of commands, each imported when it runs. An error is one line and an exit code."""
+"""The application: the list of commands, each imported when it runs. Prints an error as one line, with an exit code."""
 
 import sys
 from importlib import import_module
@@ -21,7 +21,7 @@ OPERATE: Final = "Operate"
 
 
 class Listed(NamedTuple):
-    """A command in the list of the help: where it is, the heading above it, and the first paragraph of its own help."""
+    """A command as the help lists it: its module, its heading, and the first paragraph of its own help."""
 
     module: str
     panel: str
@@ -31,24 +31,26 @@ class Listed(NamedTuple):
 COMMANDS: Final = {
     "find": Listed("find", LOOK_UP, "Find the messages whose KEY has this VALUE."),
     "related": Listed("find", LOOK_UP, "Find the messages that share a key with a message, or are next to it in time."),
-    "around": Listed("find", LOOK_UP, "Show what happened around a MOMENT, in all recorded streams, by time."),
-    "trace": Listed("find", LOOK_UP, "Show all messages connected with one, or with a value, and what caused what."),
+    "around": Listed("find", LOOK_UP, "Show the messages around a MOMENT in all recorded streams, by time."),
+    "trace": Listed("find", LOOK_UP, "Show all messages connected with a message or a value, and what caused what."),
     "read": Listed("find", LOOK_UP, "Read messages at offsets, without the database."),
     "expect": Listed("missing", LOOK_UP, "Define which messages must be followed by others: see `relatum missing`."),
-    "missing": Listed("missing", LOOK_UP, "List the messages that were not followed in time, as expected."),
+    "missing": Listed("missing", LOOK_UP, "List the messages that should have been followed in time, and were not."),
     "web": Listed("servers", LOOK_UP, "Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C."),
     "mcp": Listed("servers", LOOK_UP, "Serve lookups to an agent over stdin and stdout (Model Context Protocol)."),
     "keys": Listed("keys", RECORD, "Define, list and remove relationship keys."),
     "tap": Listed("streams", RECORD, "Copy each message of exchanges into a stream; publishers do not change."),
-    "untap": Listed("streams", RECORD, "Stop copying exchanges. Streams and recorded rows stay."),
-    "record": Listed("record", RECORD, "Record streams: catch up, then follow their ends, until SIGTERM or Ctrl-C."),
-    "backfill": Listed("record", RECORD, "Record what is not recorded yet. You can stop it; it resumes from there."),
+    "untap": Listed("streams", RECORD, "Stop copying messages of exchanges. Streams and recorded rows stay."),
+    "record": Listed("record", RECORD, "Record streams: catch up, then follow new messages, until SIGTERM or Ctrl-C."),
+    "backfill": Listed(
+        "record", RECORD, "Record messages that are not recorded yet. If stopped, the next run resumes."
+    ),
     "verify": Listed("record", RECORD, "Compare streams with the recorded rows, in both directions."),
     "prune": Listed("record", RECORD, "Delete rows of messages that retention has dropped, and of removed keys."),
     "forget": Listed("record", RECORD, "Delete everything recorded for streams; the streams themselves stay."),
-    "status": Listed("status", RECORD, "Show how far each stream is recorded, and what happened to it."),
-    "groups": Listed("groups", ORDER, "List incomplete groups; show one group, or a consumer of groups."),
-    "outcome": Listed("status", ORDER, "Show the outcomes of messages that collectors took."),
+    "status": Listed("status", RECORD, "Show how far each stream is recorded, and its latest events."),
+    "groups": Listed("groups", ORDER, "List incomplete groups; show one group, or a group consumer."),
+    "outcome": Listed("status", ORDER, "Show the outcomes of messages that collectors process."),
     "contexts": Listed("contexts", ORDER, "Place serialization contexts, move them between partitions, verify order."),
     "affinity": Listed("affinity", ORDER, "List, show, close and move affinity sets."),
     "super-stream": Listed("streams", ORDER, "Declare, describe and delete super streams; show where keys go."),
@@ -63,18 +65,18 @@ def load(name: str) -> Any:
     """Import a command, and return it as a Click command."""
     listed = COMMANDS[name]
     found = getattr(import_module(f"relatum_cli.{listed.module}"), name.replace("-", "_"))
-    # Typer only converts the functions and applications that were added to an application.
-    around = Commands(rich_markup_mode="markdown")
+    # Typer converts only functions and applications that are part of an application.
+    parent = Commands(rich_markup_mode="markdown")
     if isinstance(found, typer.Typer):
-        around.add_typer(found, name=name, help=listed.help, no_args_is_help=True)
+        parent.add_typer(found, name=name, help=listed.help, no_args_is_help=True)
     else:
         # The MOMENT of `around` may be -5m, which is not an option.
-        around.command(name, context_settings={"ignore_unknown_options": name == "around"})(found)
-    return typer.main.get_group(around).get_command(None, name)  # type: ignore[arg-type]
+        parent.command(name, context_settings={"ignore_unknown_options": name == "around"})(found)
+    return typer.main.get_group(parent).get_command(None, name)  # type: ignore[arg-type]
 
 
-class _Lazy(TyperGroup):
-    """Imports commands when they run, and turns a `RelatumError` into one line and an exit code."""
+class _LazyGroup(TyperGroup):
+    """Imports a command when it runs, and prints a `RelatumError` as one line, with an exit code."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -82,7 +84,7 @@ class _Lazy(TyperGroup):
             self.add_command(TyperCommand(name, help=listed.help, rich_help_panel=listed.panel), name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Resolve as Typer does, but return the command itself instead of its placeholder in the list."""
+        """Resolve a command as Typer does, and import it: the list has only placeholders."""
         name, found, rest = super().resolve_command(ctx, args)
         if name is not None:
             found = load(name)
@@ -100,7 +102,7 @@ class _Lazy(TyperGroup):
 
 app = typer.Typer(
     name="relatum",
-    cls=_Lazy,
+    cls=_LazyGroup,
     epilog=EPILOG,
     no_args_is_help=True,
     add_completion=False,
@@ -109,7 +111,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-"""The application. It calls its `obj` after it has imported a command, and before it runs the command."""
+"""The application. It calls its `obj` after importing a command, and before running it."""
 
 
 def _print_version(wanted: bool) -> None:
