@@ -89,9 +89,9 @@ def move(
         raise typer.BadParameter("give --to, and either names or --from")
     with given.open_with_broker(AffinitySets) as sets:
         if source is not None:
-            given.show_moves(sets.consolidate, source, to, what="set")
+            given.show_moves(sets.consolidate, source, to, noun="set")
         else:
-            given.show_moves(sets.move, names, to, what="set")
+            given.show_moves(sets.move, names, to, noun="set")
 
 
 @affinity.command()

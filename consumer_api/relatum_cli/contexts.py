@@ -54,9 +54,9 @@ class SuperStreamOptions(Place):
 
     as_json: Json = False
 
-    def show_moves(self, move: Callable[..., Sequence[Move]], *arguments: Any, what: str = "context") -> None:
+    def show_moves(self, move: Callable[..., Sequence[Move]], *arguments: Any, noun: str = "context") -> None:
         """Call a function that moves contexts or sets, and print the result."""
-        with progress_bars(f"{what}s") as update:
+        with progress_bars(f"{noun}s") as update:
 
             def on_progress(progress: MoveProgress) -> None:
                 update("moving", progress.contexts_done, progress.contexts_all)
@@ -64,7 +64,7 @@ class SuperStreamOptions(Place):
             moves = move(*arguments, progress=on_progress)
         print_moves(moves, as_json=self.as_json, empty="Nothing had to move.")
         if moves and not self.as_json:
-            say(f"{counted(sum(each.contexts for each in moves), what)} in {counted(len(moves), 'move')}.")
+            say(f"{counted(sum(each.contexts for each in moves), noun)} in {counted(len(moves), 'move')}.")
 
 
 def move_document(move: Move) -> dict[str, Any]:
@@ -82,8 +82,8 @@ def print_moves(moves: Sequence[Move], *, as_json: bool = False, empty: str = "N
         "pause": lambda move: None if move.pause_s is None else f"{move.pause_s * 1e3:,.0f} ms",
         "held by": lambda move: None if move.state.is_ended else move.holder if move.is_attended else "none",
     }
-    whole = ("move", "contexts", "state", "pause")
-    show(moves, columns, as_json=as_json, empty=empty, whole=whole, document_of=move_document)
+    unwrapped = ("move", "contexts", "state", "pause")
+    show(moves, columns, as_json=as_json, empty=empty, unwrapped=unwrapped, document_of=move_document)
 
 
 @contexts.command()
@@ -147,7 +147,7 @@ def move(
     file: typer.FileText | None = option(None, "A file with one name per line; - is stdin.", encoding="utf-8"),
     given: SuperStreamOptions,
 ) -> None:
-    """Move contexts to another partition. Publishers and consumers may go on during the move.
+    """Move contexts to another partition. Publishers and consumers continue during the move.
 
     `--json` prints one document: the list of the moves.
     """

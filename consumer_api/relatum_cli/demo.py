@@ -66,9 +66,8 @@ def demo(
 ) -> None:
     """Publish, record and find real messages: flights, planes and weather.
 
-    It checks the answers against the data, and exits with code 7 if one differs. It runs on private servers, which stop
-    when it ends. With --broker and --database it runs on your servers, where the streams and their rows stay. `--json`
-    prints one document.
+    Checks the answers against the data, and exits with code 7 if one differs. Runs on private servers, and stops them;
+    or on yours with --broker and --database, where streams and rows stay. `--json` prints one document.
     """
     if web:
         _check_page(port)
@@ -147,11 +146,11 @@ def _run(servers: Servers, data: Data, checked: int, seed: int, *, quiet: bool) 
             row = asking.choose()
             flight, timed = asking.flight(row), list(asking.timed(row))
         with _activity(f"Checking {checked:,} more answers"):
-            asked = asking.check(checked, seed)
+            checks = asking.check(checked, seed)
     if not quiet:
         _print_published(data, publish_s, recorded_s)
         _print_answers(flight, timed)
-        _print_checked(asked, asking.differences)
+        _print_checked(checks, asking.differences)
     return {
         "messages": messages,
         "publish_s": publish_s,
@@ -166,7 +165,7 @@ def _run(servers: Servers, data: Data, checked: int, seed: int, *, quiet: bool) 
             }
             for each in timed
         ],
-        "checked": asked,
+        "checked": checks,
         "differences": [each._asdict() for each in asking.differences],
     }
 
@@ -196,8 +195,8 @@ def _print_answers(flight: Message, timed: Sequence[Timed]) -> None:
     _say("", f"Relatum: an index and a short read (median of {REPEATS}). Scanning: all.\n")
 
 
-def _print_checked(asked: int, differences: Sequence[Difference]) -> None:
-    _say("Checked", f"{asked:,} more answers: {len(differences) or 'no'} differences from what was published.\n")
+def _print_checked(checks: int, differences: Sequence[Difference]) -> None:
+    _say("Checked", f"{checks:,} more answers: {len(differences) or 'no'} differences from what was published.\n")
     if differences:
         print_table(differences[:DIFFERENCES_SHOWN], ("message", "question", "the rows say", "answered", "by"))
 

@@ -310,11 +310,11 @@ class Asking:
         # The first question asks for the plane, so the flight needs a tail number.
         flights = [row for row in self._data[FLIGHTS] if "tailnum" in row.headers]
         chosen = random.Random(seed).sample(flights, len(flights))  # noqa: S311
-        asked = list(islice(product(chosen, QUESTIONS), count))
-        for row, question in asked:
+        questions = list(islice(product(chosen, QUESTIONS), count))
+        for row, question in questions:
             answer = question.ask(self._relations, self.flight(row), self._servers.stream(question.stream))
             self._check(question, row, _found(answer))
-        return len(asked)
+        return len(questions)
 
     def _expected(self, question: Question, row: Row) -> Found:
         return question.answer_among(row, self._data[question.stream])

@@ -164,8 +164,7 @@ def read(
 ) -> None:
     """Read messages at offsets, without the database.
 
-    Exits with code 6 at the first offset without a message, after printing the messages before it. `--json` prints JSON
-    lines, one message each.
+    Exits with code 6 at the first offset without a message; earlier messages are printed. `--json` prints JSON lines.
     """
     found: list[Message] = []
     try:
@@ -195,7 +194,6 @@ def one_or_all(values: list[str]) -> str | tuple[str, ...]:
 
 
 def end_with(status: str) -> None:
-    """End the command with the exit code for an answer's status."""
     if code := CODES[status]:
         raise typer.Exit(code)
 

@@ -117,8 +117,7 @@ def time(
 ) -> None:
     """Switch the recording of a stream's times on or off, from its next batch on.
 
-    If the stream is not recorded yet, give `--broker`, which checks that the stream exists. Exits with code 6 if it
-    does not.
+    If the stream is not recorded yet, give `--broker`. Exits with code 6 if the broker does not have the stream.
     """
     if servers.broker_url and vhost in (None, servers.vhost):
         set_record_time(servers.broker, servers.database_url, stream, on=on)

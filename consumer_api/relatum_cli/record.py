@@ -81,7 +81,7 @@ def backfill(
     """
     broker, url = given.broker, given.database_url
     with given.engine() as engine, StreamReader.open(broker) as reader:
-        meant = meant_streams(engine, reader, broker.vhost, streams or None)
+        targets = meant_streams(engine, reader, broker.vhost, streams or None)
     failed: list[RelatumError] = []
     reports: list[BackfillReport] = []
     with stop_signals() as stop, progress_bars("offsets") as update:
@@ -90,7 +90,7 @@ def backfill(
             begin = progress.from_offset
             update(progress.stream, progress.at_offset - begin, progress.to_offset - begin)
 
-        for name, super_stream in meant:
+        for name, super_stream in targets:
             if stop.is_set():
                 break
             options: dict[str, Any] = {"super_stream": super_stream, "progress": on_progress, "stop": stop}
@@ -170,8 +170,8 @@ def _print_verified(report: VerifyReport) -> None:
     for stream in report.streams:
         if stream.differences:
             _print_differences(stream)
-        for what in stream.unproven:
-            say(f"{stream.stream}: {what}.")
+        for reason in stream.unproven:
+            say(f"{stream.stream}: {reason}.")
     for name, error in report.failed.items():
         note(f"{name}: not compared: {error}")
 
@@ -235,7 +235,7 @@ def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given:
 def forget(
     *,
     streams: Streams,
-    sure: Yes = False,
+    is_confirmed: Yes = False,
     dry_run: bool = option(False, "Only show what would be deleted.", "--dry-run"),
     origin: bool = option(False, "Only forget which broker they were recorded from.", "--origin"),
     batch_rows: BatchRows = 10_000,
@@ -258,7 +258,7 @@ def forget(
         forgotten = recording.forget_origin(url, streams, vhost=vhost)
         answer(forgotten, f"The recorded broker was forgotten for {', '.join(forgotten)}.", as_json=given.as_json)
         return
-    if not (sure or dry_run):
+    if not (is_confirmed or dry_run):
         if given.as_json:
             raise typer.BadParameter("--json deletes without asking, so it needs --yes")
         found = recording.forget(url, streams, vhost=vhost, dry_run=True)

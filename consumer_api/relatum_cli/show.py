@@ -80,14 +80,14 @@ def show(
     *,
     as_json: bool = False,
     empty: str = "",
-    whole: Collection[str] = (),
+    unwrapped: Collection[str] = (),
     document_of: Callable[[Any], Any] = document,
     json_lines: bool = False,
 ) -> None:
     """Print a list as JSON, as a table on a terminal, or as tab-separated lines.
 
     `columns`: A mapping, or attributes' names separated by spaces. `empty`: Printed instead of a table without rows.
-    `whole`: Columns whose cells do not wrap. `document_of`: Converts a row for JSON. `json_lines`: One line per row.
+    `unwrapped`: Columns whose cells do not wrap. `document_of`: Converts a row. `json_lines`: One JSON line per row.
     """
     rows = list(found)
     if as_json and json_lines:
@@ -98,15 +98,15 @@ def show(
     elif rows or not empty:
         named = columns if isinstance(columns, Mapping) else {each.replace("_", " "): each for each in columns.split()}
         cells = [attrgetter(each) if isinstance(each, str) else each for each in named.values()]
-        print_table(([cell(row) for cell in cells] for row in rows), named, whole=whole)
+        print_table(([cell(row) for cell in cells] for row in rows), named, unwrapped=unwrapped)
     else:
         say(empty)
 
 
 def print_table(
-    rows: Iterable[Iterable[Any]], columns: Collection[str] = (), *, title: str = "", whole: Collection[str] = ()
+    rows: Iterable[Iterable[Any]], columns: Collection[str] = (), *, title: str = "", unwrapped: Collection[str] = ()
 ) -> None:
-    """Print a table. Numbers have thousands separators; long cells wrap, except in the columns `whole`."""
+    """Print a table. Numbers have thousands separators; long cells wrap, except in the columns `unwrapped`."""
     texts = [[_cell(value) for value in row] for row in rows]
     if title:
         say(title, style="bold")
@@ -117,7 +117,7 @@ def print_table(
     elif texts or columns:
         headings = columns or [""] * len(texts[0])
         table = Table(
-            *(Column(each, overflow="fold", no_wrap=each in whole) for each in headings), show_header=bool(columns)
+            *(Column(each, overflow="fold", no_wrap=each in unwrapped) for each in headings), show_header=bool(columns)
         )
         for cells in texts:
             table.add_row(*map(Text, cells))
@@ -202,9 +202,9 @@ def ranges_text(ranges: Sequence[tuple[int, int]], most: int | None = 3) -> str:
     return (", ".join(shown) or "–") + (f" and {more:,} more" if more else "")
 
 
-def counted(number: int, what: str) -> str:
+def counted(number: int, noun: str) -> str:
     """Return a number with its noun, in the plural unless the number is 1."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def tap(
     else:
         raise typer.BadParameter("give an EXCHANGE, or --list")
     empty = "No exchange is tapped."
-    show(taps, _COLUMNS, as_json=given.as_json, document_of=_document, whole=("since",), empty=empty)
+    show(taps, _COLUMNS, as_json=given.as_json, document_of=_document, unwrapped=("since",), empty=empty)
     if show_list or given.as_json:
         return
     if any(each.kind is None for each in taps):
@@ -151,12 +151,12 @@ def describe(*, given: Options) -> None:
 
 
 @super_stream.command()
-def delete(*, sure: Yes = False, given: Options) -> None:
+def delete(*, is_confirmed: Yes = False, given: Options) -> None:
     """Delete a super stream with all its streams and messages.
 
     It asks for confirmation. `--json` prints one document as `declare` does: what was deleted; it needs `--yes`.
     """
-    if not sure:
+    if not is_confirmed:
         if given.as_json:
             raise typer.BadParameter("--json deletes without asking, so it needs --yes")
         streams = ", ".join(partition.stream for partition in given.described())

@@ -185,8 +185,7 @@ class AsyncRelations(AsyncClosing):
     ) -> AsyncGenerator[Message | NotFound | AccessRefused, None]:
         """Yield the messages with the given ids, in the order of the ids; see `Relations.read_many`.
 
-        A thread iterates over `ids`, ahead of the yielded messages. Close the iterator if you leave it early
-        (`contextlib.aclosing`).
+        A thread iterates over `ids`, ahead of the messages. Use `contextlib.aclosing` if you leave the iterator early.
         """
         return self._in_parts(lambda: self._relations.read_many(ids))
 
@@ -207,8 +206,8 @@ class AsyncRelations(AsyncClosing):
     ) -> AsyncGenerator[Group, None] | AsyncSharedGroups:
         """Yield complete groups, one after the other; see `Relations.groups`.
 
-        Some groups are read ahead. Close the iterator if you leave it early (`contextlib.aclosing`). With a consumer,
-        the iterator is an asynchronous context manager, and reads ahead no more than the consumer's `prefetch`.
+        Some groups are read ahead. Use `contextlib.aclosing` if you leave the iterator early. With a consumer, the
+        iterator is an asynchronous context manager, and reads ahead no more than the consumer's `prefetch`.
         """
         if consumer is not None:
             shared = self._relations.groups(streams, consumer=consumer, **options)

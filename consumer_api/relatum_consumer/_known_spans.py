@@ -66,8 +66,7 @@ def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> Known:
     """Return what is known of a stream or super stream, with respect to all of the keys.
 
     Raises:
-        StreamNotFound, NotAStream, AccessRefused: the stream is unknown to the database and the broker, was deleted, or
-            may not be read by this user.
+        StreamNotFound, NotAStream, AccessRefused: the stream is unknown, was deleted, or may not be read by this user.
         TimeNotRecorded: the times of a stream are not recorded.
         StreamReplaced: the message at the last recorded offset is not the recorded one.
     """

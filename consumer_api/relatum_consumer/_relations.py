@@ -169,10 +169,8 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
 
         Args:
             message: A message read from a stream, or delivered by a client library (docs/clients.md). If the client
-                does not provide stream and offset, the message's copies in streams are left out and listed in
-                `answer.self_ids`.
-            to: The stream, super stream or streams to search; a super stream means its partitions. None: all recorded
-                streams.
+                does not provide stream and offset, copies of the message are left out; `answer.self_ids` lists them.
+            to: The streams and super streams (their partitions) to search. None: all recorded streams.
             by: The key or keys to search by. A message that shares the value of any of them is returned; its hit names
                 all shared keys. None: all defined keys. Keys without a value in the message are skipped.
             limit: Maximum number of messages to return, at least 1. None: all, up to 100,000.
@@ -276,9 +274,8 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
     ) -> MissingReport:
         """Report the messages of a time span that no message followed in time, and how certain that is.
 
-        The call reads the messages, so each reported message exists. The index shows which messages were followed;
-        the coverage proves which were not. A long span needs a higher `timeout_s` than the default: 100,000 messages
-        take a few seconds.
+        The call reads the messages, so each reported message exists. The index shows which messages were followed; the
+        coverage proves which were not. A long span needs a higher `timeout_s`: a few seconds per 100,000 messages.
 
         Args:
             expectation: The name of a defined expectation, or an `Expectation`, which need not be defined.

@@ -24,7 +24,7 @@ Places: TypeAlias = dict[MessageId, int | None]
 """Ids of messages, each with its time; None if the time is unknown."""
 
 
-class Directions:
+class KeyGraph:
     """The keys of a trace, and which key names which. A reference to a key outside the trace is ignored."""
 
     def __init__(self, definitions: Sequence[KeyDefinition]) -> None:
@@ -64,12 +64,12 @@ class Directions:
         Values of `too_many` make no shared links.
         """
         carriers: dict[Value, list[MessageId]] = defaultdict(list)
-        for where, held in values.items():
-            for pair in held:
+        for where, pairs in values.items():
+            for pair in pairs:
                 carriers[pair].append(where)
         edges: list[Edge] = []
-        for effect, held in values.items():
-            for key_id, value in held:
+        for effect, pairs in values.items():
+            for key_id, value in pairs:
                 if key_id in self._named:
                     named = carriers.get((self._named[key_id], value), ())
                     causes: list[MessageId | None] = [each for each in named if each != effect]
@@ -165,8 +165,8 @@ def places_of(catalog: Catalog, names: Sequence[str] | None, values: Sequence[Va
     statement = rows_of_values(None if names is None else len(names))
     rows = catalog.servers.rows(statement, parameters_of(catalog.vhost, names, values, most))
     found, others = _by_value(rows, most)
-    unsure = [value for value, more in others.items() if more + len(found.get(value, ())) >= most]
-    return found | places_by_stream(catalog, names, unsure, most)
+    undecided = [value for value, more in others.items() if more + len(found.get(value, ())) >= most]
+    return found | places_by_stream(catalog, names, undecided, most)
 
 
 def places_by_stream(

@@ -13,7 +13,7 @@ from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import ChunkCache, Message
 from relatum.store.coverage import TIME
-from relatum_consumer._trace_values import Directions, Places, Value, places_by_stream, places_of
+from relatum_consumer._trace_values import KeyGraph, Places, Value, places_by_stream, places_of
 from relatum_consumer.lookups.answer import Status
 from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, Lost, Row, in_time, retry_if_replaced, verified
 from relatum_consumer.lookups.arguments import (
@@ -55,8 +55,8 @@ def _start_of(
     if isinstance(start, tuple) and len(start) == 2 and isinstance(start[0], str):
         wanted = catalog.value_sought(*start)
         return None, [(wanted.key_id, wanted.value)], _keys(catalog, None if names is None else (*names, start[0]))
-    held = given_message(start, "a message, or a key's name and a value as a tuple,")
-    return held, [], _keys(catalog, names)
+    given = given_message(start, "a message, or a key's name and a value as a tuple,")
+    return given, [], _keys(catalog, names)
 
 
 def _keys(catalog: Catalog, names: Sequence[str] | None) -> list[KeyDefinition]:
@@ -74,7 +74,7 @@ class _TraceRun:
     """One trace in progress; its bounds are the arguments of `Relations.trace`. Times are microseconds since 1970."""
 
     catalog: Catalog
-    directions: Directions
+    key_graph: KeyGraph
     names: tuple[str, ...] | None
     required: Set[int]
     hops: int
@@ -98,7 +98,7 @@ class _TraceRun:
             self.frontier += values
             return
         self.is_copy = start.is_copy
-        values = self.directions.values_of(start.message)
+        values = self.key_graph.values_of(start.message)
         if start.id is None:
             self.frontier += values
         else:
@@ -106,7 +106,7 @@ class _TraceRun:
 
     def trace(self, *, complete: bool) -> Trace:
         # Collected before the first query of the index, so that the evidence holds for everything found.
-        key_ids = [*self.directions.definitions, *[TIME] * self._is_bounded]
+        key_ids = [*self.key_graph.definitions, *[TIME] * self._is_bounded]
         known = evidence(self.catalog, self.names, key_ids, chunks=self.chunks)
         if not known.streams:
             if known.unreadable_streams:
@@ -114,7 +114,7 @@ class _TraceRun:
             if not known.gone:
                 self.catalog.nothing_recorded()
         for hop in range(1, self.hops + 2):
-            sought = dict.fromkeys(self.directions.sought(dict.fromkeys(self.frontier)))
+            sought = dict.fromkeys(self.key_graph.sought(dict.fromkeys(self.frontier)))
             wanted, self.frontier = [value for value in sought if value not in self.searched], []
             if not wanted:
                 break
@@ -179,14 +179,16 @@ class _TraceRun:
         for value, places in found.items():
             inside = within.get(value)
             if inside is None:
-                inside = {each: us for each, us in places.items() if is_in_span(us, self.since, self.until)}
+                inside = {
+                    each: time_us for each, time_us in places.items() if is_in_span(time_us, self.since, self.until)
+                }
             if len(inside) < len(places):
                 self._stop(StopReason.TIME, len(places) - len(inside), value)
             found[value] = inside
         return found
 
     def _stop(self, reason: StopReason, count: int, value: Value) -> None:
-        self.stops.append(Stop(reason, count, self.directions.definitions[value[0]].name, value[1]))
+        self.stops.append(Stop(reason, count, self.key_graph.definitions[value[0]].name, value[1]))
 
     def _add_unrecorded(self, wanted: set[Value], by_value: dict[Value, Places], known: Evidence) -> None:
         """Add messages that are not recorded: at most `fan_out` + 1 for each value."""
@@ -194,7 +196,7 @@ class _TraceRun:
 
         def consider(message: Message) -> None:
             is_inside = is_in_span(message.time_us, self.since, self.until)
-            for value in wanted.intersection(self.directions.values_of(message)):
+            for value in wanted.intersection(self.key_graph.values_of(message)):
                 if not is_inside:
                     outside[value] += 1
                 elif len(places := by_value.setdefault(value, {})) <= self.fan_out:
@@ -204,7 +206,7 @@ class _TraceRun:
         reported = {(stop.key, stop.value) for stop in self.stops if stop.reason is StopReason.TIME}
         for value, count in outside.items():
             # The index may have counted some of these messages. Its count is a lower bound already.
-            if (self.directions.definitions[value[0]].name, value[1]) not in reported:
+            if (self.key_graph.definitions[value[0]].name, value[1]) not in reported:
                 self._stop(StopReason.TIME, count, value)
 
     def _new_rows(self, by_value: Mapping[Value, Places]) -> list[Row]:
@@ -224,7 +226,7 @@ class _TraceRun:
         """Read messages, and check each against its row. Deleted and unreadable streams are not read."""
 
         def take(row: Row, message: Message) -> bool | None:
-            values = self.directions.values_of(message)
+            values = self.key_graph.values_of(message)
             if not row.carries.issubset(values):
                 return None
             self._take(row.id, message, hop, values)
@@ -243,7 +245,7 @@ class _TraceRun:
         known.check_present(self.catalog, self.names)
         ordered = sorted((visit.message for visit in self.visited.values()), key=in_time)
         values = {message.id: self.visited[message.id].values for message in ordered}
-        edges, shared = self.directions.links(values, self.too_many)
+        edges, shared = self.key_graph.links(values, self.too_many)
         found = Trace(
             tuple(ordered),
             {where: visit.hops for where, visit in self.visited.items()},
@@ -289,17 +291,14 @@ class TraceMethods:
         """Return all messages connected with a message or a value, by following one or several keys hop by hop.
 
         Each hop finds all new values with one statement, and reads all new messages together. If a key names another
-        key (`KeyDefinition(…, names=)`), the trace shows which message caused which. Values of other keys link messages
-        without a direction.
+        key (`KeyDefinition(…, names=)`), its links have a direction: they show which message caused which.
 
         Args:
             start: A message read or consumed, recorded or not, or a tuple of a key's name and a value.
             by: The key or keys to follow, together with the keys that they name. None: all defined keys.
-            streams: The streams and super streams to search. None: all recorded streams. The start may be in another
-                stream.
+            streams: The streams and super streams to search. None: all recorded streams. The start may be elsewhere.
             hops: Maximum number of hops from the start, 1 to 1,000. Default 8.
-            limit: Maximum number of messages, including the start, 1 to 100,000. Default 1,000. The oldest messages of
-                a hop come first.
+            limit: Maximum number of messages with the start, 1 to 100,000. Default 1,000. A hop drops its newest first.
             fan_out: A value that more messages than this have is not followed; 1 to 10,000. Default 200. Recorded
                 messages count even if retention has dropped them since.
             since: As for `find`; the start itself may be earlier.
@@ -317,20 +316,20 @@ class TraceMethods:
         checked_count("limit", limit, most=ANSWER_MESSAGES_MAX)
         checked_count("fan_out", fan_out, most=FAN_OUT_MAX)
         low, high = span_of(since, until)
-        names, meant = names_of("by", by), names_of("streams", streams)
-        self._catalog.check_names(meant)
-        held, values, definitions = _start_of(self._catalog, start, names)
-        if held is not None:
-            found, missing_keys = self._catalog.values_of(held.message, [key.name for key in definitions])
+        key_names, stream_names = names_of("by", by), names_of("streams", streams)
+        self._catalog.check_names(stream_names)
+        given, values, definitions = _start_of(self._catalog, start, key_names)
+        if given is not None:
+            found, missing_keys = self._catalog.values_of(given.message, [key.name for key in definitions])
             if not found:
-                messages = () if held.id is None else (held.message,)
+                messages = () if given.id is None else (given.message,)
                 return Trace(messages, {message.id: 0 for message in messages}, missing_keys=missing_keys)
-        required = dict(values).keys() | {key.key_id for key in definitions if key.name in (names or ())}
-        directions = Directions(definitions)
+        required = dict(values).keys() | {key.key_id for key in definitions if key.name in (key_names or ())}
+        key_graph = KeyGraph(definitions)
 
         def attempt() -> Trace:
-            run = _TraceRun(self._catalog, directions, meant, required, hops, limit, fan_out, low, high)
-            run.begin(held, values)
+            run = _TraceRun(self._catalog, key_graph, stream_names, required, hops, limit, fan_out, low, high)
+            run.begin(given, values)
             return run.trace(complete=complete)
 
-        return retry_if_replaced(self._catalog, attempt, leaves_out=meant is None)
+        return retry_if_replaced(self._catalog, attempt, leaves_out=stream_names is None)

@@ -103,8 +103,7 @@ class Trace(Covered):
 
     The attributes of `Covered` describe what the trace covers. Unlike in an answer, `new_keys` are listed with any
     status: there may be more messages by these keys. For the other keys, the steps say how certain the result is. A new
-    key that was named, or that the trace begins with, makes the status `NOT_RECORDED_YET`. With `complete`, `new_keys`
-    is empty.
+    key that was named, or that the trace begins with, makes the status `NOT_RECORDED_YET`. With `complete`: empty.
 
     Attributes:
         messages: All messages, including the start, ordered by time, stream and offset; each was read and checked.

@@ -51,7 +51,6 @@ class Member(NamedTuple):
 
     @property
     def id(self) -> MessageId:
-        """The message's stream and offset."""
         return MessageId(self.stream, self.offset)
 
 
@@ -179,8 +178,7 @@ def assemble(
 # --- a view of the table and the streams ----------------------------------------------------------------------
 
 UNRECORDED_MEMBERS_MAX: Final = 500_000
-"""Maximum number of unrecorded members held in memory, 200 bytes each. If there are more, no recorder runs, or a
-back-fill is missing."""
+"""Maximum number of unrecorded members in memory, 200 bytes each; if there are more, no recorder or back-fill runs."""
 
 GROUP_ID_LENGTH: Final = 2 * GROUP_ID_BYTES
 """Number of characters in a group's id."""
@@ -211,8 +209,7 @@ MEMBERS: Final = sql(
 """Selects the members of the groups `group_ids` in the streams `stream_ids`, one row a group, since each row costs the
 driver time: the group's id, and unordered arrays of values (without the id), stream ids, offsets and times.
 
-Each group takes one index probe of each part that may hold its range of values: one or two parts if ids are in the
-order of time.
+Each group takes one index probe of each part that may hold its values: one or two parts, if ids are in time order.
 """
 
 
@@ -310,8 +307,8 @@ class View:
                 if found is not None and offset < stop:
                     members.append((group_id, found[1], found[2], stream, offset, time_us))
         for group_id in group_ids if self.unrecorded_groups else ():
-            if held := self.unrecorded_groups.get(group_id):
-                groups[group_id] = distinct((*groups[group_id], *held))
+            if unrecorded := self.unrecorded_groups.get(group_id):
+                groups[group_id] = distinct((*groups[group_id], *unrecorded))
         return groups
 
 

@@ -329,14 +329,14 @@ class Claims:
 
     def renew(self) -> None:
         """Renew the leases of all claims, and remove the claims that were lost."""
-        held = list(self.held.values())
-        if not held:
+        claims = list(self.held.values())
+        if not claims:
             return
         good_until = time.monotonic() + self.lease_s
-        ids = [claim.group_id for claim in held]
+        ids = [claim.group_id for claim in claims]
         rows = self._servers.rows(RENEW, self._mine() | {"lease_s": self.lease_s, "group_ids": ids})
         numbers: dict[str, int] = dict(rows)
-        for claim in held:
+        for claim in claims:
             if numbers.get(claim.group_id) == claim.number:
                 claim.good_until = good_until
             else:

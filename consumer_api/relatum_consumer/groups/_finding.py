@@ -223,8 +223,7 @@ def unscanned_ranges(
 def _upsert(where: str) -> str:
     """Return SQL that stores groups' states. It overwrites only the state "open", so states only advance.
 
-    Any state is overwritten if the group's first message was in a stream that is not among `present`: the stream was
-    deleted or declared again.
+    It overwrites any state of a group whose first message was in a stream not among `present`: a deleted or earlier one.
     """
     return f"""
       INSERT INTO relatum.group_states (rank, first_offset, stream_id, state, group_id, consumer_id)
@@ -351,8 +350,8 @@ class Scanner:
                 rows.append((self._rank(first), first.offset, number, state, group.group_id))
         names = ("ranks", "first_offsets", "stream_ids", "states", "group_ids")
         columns = {name: [row[at] for row in rows] for at, name in enumerate(names)}
-        mine = {"consumer_id": self._consumer.consumer_id, "present": list(self._view.numbers.values())}
-        return columns | mine | {"outside": outside}
+        parameters = {"consumer_id": self._consumer.consumer_id, "present": list(self._view.numbers.values())}
+        return columns | parameters | {"outside": outside}
 
     def _rank(self, first: Member) -> int:
         if self._consumer.names == [first.stream]:

@@ -96,7 +96,6 @@ COUNTS: Final = sql(
     GROUP BY state
     """
 )
-"""Selects for each state the number of groups, and when the oldest was found."""
 
 # PostgreSQL uses the index `group_states_next` only if the condition on `state` is literally that of the index.
 HOLDERS: Final = sql(
@@ -154,8 +153,7 @@ class GroupMethods(OneGroupMethods):
         for `StreamReader.read_many`.
 
         Args:
-            streams: The streams and super streams to search. None: all recorded streams. Messages in other streams are
-                ignored.
+            streams: The streams and super streams to search; others are ignored. None: all recorded streams.
             consumer: The name under which several processes share the groups and store their position, or a
                 `GroupConsumer` with options. The iterator then yields `SharedGroup`s of recorded messages, which you
                 acknowledge one by one; do not set `complete`. None (default): no position is stored.
@@ -226,12 +224,12 @@ class GroupMethods(OneGroupMethods):
         consumer = by_name(self._catalog, name)
         if consumer is None:
             raise NotFound(f"there is no group consumer {name!r}: check the name; a consumer's first member creates it")
-        mine = {"consumer_id": consumer.consumer_id}
+        parameters = {"consumer_id": consumer.consumer_id}
         counts = dict.fromkeys(STATES, 0)
         oldest: dict[str, datetime] = {}
-        for state, count, opened_at in self._catalog.servers.rows(COUNTS, mine):
+        for state, count, opened_at in self._catalog.servers.rows(COUNTS, parameters):
             counts[state], oldest[state] = count, opened_at
-        members = self._catalog.servers.rows(HOLDERS, mine)
+        members = self._catalog.servers.rows(HOLDERS, parameters)
         return GroupConsumerStatus(
             name,
             None if consumer.names is None else tuple(consumer.names),

@@ -214,8 +214,7 @@ class OneGroupMethods:
 
         Args:
             streams: As for `groups`.
-            older_than: The minimum age of a group's first message, by its time: a `timedelta` or seconds. Messages
-                without a time count as old.
+            older_than: Minimum age of a group's first message: a `timedelta` or seconds. No time counts as old.
             complete: True (default) also reads retained messages that are not recorded yet: the whole stream, if the
                 key was defined later. False reads only recorded messages.
 

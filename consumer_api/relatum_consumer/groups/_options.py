@@ -63,14 +63,12 @@ class GroupConsumer:
     """A consumer that shares groups among its members, and stores its position: `groups(…, consumer=…)`.
 
     All iterators with the same consumer name are its members, in any number of processes. A group is claimed by one
-    member at a time, until that member acknowledges it. If a member dies, others claim its groups after its leases have
-    expired.
+    member at a time, until that member acknowledges it. Others claim a dead member's groups after its leases expire.
 
     Attributes:
         name: The consumer's name, up to 255 bytes; unique in a virtual host.
-        member: This member's name. None (default): a new name. A process restarted under its previous name claims its
-            groups again immediately, without waiting for the leases to expire. Two running members must not have the
-            same name.
+        member: This member's name, unique among running members. None (default): a new name. A process restarted under
+            its previous name claims its groups again immediately, without waiting for the leases to expire.
         lease_s: Seconds after which other members may claim the groups of a dead member; from 1. Default: 15. The
             lease is renewed in the background, so handling a group may take longer.
         prefetch: Number of groups claimed and read together, from 1 to 1,000. Default: 10.

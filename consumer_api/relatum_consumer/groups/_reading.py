@@ -25,8 +25,7 @@ from relatum_consumer.lookups.servers import Servers
 class Group(Sequence[Message]):
     """A group's messages, one for each number, in the requested order. Immutable.
 
-    A group is a sequence of messages: `len(group)`, `group[0]`, `for message in group`. `group.at(1)` returns a message
-    by its number.
+    A sequence of messages: `len(group)`, `group[0]`, `for message in group`; `group.at(1)` returns a message by number.
 
     Attributes:
         group_id: The group's id, 48 hexadecimal digits.
@@ -220,8 +219,7 @@ def read_group(
 def as_group(group: Assembled, messages: Sequence[Message]) -> Group:
     """Return a `Group` from an assembled group and the messages of its `retained` rows.
 
-    Copies that an exchange routed to several streams are not duplicates: they have the same `message_id`, in different
-    streams.
+    Copies that an exchange routed to several streams, which have the same `message_id`, are not duplicates.
     """
     count = len(group.rows)
     chosen, position = tuple(messages[:count]), group.position

@@ -71,8 +71,7 @@ class SharedGroup(Group):
         While PostgreSQL does not answer, the call retries, for `lease_s` at most.
 
         Raises:
-            ClaimLost: another member has claimed the group, or closing the iteration has released it. The group will be
-                delivered again.
+            ClaimLost: another member claimed the group, or `close` released it. The group will be delivered again.
             DatabaseUnavailable: PostgreSQL does not answer; safe to repeat.
         """
         claims = self._shared._claims
@@ -96,8 +95,7 @@ class _GivenUp:
 class SharedGroups(Closing, Iterator[SharedGroup]):
     """The groups of one member of a group consumer. Iterate in one thread. A context manager.
 
-    Until it is closed, the leases of unacknowledged groups are renewed in the background, even after the iteration has
-    ended.
+    Until `close`, the leases of unacknowledged groups are renewed in the background, even after the iteration's end.
     """
 
     def __init__(self, catalog: Catalog, address: BrokerAddress, options: GroupOptions) -> None:
@@ -119,7 +117,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         self._pauses = Pauses()
         self._counts = dict.fromkeys(("given", "redelivered", "given_up"), 0)
         self._keeper: Keeper | None = None
-        self._taking = threading.Lock()
+        self._take_lock = threading.Lock()
         of_one_process(self, "a group consumer")
         metrics.report(self, consumer=consumer.name)
 
@@ -141,7 +139,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
     def _take(self) -> SharedGroup | Pause | None:
         """Return the next group, a pause if no group is ready, or None at the end."""
         # The lock is for asyncio: the thread of a cancelled task may still run.
-        with self._taking:
+        with self._take_lock:
             return None if self._claims.is_closed else self._next_or_pause()
 
     def _next_or_pause(self) -> SharedGroup | Pause | None:
@@ -171,7 +169,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
     def _put_back(self, found: SharedGroup | Pause | None) -> None:
         """Put a group back at the front, because the caller was cancelled before it received the group."""
         if isinstance(found, SharedGroup):
-            with self._taking:
+            with self._take_lock:
                 self._counts["given"] -= 1
                 self._counts["redelivered"] -= found.deliveries > 1
                 self._outcomes.appendleft((found._claim, found))

@@ -16,9 +16,8 @@ class Status(StrEnum):
     FOUND = "found"
     """At least one message was found; each was read and checked."""
     ABSENT = "absent"
-    """No message matches: every message that the answer's streams retain was recorded, or was read by this lookup. An
-    answer that covers no stream is never `ABSENT`. If `missing_keys` is not empty, nothing was searched, because the
-    message has none of the keys."""
+    """No message matches: every message that the answer's streams retain was recorded, or was read by this lookup. If
+    `missing_keys` is not empty, nothing was searched, because the message has none of the keys."""
     NOT_RECORDED_YET = "not_recorded_yet"
     """No message was found, but a part of the streams is not recorded and may hold one. Repeat with `complete=True`."""
     EXPIRED = "expired"
@@ -27,9 +26,8 @@ class Status(StrEnum):
     """None was found: a matching message was recorded, and its stream was deleted. `EXPIRED` takes precedence."""
     UNPROVEN = "unproven"
     """The messages found exist, but it cannot be proven now that there are no more: a stream's leader is unreachable,
-    messages could not be unpacked, indexed messages could not be read, or a stream is unusable
-    (`unreadable_streams`). Usually no message was found; with `complete=True`, or if `unread` is not empty, some may
-    have been."""
+    messages could not be unpacked, indexed messages could not be read, or a stream is unusable (`unreadable_streams`).
+    Usually no message was found, except with `complete=True`, or if `unread` is not empty."""
 
     @property
     def words(self) -> str:
@@ -54,8 +52,7 @@ class Hit:
 
     Attributes:
         message: The message, read and checked.
-        keys: The names of the searched keys whose values the message shares, in the order of the search; empty for a
-            lookup by time without a key.
+        keys: The names of the searched keys whose values it shares, in the order searched; empty without a key.
     """
 
     message: Message
@@ -98,8 +95,7 @@ class Covered:
 
     Attributes:
         streams: The names of the streams covered, in order; a super stream's partitions, not the super stream. An
-            answer says nothing about other streams. With `FOUND`, these are the recorded streams, from a list that is
-            at most a second old.
+            answer says nothing about other streams. With `FOUND`, this list of recorded streams may be a second old.
         expired: Ids of recorded matches that retention has dropped since, as far as the lookup noticed.
         deleted: Ids of recorded matches whose streams were deleted since.
         unread: Ids of indexed messages that could not be read and are not proven to be gone.
@@ -147,8 +143,7 @@ class Answer(Covered, Sequence[Message]):
     Attributes:
         status: Found, absent, not recorded yet, expired, deleted, or unproven.
         hits: The messages with the keys they share.
-        self_ids: Ids of the given message's copies, if the client did not provide its stream and offset. They are not
-            among the hits.
+        self_ids: Ids of the given message's copies, if its client provided no offset; they are not among the hits.
     """
 
     status: Status
@@ -212,12 +207,12 @@ def to_be_recorded(unrecorded_streams: Sequence[str], new_keys: Sequence[NewKey]
         names = first_few([*map(repr, unrecorded_streams)])
         parts.append(f"no recorder runs for {names}: relatum record {' '.join(unrecorded_streams[:NAMED_MAX])}")
     if new_keys:
-        keys, are, them = (", ".join(repr(each.key) for each in new_keys), "are new keys", "them")
+        keys, verb, pronoun = (", ".join(repr(each.key) for each in new_keys), "are new keys", "them")
         if len(new_keys) == 1:
-            are, them = "is a new key", "it"
+            verb, pronoun = "is a new key", "it"
         streams = first_few([*map(repr, sorted({stream for each in new_keys for stream in each.streams}))])
-        cure = backfill_command(each.key for each in new_keys)
-        parts.append(f"{keys} {are}: older messages of {streams} are not recorded for {them}: {cure}")
+        remedy = backfill_command(each.key for each in new_keys)
+        parts.append(f"{keys} {verb}: older messages of {streams} are not recorded for {pronoun}: {remedy}")
     return "; ".join(parts)
 
 

@@ -201,8 +201,7 @@ def first_retained(where: MessageId, error: RelatumError, *, is_named: bool) -> 
         StreamReplaced: the leader says that the message does not exist, and that retention did not drop it.
         StreamNotFound, NotAStream: a named stream was deleted.
         AccessRefused: this user may not read the stream.
-        Transient: it is unknown now whether the message exists. The whole answer fails, because it must not leave out
-            a message that another node has.
+        Transient: it is unknown now whether the message exists. The answer fails: it must not leave out a message.
     """
     if isinstance(error, OffsetExpired):
         return error.first
@@ -274,7 +273,7 @@ def answered(
 def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: Found) -> Answer:
     """Return the answer from indexed messages alone, without a proof."""
     streams = catalog.recorded(names, (hit.message.stream for hit in found.hits))
-    unreadable = catalog.leaves_out(names)
+    unreadable = catalog.unreadable_streams(names)
     return found.answer(Status.UNPROVEN if found.lost.unread or unreadable else Status.FOUND, streams, unreadable)
 
 

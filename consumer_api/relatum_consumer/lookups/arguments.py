@@ -33,7 +33,7 @@ def names_of(argument: str, names: Names) -> tuple[str, ...] | None:
 
 
 def check_limit(limit: int | None, order: Order) -> None:
-    """Check the number of messages and the order."""
+    """Check the `limit=` and `order=` of a lookup."""
     if limit is not None:
         checked_count("limit", limit, otherwise=", or None for all")
     if order not in get_args(Order):

@@ -56,7 +56,7 @@ class OwnMessage:
 
     @property
     def first(self) -> MessageId | None:
-        """One of the ids, if any."""
+        """The lowest of the ids, if any."""
         return min(self.ids, default=None)
 
     @property
@@ -135,11 +135,11 @@ def question_of(
     catalog: Catalog, message: Message | Consumed, to: Names, by: Names, limit: int | None, order: Order
 ) -> Question:
     """Build the search for messages related to a given message."""
-    held = given_message(message)
+    given = given_message(message)
     names, keys = names_of("to", to), names_of("by", by)
     check_limit(limit, order)
-    wanted, missing_keys = catalog.values_of(held.message, keys)
-    return Question(wanted, names, order, limit, own=OwnMessage(held.id, held.is_copy), missing_keys=missing_keys)
+    wanted, missing_keys = catalog.values_of(given.message, keys)
+    return Question(wanted, names, order, limit, own=OwnMessage(given.id, given.is_copy), missing_keys=missing_keys)
 
 
 def sought(
@@ -202,7 +202,7 @@ def probe(catalog: Catalog, question: Question) -> Found:
     If the limited rows include messages that retention has dropped, or the given message, further matches may be
     missing: it probes again. Each round knows more first offsets or more ids of the given message, so the rounds end.
     """
-    lost = Lost(dict.fromkeys(catalog.refused() if question.names is None else (), INTEGER_MAX))
+    lost = Lost(dict.fromkeys(catalog.left_out() if question.names is None else (), INTEGER_MAX))
     while True:
         known = len(question.own.ids) + len(lost)
         probed = catalog.servers.rows(*_probe(catalog, question, lost.floors))
@@ -368,7 +368,7 @@ def values_parameters(vhost: str, key_id: int, prefix: str, most: int) -> dict[s
 
 
 def values(catalog: Catalog, key: str, prefix: str, limit: int) -> tuple[str, ...]:
-    """Return the values of a key that begin with a prefix."""
+    """Return a key's first values that begin with a prefix."""
     checked_count("limit", limit, most=VALUES_MAX)
     if len(checked_text("prefix", prefix, what="the beginning of a value").encode()) > KEY_VALUE_BYTES_MAX:
         raise InvalidInput(f"prefix= takes the beginning of a value: text of {KEY_VALUE_BYTES_MAX:,} bytes at most")

@@ -96,7 +96,7 @@ def rank(message: Message) -> tuple[int, tuple[int, str], int]:
 
 
 def time_of(message: Message) -> int:
-    """The time of a message that has one."""
+    """Return the time of a message that has one."""
     assert message.time_us is not None, "messages without a time were left out"
     return message.time_us
 
@@ -129,8 +129,7 @@ class TimeMethods:
             stream: The stream or super stream to search.
             by: A key's name: only messages that share its value with the given message. Not with a `datetime`.
             inclusive: True accepts an equal time in another stream: the message with the lowest offset.
-            complete: True also reads retained messages that are not recorded yet. False (default) searches the recorded
-                messages only.
+            complete: True also reads retained messages that are not recorded yet.
 
         Returns:
             At most one message, with the status.
@@ -240,8 +239,7 @@ class TimeMethods:
         Messages of the same time are ordered by stream, shorter names first (`r-2` before `r-10`), then offset.
 
         Args:
-            moment: A `datetime` (without a zone: UTC), or a message read or consumed, whose time is used; the message
-                is included.
+            moment: A `datetime` (without a zone: UTC), or a message read or consumed; the message is included.
             streams: The streams and super streams to search. None: all streams that are recorded with their times.
             before_s: As for `window`.
             after_s: As for `window`.
@@ -264,11 +262,11 @@ def _moment(moment: Message | Consumed | datetime) -> tuple[Moment, Message | No
     """Return the moment, and the message whose time it is; None for a datetime."""
     if isinstance(moment, datetime):
         return Moment(time_us_of(moment)), None
-    held = given_message(moment, "a datetime or a message")
-    if held.message.time_us is None:
-        where = f" at {held.id}" if held.id else ""
+    given = given_message(moment, "a datetime or a message")
+    if given.message.time_us is None:
+        where = f" at {given.id}" if given.id else ""
         raise InvalidInput(f"the message{where} has no time: pass a datetime instead")
-    return Moment(held.message.time_us, held.id), held.message
+    return Moment(given.message.time_us, given.id), given.message
 
 
 def _span(at: Moment, before_s: float, after_s: float) -> tuple[int, int]:

@@ -186,16 +186,16 @@ class Catalog:
         return snapshot
 
     def keys(self) -> tuple[KeyDefinition, ...]:
-        """The definitions in force, by name."""
+        """Return the definitions in force, ordered by name."""
         snapshot = self._current()
         return tuple(snapshot.definitions[name] for name in sorted(snapshot.definitions))
 
     def all_streams(self) -> tuple[str, ...]:
-        """The names of all recorded streams, in order."""
+        """Return the names of all recorded streams, in order."""
         return self._current().streams
 
     def definition(self, key: str) -> KeyDefinition:
-        """Return a key's definition."""
+        """Return a key's definition; raises `KeyNotDefined`."""
         if not isinstance(key, str):
             raise InvalidInput(f"a key's name must be text, not {type(key).__name__}")
         found = self._current().definitions.get(key) or self._current(fresh=True).definitions.get(key)
@@ -290,27 +290,27 @@ class Catalog:
         with suppress(Transient):
             self._identity = self.servers.identity()
 
-    def refused(self) -> Mapping[str, RelatumError]:
+    def left_out(self) -> Mapping[str, RelatumError]:
         """Return the recorded streams that lookups without named streams leave out now, with the errors."""
         now = time.monotonic()
         unusable = {stream: error for stream, (error, until) in self._unusable.items() if now < until}
         others = {stream: another_broker(stream, each, self._identity) for stream, each in self._others[1].items()}
         return unusable | others
 
-    def leaves_out(self, names: Sequence[str] | None) -> tuple[UnreadableStream, ...]:
+    def unreadable_streams(self, names: Sequence[str] | None) -> tuple[UnreadableStream, ...]:
         """Return the streams that an answer leaves out, as its `unreadable_streams`; empty if streams are named."""
-        refused = {} if names is not None else self.refused()
-        return tuple(UnreadableStream(stream, str(error)) for stream, error in sorted(refused.items()))
+        left_out = {} if names is not None else self.left_out()
+        return tuple(UnreadableStream(stream, str(error)) for stream, error in sorted(left_out.items()))
 
     def why_left_out(self, stream: UnreadableStream) -> RelatumError:
         """Return the error of a left-out stream, to be raised if an answer would leave out all streams."""
-        return self.refused().get(stream.stream) or AccessRefused(stream.reason, stream=stream.stream)
+        return self.left_out().get(stream.stream) or AccessRefused(stream.reason, stream=stream.stream)
 
     def leave_out(self, error: StreamReplaced) -> bool:
         """Leave out the error's streams for `UNUSABLE_S`; returns False if all were left out already."""
         until = time.monotonic() + UNUSABLE_S
-        refused = self.refused()
-        new = {each.stream: (each, until) for each in (error, *error.also) if each.stream not in refused}
+        left_out = self.left_out()
+        new = {each.stream: (each, until) for each in (error, *error.also) if each.stream not in left_out}
         self._unusable = self._unusable | new
         return bool(new)
 
@@ -321,8 +321,8 @@ class Catalog:
         """
         snapshot = self._snapshot or self._current()
         if names is None:
-            refused = self.refused()
-            streams = tuple(each for each in snapshot.streams if each not in refused) if refused else snapshot.streams
+            left_out = self.left_out()
+            streams = tuple(each for each in snapshot.streams if each not in left_out) if left_out else snapshot.streams
         elif len(names) == 1:
             streams = snapshot.by_name.get(names[0], ())
         else:
@@ -350,8 +350,8 @@ class Catalog:
         """Read from the database the recorded streams with these names or super streams; None: all recorded streams."""
         count = None if names is None else len(names)
         rows = self.servers.rows(present_streams(count), {"vhost": self.vhost} | named(names))
-        refused = self.refused() if names is None else ()
-        return [PresentStream(*row) for row in rows if row[1] not in refused]
+        left_out = self.left_out() if names is None else ()
+        return [PresentStream(*row) for row in rows if row[1] not in left_out]
 
 
 def replaced(stream: str, offset: int) -> StreamReplaced:

@@ -208,10 +208,10 @@ def evidence(
         StreamReplaced: the message at the last recorded offset is not the recorded one.
     """
     servers, keys, chunks = catalog.servers, tuple(key_ids), chunks or ChunkCache()
-    recorded, unusable = catalog.streams(names), catalog.leaves_out(names)
-    meant = all_names(servers, recorded, names)
-    lasts = {stream.name for stream in recorded} if len(meant) > 1 and not needs_firsts else set()
-    found = all_ends(servers, meant, is_named=names is not None, chunks=chunks, lasts=lasts)
+    recorded, unusable = catalog.streams(names), catalog.unreadable_streams(names)
+    searched = all_names(servers, recorded, names)
+    lasts = {stream.name for stream in recorded} if len(searched) > 1 and not needs_firsts else set()
+    found = all_ends(servers, searched, is_named=names is not None, chunks=chunks, lasts=lasts)
     ends = {stream: bounds for stream, bounds in found.items() if isinstance(bounds, StreamBounds)}
     ranges = coverage_by_stream(servers, recorded)
     numbers = {stream.name: stream.stream_id for stream in recorded}

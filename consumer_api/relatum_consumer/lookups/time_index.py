@@ -1,8 +1,7 @@
 """The sparse time index: blocks of messages in the database, searched by the times that they span.
 
 A block spans the time from its earliest to its latest message. A block of class c spans at most 4**c microseconds, so
-a block that contains the moment t begins after t - 4**c: each class takes one short range of the index
-`time_blocks_lookup`.
+a block that contains the moment t begins after t - 4**c: one short range of the index `time_blocks_lookup` per class.
 
 A place is a pair (time in microseconds, offset), and messages are ordered by place. A backward search is a forward
 search in mirrored coordinates: with the signs of times and offsets changed, the last place before a place becomes the
@@ -168,8 +167,7 @@ BLOCKS_BESIDE: Final[Mapping[Direction, sa.TextClause]] = {
         f"b.min_us < {_T} AND b.max_us < {_T} ORDER BY b.min_us DESC", "max(beyond.max_us)", _WITNESS, _T
     ),
 }
-"""Selects the blocks that overlap the time from `t` to a message beyond it; without such a message, those that contain
-`t`."""
+"""Selects the blocks that overlap the time from `t` to a message beyond it; without one, blocks that contain `t`."""
 
 _CLASS_VALUES: Final[dict[str, Any]] = {"classes": list(WIDTH_CLASSES), "widths": list(WIDTHS_US)}
 
