@@ -39,7 +39,7 @@ COMMANDS: Final = {
     "web": Listed("servers", LOOK_UP, "Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C."),
     "mcp": Listed("servers", LOOK_UP, "Serve lookups to an agent over stdin and stdout (Model Context Protocol)."),
     "keys": Listed("keys", RECORD, "Define, list and remove relationship keys."),
-    "tap": Listed("streams", RECORD, "Copy each message of exchanges into a stream; publishers do not change."),
+    "tap": Listed("streams", RECORD, "Copy each message of exchanges into a stream, without changing publishers."),
     "untap": Listed("streams", RECORD, "Stop copying messages of exchanges. Streams and recorded rows stay."),
     "record": Listed("record", RECORD, "Record streams: catch up, then follow new messages, until SIGTERM or Ctrl-C."),
     "backfill": Listed(

@@ -115,7 +115,7 @@ def time(
     vhost: str | None = option(None, "The stream's virtual host, if not the broker's."),
     servers: ServerOptions,
 ) -> None:
-    """Switch the recording of a stream's times on or off, from its next batch on.
+    """Start or stop recording the times of a stream's messages, from its next batch on.
 
     If the stream is not recorded yet, give `--broker`. Exits with code 6 if the broker does not have the stream.
     """

@@ -52,8 +52,8 @@ def record(
 ) -> None:
     """Record streams: catch up, then follow new messages, until SIGTERM or Ctrl-C.
 
-    After either signal, it finishes its current batch. It waits while the broker or the database is unavailable.
-    Several recorders share their streams: if one recorder dies, the others take over its streams within seconds.
+    After either signal, it finishes its current batch and stops. It waits while the broker or the database is
+    unavailable. Recorders of the same streams share them: if one dies, the others take over within seconds.
     """
     set_up_logging(log_format, log_level)
     options: dict[str, Any] = {"holder": holder, "database_connections_max": database_connections}

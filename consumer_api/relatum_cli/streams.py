@@ -49,7 +49,7 @@ def tap(
     settings: StreamSettings,
     given: CommandOptions,
 ) -> None:
-    """Copy each message of exchanges into a stream; publishers do not change.
+    """Copy each message of exchanges into a stream, without changing publishers.
 
     It declares a missing stream, which keeps at most 5 GB and 7 days. `relatum record` records the stream like any
     other. The default exchange cannot be tapped, because it does not allow bindings.

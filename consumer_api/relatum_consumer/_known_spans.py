@@ -101,7 +101,7 @@ def _ranges(found: Evidence, stream: str, key_ids: Sequence[int]) -> list[Range]
     """Return the retained ranges of a stream that are recorded for all of the keys."""
     bounds = found.ends[stream]
     if bounds.last is None:
-        # A recorded stream that is empty: it is known that there are no messages.
+        # A recorded stream that is empty is known to have had no messages before its end.
         return [(0, 0)] if any(each.name == stream for each in found.recorded) else []
     retained = (bounds.first or 0, bounds.end)
     return [each for each in missing(retained, gaps(bounds, found.held[stream], key_ids)) if each[0] < each[1]]

@@ -85,7 +85,7 @@ UNFOLLOWED: Final = sql(
 """Selects the given messages that no row with the key's value follows in time, each with the first row that follows.
 
 Columns: the message's number; the row's stream id, offset and time, NULL without a row. The query probes the index
-once for each message and following stream, in each part that may hold the value. A row follows if it is earlier by no
+once for each message and following stream, in each part that may hold the value. A row follows unless it is earlier by
 more than the grace for clocks. In the message's own stream there is no grace, or the message before it would follow.
 The LIMIT makes PostgreSQL join message by message, by the index.
 """
@@ -97,7 +97,7 @@ def defined(catalog: Catalog) -> tuple[Expectation, ...]:
 
 
 def _expectation_named(catalog: Catalog, name: str | Expectation) -> Expectation:
-    """Return the expectation of a name; an `Expectation` is returned as it is.
+    """Return the expectation of a name; an `Expectation` is returned unchanged.
 
     Raises:
         NotFound: no expectation of that name is defined in this virtual host.

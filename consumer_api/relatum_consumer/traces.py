@@ -59,7 +59,7 @@ class StopReason(StrEnum):
     LIMIT = "limit"
     """`count` more messages were found but not read."""
     HOPS = "hops"
-    """`count` values of the last messages were not followed."""
+    """`count` values of the last hop's messages were not followed."""
 
 
 @dataclass(frozen=True, slots=True)

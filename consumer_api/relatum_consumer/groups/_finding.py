@@ -223,7 +223,7 @@ def unscanned_ranges(
 def _upsert(where: str) -> str:
     """Return SQL that stores groups' states. It overwrites only the state "open", so states only advance.
 
-    It overwrites any state of a group whose first message was in a stream not among `present`: a deleted or earlier one.
+    It overwrites any state of a group whose first message was in a stream not among `present` (deleted or earlier).
     """
     return f"""
       INSERT INTO relatum.group_states (rank, first_offset, stream_id, state, group_id, consumer_id)

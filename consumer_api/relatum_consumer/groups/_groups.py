@@ -157,7 +157,7 @@ class GroupMethods(OneGroupMethods):
             consumer: The name under which several processes share the groups and store their position, or a
                 `GroupConsumer` with options. The iterator then yields `SharedGroup`s of recorded messages, which you
                 acknowledge one by one; do not set `complete`. None (default): no position is stored.
-            **options: The following options, each by its name.
+            **options: The following keyword arguments.
             order: "logical" (default): groups by the place of their message 1, messages by number. "physical": groups
                 by the place of the first message that arrived, messages in the order of arrival. Within a stream, that
                 is the order of offsets; streams are merged by the messages' times, then by name.

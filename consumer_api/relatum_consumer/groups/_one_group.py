@@ -252,7 +252,7 @@ class OneGroupMethods:
             complete: True (default) also reads retained messages that are not recorded yet.
 
         Returns:
-            The group; it is empty if there are no messages.
+            The group; it is empty if the group has no messages.
 
         Raises:
             InvalidGroup: the id is invalid.

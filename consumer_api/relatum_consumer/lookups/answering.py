@@ -38,7 +38,7 @@ _Result = TypeVar("_Result")
 def retry_if_replaced(catalog: Catalog, attempt: Callable[[], _Result], *, leaves_out: bool = False) -> _Result:
     """Call `attempt`. If a stream is not the recorded one, repeat it: a recorder may just have corrected the record.
 
-    `leaves_out`: Leave out streams that are not the recorded ones then, either; for calls without named streams.
+    `leaves_out`: If that happens again, leave the stream out and repeat the call; for calls without named streams.
 
     Raises:
         StreamReplaced: a stream is not the recorded one.

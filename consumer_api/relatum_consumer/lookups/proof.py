@@ -11,8 +11,8 @@ The rules for the status; the first rule that applies decides:
   status is `unproven` if a stream proves nothing or was left out. It is also `unproven` if an indexed message could not
   be read and may exist, or a recorded stream was left out as unusable (another broker's, or not the recorded one).
 - None was found, and a range is not recorded and was not read: `not_recorded_yet`.
-- None was found, and a stream proves nothing: `unproven`. Its leader is unreachable, so its end is unknown; or it has a
-  batch that cannot be unpacked; or it was left out, because it is unusable or this user may not read it.
+- None was found, and an indexed message could not be read, or a stream proves nothing: `unproven`. The stream's leader
+  is unreachable, so its end is unknown; it has a batch that cannot be unpacked; or it is unusable or unreadable.
 - None was found, but rows of messages that retention has certainly dropped: `expired`.
 - None was found, but rows of messages whose streams were certainly deleted: `deleted`.
 - None was found, and at least one stream was searched: `absent`. Without any stream, `NothingRecorded` is raised.

@@ -19,7 +19,7 @@ from relatum.store.catalog import KEYS_IN_FORCE
 from relatum.waiting import LOOK_S, current, has_passed, left_s, within
 
 CLOSED: Final = "this `Relations` is closed: create a new one, or use it inside the `with` block"
-"""The error message after `close`."""
+"""The error message of calls after `close`."""
 
 _TEST_STREAM: Final = "relatum"
 """The stream that health checks ask for. It need not exist: any response shows that the broker works."""
