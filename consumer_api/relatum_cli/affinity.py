@@ -6,7 +6,7 @@ import typer
 
 from relatum.contexts import AffinitySet, AffinitySets
 from relatum.errors import InvalidInput
-from relatum_cli.contexts import LIST_MAX, Limit, Partition, Place, SuperStreamOptions
+from relatum_cli.contexts import LIST_MAX, Limit, Partition, PlacementOptions, SuperStreamOptions
 from relatum_cli.options import Commands, argument, option, parse_span
 from relatum_cli.show import Cells, answer, print_json, show
 
@@ -95,7 +95,9 @@ def move(
 
 
 @affinity.command()
-def weight(*, weights: list[str] = argument("Partitions and their weights.", "STREAM=WEIGHT…"), given: Place) -> None:
+def weight(
+    *, weights: list[str] = argument("Partitions and their weights.", "STREAM=WEIGHT…"), given: PlacementOptions
+) -> None:
     """Set the weights of partitions, for routers that balance by weight. A partition of weight 0 gets no new sets."""
     by_stream = dict(map(_weight, weights))
     with given.open_stored(AffinitySets) as sets:

@@ -20,7 +20,7 @@ ORDER: Final = "Order and groups"
 OPERATE: Final = "Operate"
 
 
-class Listed(NamedTuple):
+class Entry(NamedTuple):
     """A command as the help lists it: its module, its heading, and the first paragraph of its own help."""
 
     module: str
@@ -29,46 +29,44 @@ class Listed(NamedTuple):
 
 
 COMMANDS: Final = {
-    "find": Listed("find", LOOK_UP, "Find the messages whose KEY has this VALUE."),
-    "related": Listed("find", LOOK_UP, "Find the messages that share a key with a message, or are next to it in time."),
-    "around": Listed("find", LOOK_UP, "Show the messages around a MOMENT in all recorded streams, by time."),
-    "trace": Listed("find", LOOK_UP, "Show all messages connected with a message or a value, and what caused what."),
-    "read": Listed("find", LOOK_UP, "Read messages at offsets, without the database."),
-    "expect": Listed("missing", LOOK_UP, "Define which messages must be followed by others: see `relatum missing`."),
-    "missing": Listed("missing", LOOK_UP, "List the messages that should have been followed in time, and were not."),
-    "web": Listed("servers", LOOK_UP, "Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C."),
-    "mcp": Listed("servers", LOOK_UP, "Serve lookups to an agent over stdin and stdout (Model Context Protocol)."),
-    "keys": Listed("keys", RECORD, "Define, list and remove relationship keys."),
-    "tap": Listed("streams", RECORD, "Copy each message of exchanges into a stream, without changing publishers."),
-    "untap": Listed("streams", RECORD, "Stop copying messages of exchanges. Streams and recorded rows stay."),
-    "record": Listed("record", RECORD, "Record streams: catch up, then follow new messages, until SIGTERM or Ctrl-C."),
-    "backfill": Listed(
-        "record", RECORD, "Record messages that are not recorded yet. If stopped, the next run resumes."
-    ),
-    "verify": Listed("record", RECORD, "Compare streams with the recorded rows, in both directions."),
-    "prune": Listed("record", RECORD, "Delete rows of messages that retention has dropped, and of removed keys."),
-    "forget": Listed("record", RECORD, "Delete everything recorded for streams; the streams themselves stay."),
-    "status": Listed("status", RECORD, "Show how far each stream is recorded, and its latest events."),
-    "groups": Listed("groups", ORDER, "List incomplete groups; show one group, or a group consumer."),
-    "outcome": Listed("status", ORDER, "Show the outcomes of messages that collectors process."),
-    "contexts": Listed("contexts", ORDER, "Place serialization contexts, move them between partitions, verify order."),
-    "affinity": Listed("affinity", ORDER, "List, show, close and move affinity sets."),
-    "super-stream": Listed("streams", ORDER, "Declare, describe and delete super streams; show where keys go."),
-    "up": Listed("servers", OPERATE, "Run a private RabbitMQ and PostgreSQL, and print their URLs, until Ctrl-C."),
-    "demo": Listed("demo", OPERATE, "Publish, record and find real messages: flights, planes and weather."),
-    "migrate": Listed("servers", OPERATE, "Create the schema `relatum`, or bring it up to date. Safe to run again."),
+    "find": Entry("find", LOOK_UP, "Find the messages whose KEY has this VALUE."),
+    "related": Entry("find", LOOK_UP, "Find the messages that share a key with a message, or are next to it in time."),
+    "around": Entry("find", LOOK_UP, "Show the messages around a MOMENT in all recorded streams, by time."),
+    "trace": Entry("find", LOOK_UP, "Show all messages connected with a message or a value, and what caused what."),
+    "read": Entry("find", LOOK_UP, "Read messages at offsets, without the database."),
+    "expect": Entry("missing", LOOK_UP, "Define which messages must be followed by others: see `relatum missing`."),
+    "missing": Entry("missing", LOOK_UP, "List the messages that should have been followed in time, and were not."),
+    "web": Entry("servers", LOOK_UP, "Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C."),
+    "mcp": Entry("servers", LOOK_UP, "Serve lookups to an agent over stdin and stdout (Model Context Protocol)."),
+    "keys": Entry("keys", RECORD, "Define, list and remove relationship keys."),
+    "tap": Entry("streams", RECORD, "Copy each message of exchanges into a stream, without changing publishers."),
+    "untap": Entry("streams", RECORD, "Stop copying messages of exchanges. Streams and recorded rows stay."),
+    "record": Entry("record", RECORD, "Record streams: catch up, then follow new messages, until SIGTERM or Ctrl-C."),
+    "backfill": Entry("record", RECORD, "Record messages that are not recorded yet; a stopped run can be resumed."),
+    "verify": Entry("record", RECORD, "Compare streams with the recorded rows, in both directions."),
+    "prune": Entry("record", RECORD, "Delete rows of messages that retention has dropped, and of removed keys."),
+    "forget": Entry("record", RECORD, "Delete everything recorded for streams; the streams themselves stay."),
+    "status": Entry("status", RECORD, "Show how far each stream is recorded, and its latest events."),
+    "groups": Entry("groups", ORDER, "List incomplete groups; show one group, or a group consumer."),
+    "outcome": Entry("status", ORDER, "Show the outcomes of messages that collectors process."),
+    "contexts": Entry("contexts", ORDER, "Place serialization contexts, move them between partitions, verify order."),
+    "affinity": Entry("affinity", ORDER, "List, show, close and move affinity sets."),
+    "super-stream": Entry("streams", ORDER, "Declare, describe and delete super streams; show where keys go."),
+    "up": Entry("servers", OPERATE, "Run a private RabbitMQ and PostgreSQL, and print their URLs, until Ctrl-C."),
+    "demo": Entry("demo", OPERATE, "Publish, record and find real messages: flights, planes and weather."),
+    "migrate": Entry("servers", OPERATE, "Create the schema `relatum`, or bring it up to date. Safe to run again."),
 }
 """All commands, in the order of the help."""
 
 
 def load(name: str) -> Any:
     """Import a command, and return it as a Click command."""
-    listed = COMMANDS[name]
-    found = getattr(import_module(f"relatum_cli.{listed.module}"), name.replace("-", "_"))
+    entry = COMMANDS[name]
+    found = getattr(import_module(f"relatum_cli.{entry.module}"), name.replace("-", "_"))
     # Typer converts only functions and applications that are part of an application.
     parent = Commands(rich_markup_mode="markdown")
     if isinstance(found, typer.Typer):
-        parent.add_typer(found, name=name, help=listed.help, no_args_is_help=True)
+        parent.add_typer(found, name=name, help=entry.help, no_args_is_help=True)
     else:
         # The MOMENT of `around` may be -5m, which is not an option.
         parent.command(name, context_settings={"ignore_unknown_options": name == "around"})(found)
@@ -80,8 +78,8 @@ class _LazyGroup(TyperGroup):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        for name, listed in COMMANDS.items():
-            self.add_command(TyperCommand(name, help=listed.help, rich_help_panel=listed.panel), name)
+        for name, entry in COMMANDS.items():
+            self.add_command(TyperCommand(name, help=entry.help, rich_help_panel=entry.panel), name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Resolve a command as Typer does, and import it: the list has only placeholders."""

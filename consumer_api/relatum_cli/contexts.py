@@ -34,7 +34,7 @@ To = Annotated[str, shared("The target partition.", "--to", metavar="STREAM")]
 
 
 @dataclass(frozen=True)
-class Place(ServerOptions):
+class PlacementOptions(ServerOptions):
     """The options of a command for contexts or affinity sets: servers and super stream."""
 
     super_stream: str = argument("The super stream's name.", "SUPER_STREAM")
@@ -49,8 +49,8 @@ class Place(ServerOptions):
 
 
 @dataclass(frozen=True)
-class SuperStreamOptions(Place):
-    """The options of `Place`, and `--json`."""
+class SuperStreamOptions(PlacementOptions):
+    """`PlacementOptions`, and `--json`."""
 
     as_json: Json = False
 
@@ -256,7 +256,7 @@ def retire(
     partition: str = argument("The partition.", "STREAM"),
     delete: bool = option(False, "Also delete the stream, after all consumers have read it to its end.", "--delete"),
     timeout_s: float = option(30.0, "With --delete, seconds to wait for consumers.", min=0),
-    given: Place,
+    given: PlacementOptions,
 ) -> None:
     """Retire a partition that has no contexts. Exits with code 7 while the partition is needed."""
     with given.open_with_broker(SerializationContexts) as opened:
@@ -299,7 +299,7 @@ def _held_text(hold: HoldStatus) -> str:
 
 
 @contexts.command()
-def forget(*, name: str = argument("The consumer's name.", "CONSUMER"), given: Place) -> None:
+def forget(*, name: str = argument("The consumer's name.", "CONSUMER"), given: PlacementOptions) -> None:
     """Forget a consumer that is no longer used: partitions can then be retired without waiting for it.
 
     Exits with code 6 if there is no consumer of that name, and with code 7 while its members run.

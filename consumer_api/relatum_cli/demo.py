@@ -29,7 +29,7 @@ from relatum_cli.demo_flights import (
     Data,
     Difference,
     Servers,
-    Timed,
+    TimedAnswer,
     load,
     publish_and_record,
 )
@@ -180,7 +180,7 @@ def _print_published(data: Data, publish_s: float, recorded_s: float) -> None:
     _say("Recorded", f"{recorded_s:.2f} s later: PostgreSQL knows where each value is.\n")
 
 
-def _print_answers(flight: Message, timed: Sequence[Timed]) -> None:
+def _print_answers(flight: Message, timed: Sequence[TimedAnswer]) -> None:
     row = json.loads(flight.body)
     _say(
         "Asked",

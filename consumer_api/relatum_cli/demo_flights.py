@@ -200,7 +200,7 @@ REPEATS = 20
 _HEADERS: Final = {key.name: [part.places[0].name for part in key.components] for key in KEYS}
 """The headers of each key."""
 
-Found = str | None
+AnswerId = str | None
 """The `message_id` of the answer, or None."""
 
 
@@ -218,10 +218,10 @@ class Question:
             return relations.before(flight, stream, by=self.by)
         return relations.related(flight, to=stream, by=self.by)
 
-    def answer_among(self, flight: Row, rows: Iterable[Row]) -> Found:
+    def answer_among(self, flight: Row, rows: Iterable[Row]) -> AnswerId:
         """Return the right answer, from a scan of all rows of the stream in the order of publishing."""
         wanted = {(name, flight.headers.get(name)) for name in _HEADERS.get(self.by or "", ())}
-        found: Found = None
+        found: AnswerId = None
         for row in takewhile(lambda row: row.message_id != flight.message_id, rows):
             if wanted <= row.headers.items() and (self._is_before(row, flight) if self.is_latest else found is None):
                 found = row.message_id
@@ -241,7 +241,7 @@ QUESTIONS: Final = (
 )
 
 
-class Timed(NamedTuple):
+class TimedAnswer(NamedTuple):
     """The answer to a question, and the seconds that Relatum and the scan took."""
 
     question: Question
@@ -255,8 +255,8 @@ class Difference(NamedTuple):
 
     message: str
     question: str
-    expected: Found
-    answered: Found
+    expected: AnswerId
+    answered: AnswerId
     by: str
 
 
@@ -287,7 +287,7 @@ class Asking:
 
         return next(filter(has_answers, self._data[FLIGHTS][::-1]))
 
-    def timed(self, row: Row) -> Iterator[Timed]:
+    def timed(self, row: Row) -> Iterator[TimedAnswer]:
         """Time each question about one flight: `REPEATS` times with Relatum, once by scanning."""
         flight = self.flight(row)
         for question in QUESTIONS:
@@ -303,7 +303,7 @@ class Asking:
             self._check(question, row, _found(answer))
             self._check(question, row, scanned, by="scanning")
             if answer.first is not None:
-                yield Timed(question, answer.first, median(durations_s), scan_s)
+                yield TimedAnswer(question, answer.first, median(durations_s), scan_s)
 
     def check(self, count: int, seed: int) -> int:
         """Ask up to `count` questions about random flights; return their number."""
@@ -316,10 +316,10 @@ class Asking:
             self._check(question, row, _found(answer))
         return len(questions)
 
-    def _expected(self, question: Question, row: Row) -> Found:
+    def _expected(self, question: Question, row: Row) -> AnswerId:
         return question.answer_among(row, self._data[question.stream])
 
-    def _check(self, question: Question, row: Row, answered: Found, by: str = "Relatum") -> None:
+    def _check(self, question: Question, row: Row, answered: AnswerId, by: str = "Relatum") -> None:
         expected = self._expected(question, row)
         if answered != expected:
             self.differences.append(Difference(row.message_id, question.words, expected, answered, by))
@@ -329,7 +329,7 @@ def _row_of(message: Message) -> Row:
     return Row(message.properties.message_id or "", message.headers, message.body)
 
 
-def _found(answer: Answer) -> Found:
+def _found(answer: Answer) -> AnswerId:
     """Return the id of an answer's message, None if it is absent, or else the status."""
     if answer.first is not None:
         return answer.first.properties.message_id

@@ -116,9 +116,7 @@ Level: TypeAlias = Annotated[
 Since: TypeAlias = Annotated[
     datetime | None, shared(f"Only messages from this time on: {FORMS}.", parser=parse_moment, metavar="MOMENT")
 ]
-Until: TypeAlias = Annotated[
-    datetime | None, shared("Only messages before this time.", parser=parse_moment, metavar="MOMENT")
-]
+Until: TypeAlias = Annotated[datetime | None, shared("Only earlier messages.", parser=parse_moment, metavar="MOMENT")]
 KeyNames: TypeAlias = Annotated[
     list[str] | None, shared("Search by this key; repeatable. By default all keys.", "--by", "-b", metavar="KEY")
 ]

@@ -73,7 +73,7 @@ def backfill(
     keys: list[str] | None = option(None, "Only this key; repeatable.", "--keys", "-k", metavar="NAME"),
     given: CommandOptions,
 ) -> None:
-    """Record messages that are not recorded yet. If stopped, the next run resumes.
+    """Record messages that are not recorded yet; a stopped run can be resumed.
 
     It reads the streams again. Without names, it skips deleted streams, and continues after a stream that cannot be
     read or was replaced; it then exits with that error's code. `--json` prints one document, a list of the streams:
@@ -225,7 +225,7 @@ def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given:
         print_json(report.rows)
     else:
         names: Cells = {"stream": lambda row: row[0] or "removed keys, replaced streams, and ended work"}
-        show(report.rows.items(), {**names, "rows deleted": lambda row: row[1]}, empty="There are no rows to delete.")
+        show(report.rows.items(), {**names, "rows deleted": lambda row: row[1]}, empty="Nothing to delete.")
     for stream, error in report.failed.items():
         note(f"{stream}: not pruned: {error}")
     for error in report.failed.values():

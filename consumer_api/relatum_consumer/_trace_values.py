@@ -59,10 +59,7 @@ class KeyGraph:
     def links(
         self, values: Mapping[MessageId, Sequence[Value]], too_many: Iterable[Value]
     ) -> tuple[tuple[Edge, ...], tuple[Shared, ...]]:
-        """Return the links between messages with these values, in the messages' order.
-
-        Values of `too_many` make no shared links.
-        """
+        """Return the links between messages with these values, in the messages' order; `too_many` values share none."""
         carriers: dict[Value, list[MessageId]] = defaultdict(list)
         for where, pairs in values.items():
             for pair in pairs:

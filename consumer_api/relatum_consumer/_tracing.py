@@ -15,7 +15,14 @@ from relatum.reading import ChunkCache, Message
 from relatum.store.coverage import TIME
 from relatum_consumer._trace_values import KeyGraph, Places, Value, places_by_stream, places_of
 from relatum_consumer.lookups.answer import Status
-from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, Lost, Row, in_time, retry_if_replaced, verified
+from relatum_consumer.lookups.answering import (
+    ANSWER_MESSAGES_MAX,
+    LostMessages,
+    Row,
+    in_time,
+    retry_if_replaced,
+    verified,
+)
 from relatum_consumer.lookups.arguments import (
     Consumed,
     GivenMessage,
@@ -88,7 +95,7 @@ class _TraceRun:
     too_many: set[Value] = field(default_factory=set)
     stops: list[Stop] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    lost: Lost = field(default_factory=Lost)
+    lost: LostMessages = field(default_factory=LostMessages)
     # Later hops read the same chunks again: messages that belong together are published together.
     chunks: ChunkCache = field(default_factory=ChunkCache)
     is_copy: Callable[[Message], bool] | None = None

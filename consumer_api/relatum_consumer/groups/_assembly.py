@@ -274,9 +274,8 @@ class View:
         """Return a stream's rows from `low` to before `high`, by offset. `firsts_only`: Only rows with number 1."""
         unrecorded = self._unrecorded
         first, stop = (bisect_left(unrecorded, (stream, offset), key=stream_and_offset) for offset in (low, high))
-        members: dict[int, Row] = {
-            each.offset: each for each in unrecorded[first:stop] if not firsts_only or each.sequence == 1
-        }
+        part = unrecorded[first:stop]
+        members: dict[int, Row] = {each.offset: each for each in part if not firsts_only or each.sequence == 1}
         if (number := self.numbers.get(stream)) is not None:
             window = {"stream_id": number, "low": low, "high": high, "firsts_only": firsts_only}
             rows = self.servers.rows(ROWS_BETWEEN, window | {"key_id": self.key_id})

@@ -19,7 +19,7 @@ from relatum.store.coverage import Range
 from relatum.store.database import sql
 from relatum.store.members import RENEWED
 from relatum_consumer.groups._assembly import GroupOrder, Row
-from relatum_consumer.groups._options import Beginning, GroupOptions
+from relatum_consumer.groups._options import GroupOptions, StartPosition
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.servers import Servers
 
@@ -41,7 +41,7 @@ class SharedConsumer:
 
     def admits(self, head: Row, stream_id: int) -> bool:
         """Whether the consumer reads a group with this head: its place is not before the consumer's start."""
-        return Beginning(self.low(stream_id), self.start_us).admits(head)
+        return StartPosition(self.low(stream_id), self.start_us).admits(head)
 
 
 ADD: Final = sql(
@@ -71,7 +71,7 @@ def find_consumer(catalog: Catalog, name: str, options: GroupOptions) -> SharedC
     names = None if options.names is None else sorted(set(options.names))
     consumer = by_name(catalog, name)
     if consumer is None:
-        start, present = Beginning.of(options.start), catalog.streams(options.names)
+        start, present = StartPosition.of(options.start), catalog.streams(options.names)
         wanted = {
             "vhost": catalog.vhost,
             "name": name,
@@ -303,10 +303,7 @@ class Claims:
         return bool(rows)
 
     def acknowledge(self, claim: Claim, until: float) -> bool:
-        """End a claim as done. Returns False if the call must be repeated: the database is unavailable.
-
-        `until`: The monotonic time from which that raises an error.
-        """
+        """End a claim as done. False: PostgreSQL is unavailable; repeat the call. After `until`, that is an error."""
         is_first = self.has(claim)
         try:
             is_done = self.end(claim, "done") or self._was_done(claim)

@@ -29,7 +29,7 @@ from relatum_consumer.groups._assembly import (
     warn_left_out,
 )
 from relatum_consumer.groups._consumer import SharedConsumer, scanned_of
-from relatum_consumer.groups._options import BATCH_MESSAGES, Beginning, GroupOptions
+from relatum_consumer.groups._options import BATCH_MESSAGES, GroupOptions, StartPosition
 from relatum_consumer.groups._reading import Group, deliver
 from relatum_consumer.lookups.catalog import Catalog, replaced
 from relatum_consumer.lookups.proof import coverage_by_stream, ends_of
@@ -59,8 +59,8 @@ def batches(view: View, options: GroupOptions) -> Iterator[list[Assembled]]:
 
     A group's size is unknown until its rows are queried, so several queries fill a batch.
     """
-    beginning = Beginning.of(options.start)
-    candidates = _candidates(view, options, beginning.offset)
+    start_position = StartPosition.of(options.start)
+    candidates = _candidates(view, options, start_position.offset)
     batch: list[Assembled] = []
     messages, mean = 0, BATCH_MESSAGES / FIRST_GROUPS
     while part := list(islice(candidates, min(GROUPS_AT_ONCE, max(1, int((BATCH_MESSAGES - messages) / mean))))):
@@ -71,7 +71,7 @@ def batches(view: View, options: GroupOptions) -> Iterator[list[Assembled]]:
             # A group may have several candidates: it is added at the candidate that is its head.
             if group is None or group.head is None or stream_and_offset(group.head) != stream_and_offset(row):
                 continue
-            if beginning.admits(group.head):
+            if start_position.admits(group.head):
                 batch.append(group)
         found = max(len(part), sum(map(len, members.values())))
         mean = max(1.0, found / len(part))
@@ -101,7 +101,7 @@ def _candidates(view: View, options: GroupOptions, start: int) -> Iterator[Row]:
 # --- following --------------------------------------------------------------------------------------------
 
 
-class Idle:
+class IdleBackoff:
     """Exponential backoff between two polls, and the idle timeout: `idle_s` seconds; None: no timeout."""
 
     def __init__(self, idle_s: float | None, longest_s: float = POLL_S_MAX) -> None:
@@ -129,7 +129,7 @@ def _completed_later(catalog: Catalog, view: View, options: GroupOptions) -> Gen
     A new message can complete any group. So for each newly recorded part of a stream, this queries the groups that have
     messages in it, and yields those that are complete with the part and were not without it. It stores no group states.
     """
-    idle = Idle(options.idle_timeout_s)
+    idle = IdleBackoff(options.idle_timeout_s)
     left_out: set[int] = set()
     while not idle.is_over:
         yield idle.pause()
@@ -169,11 +169,11 @@ def _newly_recorded(catalog: Catalog, view: View, options: GroupOptions, left_ou
 
 def _completed(view: View, touched: Iterable[Row], stream: str, low: int, options: GroupOptions) -> Iterator[Assembled]:
     """Yield the groups that are complete now, and were not complete without the stream's messages from `low` on."""
-    beginning = Beginning.of(options.start)
+    start_position = StartPosition.of(options.start)
     ids = list(dict.fromkeys(row[0] for row in touched))
     for group_id, rows in view.members_of(ids).items() if ids else ():
         group = assemble(group_id, rows, options.order, view.floors)
-        if group.was_complete and beginning.admits(group.head):
+        if group.was_complete and start_position.admits(group.head):
             before = [row for row in rows if row[3] != stream or row[4] < low]
             if not assemble(group_id, before).was_complete:
                 yield group

@@ -139,14 +139,14 @@ def check_order(order: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class StartPosition:
     """Where reading begins; groups with an earlier place are left out."""
 
     offset: int = 0
     since_us: int | None = None
 
     @classmethod
-    def of(cls, start: GroupStart) -> "Beginning":
+    def of(cls, start: GroupStart) -> "StartPosition":
         return cls(since_us=time_us_of(start)) if isinstance(start, datetime) else cls(start or 0)
 
     def admits(self, head: Row | None) -> bool:

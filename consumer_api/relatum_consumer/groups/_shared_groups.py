@@ -28,7 +28,7 @@ from relatum_consumer.groups._consumer import (
     check_dead_letters,
     find_consumer,
 )
-from relatum_consumer.groups._finding import Idle, Scanner
+from relatum_consumer.groups._finding import IdleBackoff, Scanner
 from relatum_consumer.groups._options import GroupOptions
 from relatum_consumer.groups._reading import Group, conflict, floor_of, read_groups
 from relatum_consumer.lookups.catalog import Catalog
@@ -113,7 +113,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         """Claims of groups that are not read yet."""
         self._outcomes: deque[tuple[Claim, Group | GroupConflict | _GivenUp]] = deque()
         """The results of reading groups, in order: groups to deliver, conflicts to raise, groups to give up."""
-        self._idle = Idle(options.idle_timeout_s, POLL_S_MAX)
+        self._idle = IdleBackoff(options.idle_timeout_s, POLL_S_MAX)
         self._pauses = Pauses()
         self._counts = dict.fromkeys(("given", "redelivered", "given_up"), 0)
         self._keeper: Keeper | None = None

@@ -116,7 +116,7 @@ def in_time(each: Row | Message) -> tuple[bool, int, MessageId]:
 
 
 @dataclass(slots=True)
-class Lost:
+class LostMessages:
     """Ids of indexed messages that cannot be returned, as in `Covered`: expired, deleted or unread.
 
     Attributes:
@@ -152,7 +152,7 @@ def verified(
     catalog: Catalog,
     rows: Sequence[Row],
     carried: Callable[[Row, Message], _Result | None],
-    lost: Lost,
+    lost: LostMessages,
     *,
     is_named: bool,
     chunks: ChunkCache | None = None,
@@ -226,11 +226,11 @@ def is_sure(error: RelatumError) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundMessages:
     """The hits, each checked, and the indexed messages that could not be returned."""
 
     hits: tuple[Hit, ...] = ()
-    lost: Lost = field(default_factory=Lost)
+    lost: LostMessages = field(default_factory=LostMessages)
 
     def answer(self, status: Status, streams: tuple[str, ...], unreadable: tuple[UnreadableStream, ...]) -> Answer:
         """Build the answer from a status and the streams covered."""
@@ -246,7 +246,7 @@ class Found:
         )
 
 
-Find: TypeAlias = Callable[[Evidence | None], Found]
+Find: TypeAlias = Callable[[Evidence | None], FoundMessages]
 """Finds indexed messages and, if evidence is given, messages that are not recorded."""
 
 
@@ -270,14 +270,14 @@ def answered(
     return retry_if_replaced(catalog, attempt, leaves_out=names is None)
 
 
-def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: Found) -> Answer:
+def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: FoundMessages) -> Answer:
     """Return the answer from indexed messages alone, without a proof."""
     streams = catalog.recorded(names, (hit.message.stream for hit in found.hits))
     unreadable = catalog.unreadable_streams(names)
     return found.answer(Status.UNPROVEN if found.lost.unread or unreadable else Status.FOUND, streams, unreadable)
 
 
-def _concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: bool) -> Answer:
+def _concluded(catalog: Catalog, known: Evidence, found: FoundMessages, *, was_read: bool) -> Answer:
     lost = found.lost
     if not known.streams and not (found.hits or lost.is_sure or lost.deleted):
         if known.unreadable_streams:

@@ -20,9 +20,9 @@ from relatum.store.parts import part_may_hold_values
 from relatum_consumer.lookups.answer import Answer, Hit, MissingKey, Status
 from relatum_consumer.lookups.answering import (
     ANSWER_MESSAGES_MAX,
-    Found,
+    FoundMessages,
     Gathered,
-    Lost,
+    LostMessages,
     Row,
     answered,
     check_count,
@@ -179,7 +179,7 @@ def without_values(catalog: Catalog, names: Sequence[str] | None, missing_keys: 
     return Answer(Status.ABSENT, streams=tuple(sorted(streams)), missing_keys=missing_keys)
 
 
-def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Found:
+def _find(catalog: Catalog, question: Question, known: Evidence | None) -> FoundMessages:
     found = probe(catalog, question)
     if known is None:
         return found
@@ -196,13 +196,13 @@ def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Found
 # --- the index --------------------------------------------------------------------------------------------
 
 
-def probe(catalog: Catalog, question: Question) -> Found:
+def probe(catalog: Catalog, question: Question) -> FoundMessages:
     """Read and check the indexed messages.
 
     If the limited rows include messages that retention has dropped, or the given message, further matches may be
     missing: it probes again. Each round knows more first offsets or more ids of the given message, so the rounds end.
     """
-    lost = Lost(dict.fromkeys(catalog.left_out() if question.names is None else (), INTEGER_MAX))
+    lost = LostMessages(dict.fromkeys(catalog.left_out() if question.names is None else (), INTEGER_MAX))
     while True:
         known = len(question.own.ids) + len(lost)
         probed = catalog.servers.rows(*_probe(catalog, question, lost.floors))
@@ -213,7 +213,7 @@ def probe(catalog: Catalog, question: Question) -> Found:
         hits = tuple(hit for hit in read if not question.own.holds(hit.message))
         is_whole = len(question.own.ids) + len(lost) == known
         if is_whole or question.limit is None or len(rows) < question.limit:
-            return Found(hits, lost)
+            return FoundMessages(hits, lost)
 
 
 def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> tuple[sa.TextClause, dict[str, Any]]:

@@ -18,7 +18,7 @@ from relatum.store.coverage import TIME
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer.lookups.answer import Answer, Hit
-from relatum_consumer.lookups.answering import Find, Found, Gathered, Lost, Row, answered, verified
+from relatum_consumer.lookups.answering import Find, FoundMessages, Gathered, LostMessages, Row, answered, verified
 from relatum_consumer.lookups.arguments import Consumed, Names, given_message, names_of, time_us_of
 from relatum_consumer.lookups.by_key import OwnMessage, Question, answer, without_values
 from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted, in_partition_order
@@ -83,11 +83,11 @@ class Search:
         """Whether a message carries the key's value; True without a key."""
         return self.by is None or self.by.is_of(message)
 
-    def found(self, messages: Iterable[Message], lost: Lost) -> Found:
+    def found(self, messages: Iterable[Message], lost: LostMessages) -> FoundMessages:
         """Build the result from the messages found and the messages lost."""
         keys = () if self.by is None else (self.by.definition.name,)
         hits = tuple(Hit(message, keys) for message in messages)
-        return Found(hits, lost)
+        return FoundMessages(hits, lost)
 
 
 def rank(message: Message) -> tuple[int, tuple[int, str], int]:
@@ -302,8 +302,8 @@ def _search(catalog: Catalog, message: Message | None, stream: str, by: str | No
 # --- next to a moment -------------------------------------------------------------------------------------
 
 
-def _nearest(search: Search, moment: Moment, sides: Mapping[Direction, bool], known: Evidence | None) -> Found:
-    lost = Lost()
+def _nearest(search: Search, moment: Moment, sides: Mapping[Direction, bool], known: Evidence | None) -> FoundMessages:
+    lost = LostMessages()
     targets = search.targets()
     among = {stream.name for stream in targets}.union({each.stream for each in known.uncovered} if known else ())
     found: list[Message] = []
@@ -344,7 +344,7 @@ KEYED_BESIDE: Final[Mapping[Direction, sa.TextClause]] = {
 """Selects the row of a key's value in a stream next to (`t`, `o`), in the order of (time, offset): offset, time."""
 
 
-def _next_by_key(search: Search, servers: Servers, stream: PresentStream, nearest: Nearest, lost: Lost) -> None:
+def _next_by_key(search: Search, servers: Servers, stream: PresentStream, nearest: Nearest, lost: LostMessages) -> None:
     """Pass the next message with the key's value to `nearest`."""
     by, edge = search.by, nearest.edge
     assert by is not None, "only lookups by key come here"
@@ -366,14 +366,16 @@ def _next_by_key(search: Search, servers: Servers, stream: PresentStream, neares
 # --- around a moment --------------------------------------------------------------------------------------
 
 
-def _within(search: Search, at: Moment, low: int, high: int, limit: int | None, known: Evidence | None) -> Found:
+def _within(
+    search: Search, at: Moment, low: int, high: int, limit: int | None, known: Evidence | None
+) -> FoundMessages:
     def is_meant(message: Message) -> bool:
         return message.time_us is not None and low <= message.time_us <= high and message.id != at.id
 
     def first(messages: Iterable[Message]) -> list[Message]:
         return sorted(messages, key=lambda message: (abs(time_of(message) - at.time_us), rank(message)))[:limit]
 
-    lost, servers, targets = Lost(), search.catalog.servers, search.targets()
+    lost, servers, targets = LostMessages(), search.catalog.servers, search.targets()
     found = Gathered(is_meant, "ask for a shorter time span", first=first, limit=limit)
     by_stream = blocks_between(servers, targets, low, high)
     for stream in targets:

@@ -21,7 +21,7 @@ from relatum.limits import INTEGER_MAX
 from relatum.reading import Message, StreamBounds
 from relatum.store.coverage import Range, merged
 from relatum.store.database import sql
-from relatum_consumer.lookups.answering import Lost
+from relatum_consumer.lookups.answering import LostMessages
 from relatum_consumer.lookups.catalog import PresentStream, replaced
 from relatum_consumer.lookups.servers import Servers
 
@@ -216,7 +216,7 @@ class Nearest:
                 self.message, self.place = message, place
 
 
-def next_by_blocks(servers: Servers, stream: PresentStream, nearest: Nearest, lost: Lost) -> None:
+def next_by_blocks(servers: Servers, stream: PresentStream, nearest: Nearest, lost: LostMessages) -> None:
     """Pass to `nearest` the messages of all blocks that can contain the next one in time, the most promising first."""
     read: set[Block] = set()
     reached = nearest.beyond[0]
@@ -242,13 +242,17 @@ def next_by_blocks(servers: Servers, stream: PresentStream, nearest: Nearest, lo
         reached = max(beyond)
 
 
-def _floor(stream: PresentStream, lost: Lost) -> int:
+def _floor(stream: PresentStream, lost: LostMessages) -> int:
     """Return the stream's first retained offset, as far as known."""
     return lost.floors.get(stream.name, 0)
 
 
 def _read(
-    servers: Servers, run: Sequence[Block], stream: PresentStream, lost: Lost, consider: Callable[[Message], object]
+    servers: Servers,
+    run: Sequence[Block],
+    stream: PresentStream,
+    lost: LostMessages,
+    consider: Callable[[Message], object],
 ) -> None:
     """Read the retained messages of blocks, and check that they agree with each block."""
     start, stop = min(block.first_offset for block in run), max(block.last_offset for block in run) + 1
@@ -276,7 +280,7 @@ def _check_block(
     inside: Sequence[int],
     times: Sequence[int | None],
     stream: PresentStream,
-    lost: Lost,
+    lost: LostMessages,
 ) -> None:
     """Check that the offsets and times of the messages that were read between a block's ends agree with the block."""
     if block.min_us in times and block.max_us in times:
@@ -302,7 +306,7 @@ def read_within(
     stream: PresentStream,
     low: int,
     high: int,
-    lost: Lost,
+    lost: LostMessages,
     consider: Callable[[Message], object],
 ) -> None:
     """Read the messages of blocks that overlap a time span."""
