@@ -82,8 +82,8 @@ def print_moves(moves: Sequence[Move], *, as_json: bool = False, empty: str = "N
         "pause": lambda move: None if move.pause_s is None else f"{move.pause_s * 1e3:,.0f} ms",
         "held by": lambda move: None if move.state.is_ended else move.holder if move.is_attended else "none",
     }
-    unwrapped = ("move", "contexts", "state", "pause")
-    show(moves, columns, as_json=as_json, empty=empty, unwrapped=unwrapped, document_of=move_document)
+    whole = ("move", "contexts", "state", "pause")
+    show(moves, columns, as_json=as_json, empty=empty, whole=whole, document_of=move_document)
 
 
 @contexts.command()

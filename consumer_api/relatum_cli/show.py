@@ -80,14 +80,14 @@ def show(
     *,
     as_json: bool = False,
     empty: str = "",
-    unwrapped: Collection[str] = (),
+    whole: Collection[str] = (),
     document_of: Callable[[Any], Any] = document,
     json_lines: bool = False,
 ) -> None:
     """Print a list as JSON, as a table on a terminal, or as tab-separated lines.
 
     `columns`: A mapping, or attributes' names separated by spaces. `empty`: Printed instead of a table without rows.
-    `unwrapped`: Columns whose cells do not wrap. `document_of`: Converts a row. `json_lines`: One JSON line per row.
+    `whole`: Columns whose cells do not wrap. `document_of`: Converts a row. `json_lines`: One JSON line per row.
     """
     rows = list(found)
     if as_json and json_lines:
@@ -98,15 +98,15 @@ def show(
     elif rows or not empty:
         named = columns if isinstance(columns, Mapping) else {each.replace("_", " "): each for each in columns.split()}
         cells = [attrgetter(each) if isinstance(each, str) else each for each in named.values()]
-        print_table(([cell(row) for cell in cells] for row in rows), named, unwrapped=unwrapped)
+        print_table(([cell(row) for cell in cells] for row in rows), named, whole=whole)
     else:
         say(empty)
 
 
 def print_table(
-    rows: Iterable[Iterable[Any]], columns: Collection[str] = (), *, title: str = "", unwrapped: Collection[str] = ()
+    rows: Iterable[Iterable[Any]], columns: Collection[str] = (), *, title: str = "", whole: Collection[str] = ()
 ) -> None:
-    """Print a table. Numbers have thousands separators; long cells wrap, except in the columns `unwrapped`."""
+    """Print a table. Numbers have thousands separators; long cells wrap, except in the columns `whole`."""
     texts = [[_cell(value) for value in row] for row in rows]
     if title:
         say(title, style="bold")
@@ -117,7 +117,7 @@ def print_table(
     elif texts or columns:
         headings = columns or [""] * len(texts[0])
         table = Table(
-            *(Column(each, overflow="fold", no_wrap=each in unwrapped) for each in headings), show_header=bool(columns)
+            *(Column(each, overflow="fold", no_wrap=each in whole) for each in headings), show_header=bool(columns)
         )
         for cells in texts:
             table.add_row(*map(Text, cells))

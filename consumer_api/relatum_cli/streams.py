@@ -65,7 +65,7 @@ def tap(
     else:
         raise typer.BadParameter("give an EXCHANGE, or --list")
     empty = "No exchange is tapped."
-    show(taps, _COLUMNS, as_json=given.as_json, document_of=_document, unwrapped=("since",), empty=empty)
+    show(taps, _COLUMNS, as_json=given.as_json, document_of=_document, whole=("since",), empty=empty)
     if show_list or given.as_json:
         return
     if any(each.kind is None for each in taps):
